@@ -1,0 +1,29 @@
+"""Parallel drafters for Hugging Face Transformers: the same output from `model.generate`, several times faster.
+
+Importing this package lets `generate(assistant_model=drafter)` reach its loop.
+"""
+
+from importlib.metadata import version
+
+from . import training
+from .auto import AutoDrafter
+from .decoding import Draft, Drafter, Drafting, Prefix, SpeculationConfig, SpeculationStats, speculative_decoding
+from .drafters.pard import PardCandidateGenerator, PardDrafter
+from .integration.hook import install
+
+__version__ = version("hf-paradraft")
+__all__ = [
+    "AutoDrafter",
+    "Draft",
+    "Drafter",
+    "Drafting",
+    "PardCandidateGenerator",
+    "PardDrafter",
+    "Prefix",
+    "SpeculationConfig",
+    "SpeculationStats",
+    "speculative_decoding",
+    "training",
+]
+
+install()

@@ -1,0 +1,110 @@
+"""Judge a draft, one token at a time, exactly as the target would have decoded without it.
+
+The logits processors run once per emitted token, in order and on the true prefix, as in plain decoding: a processor that
+keeps state sees nothing else. With `sample_match` the random numbers are drawn as in plain sampling too, so the same seed
+gives the same text.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import LogitsProcessorList
+
+from .draft import Draft
+
+# (draft, node, processed scores (1, V)) -> (token, the drafted child that it is or None)
+Rule = Callable[[Draft, int, Tensor], tuple[int, int | None]]
+
+
+@dataclass
+class Emitted:
+    """One new token.
+
+    Attributes:
+        token: its id.
+        node: the draft node that it is, or None for the target's own token, which ends the round.
+        logits: `(1, V)` float32, the target's, unprocessed.
+        scores: `(1, V)` float32, after the logits processors.
+    """
+
+    token: int
+    node: int | None
+    logits: Tensor
+    scores: Tensor
+
+
+def _match(draft: Draft, node: int, token: int) -> tuple[int, int | None]:
+    return token, next((child for child in draft.children(node) if draft.tokens[child] == token), None)
+
+
+def greedy(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
+    """The most probable token; a drafted child is accepted when it is that token."""
+    return _match(draft, node, int(scores.argmax()))
+
+
+def sample_match(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
+    """A token drawn from the target; a drafted child is accepted when it is that token.
+
+    Exact for drafts that do not depend on the draw.
+    """
+    return _match(draft, node, int(torch.multinomial(scores.softmax(-1), 1)))
+
+
+def rejection(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
+    """Accept children sampled from `q` with probability `min(1, p/q)`, each after the last one's rejection.
+
+    Exact for children sampled without replacement (ParallelSpec, Algorithm 1; for one child, Leviathan et al., 2023).
+    """
+    p = scores.softmax(-1)[0]
+    q = None
+    for child in draft.children(node):
+        token = int(draft.tokens[child])
+        q = draft.q[child].to(p.device).clone() if q is None else q
+        if torch.rand((), device=p.device) * q[token] < p[token]:
+            return token, child
+        residual = (p - q).clamp_(min=0)
+        total = residual.sum()
+        p = residual / total if total > 0 else p
+        q[token] = 0
+        q = q / q.sum().clamp(min=torch.finfo(q.dtype).tiny)
+    return int(torch.multinomial(p, 1)), None
+
+
+RULES: dict[str, Rule] = {"greedy": greedy, "sample_match": sample_match, "rejection": rejection}
+
+
+def accept(
+    draft: Draft, logits: Tensor, buffer: LongTensor, length: int, logits_processor: LogitsProcessorList, rule: Rule
+) -> Iterator[Emitted]:
+    """Yield the new tokens of a round: accepted drafts, then one token of the target's own.
+
+    Args:
+        draft: `N` nodes.
+        logits: `(N + 1, V)`; row 0 follows the known prefix, row `i + 1` follows node `i`.
+        buffer: int64 `(1, at least length + N + 1)`; its first `length` ids are the prefix. Each token is written behind it
+            before it is yielded.
+        length: of the prefix.
+        logits_processor: the target's.
+        rule: one of `RULES`.
+
+    Stop iterating where decoding stops; nothing is computed ahead of what is asked for.
+    """
+    choices = logits.argmax(-1).tolist() if rule is greedy and not logits_processor else None
+    node = -1
+    while True:
+        raw = logits[node + 1 : node + 2]
+        if choices is not None:
+            scores = raw
+            token, child = _match(draft, node, choices[node + 1])
+        else:
+            raw = raw.float()
+            scores = logits_processor(buffer[:, :length], raw.clone())
+            token, child = rule(draft, node, scores)
+        buffer[0, length] = token
+        length += 1
+        yield Emitted(token, child, raw, scores)
+        if child is None:
+            return
+        node = child

@@ -1,0 +1,44 @@
+"""How a drafter should be used; saved with it under `paradraft` in `config.json`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+ACCEPTANCE_RULES = ("auto", "greedy", "sample_match", "rejection")
+
+
+@dataclass
+class SpeculationConfig:
+    """Options of speculative decoding, all safe to change between calls.
+
+    Args:
+        num_draft_tokens: tokens drafted in a round (K); 0 turns drafting off.
+        acceptance: how drafts are judged. `auto` is `greedy` without sampling and `sample_match` with it; both, and
+            `rejection`, leave the target's output (or its distribution) as it is.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    num_draft_tokens: int = 12
+    acceptance: Literal["auto", "greedy", "sample_match", "rejection"] = "auto"
+
+    def __post_init__(self):
+        if not isinstance(self.num_draft_tokens, int) or self.num_draft_tokens < 0:
+            raise ValueError(f"num_draft_tokens must be an integer of at least 0, but is {self.num_draft_tokens!r}.")
+        if self.acceptance not in ACCEPTANCE_RULES:
+            raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCE_RULES)}, but is {self.acceptance!r}.")
+
+    def rule(self, do_sample: bool) -> str:
+        """The acceptance rule for a call.
+
+        Raises:
+            ValueError: a rule for sampling is asked for without sampling, or `greedy` with it.
+        """
+        if self.acceptance == "auto":
+            return "sample_match" if do_sample else "greedy"
+        if (self.acceptance == "greedy") == do_sample:
+            raise ValueError(
+                f"acceptance={self.acceptance!r} does not fit do_sample={do_sample}; "
+                "use acceptance='auto', or change do_sample."
+            )
+        return self.acceptance

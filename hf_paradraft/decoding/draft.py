@@ -1,0 +1,78 @@
+"""What a drafter gives the loop, and what the loop gives a drafter."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import LogitsProcessorList
+
+from .config import SpeculationConfig
+from .stats import SpeculationStats
+
+
+@dataclass
+class Draft:
+    """A tree of guessed tokens below the last known token; a chain is a tree.
+
+    Attributes:
+        tokens: int64 `(N,)`, parents before children. `N = 0` means: just decode one token.
+        parents: `N` indices into `tokens`, -1 for a child of the last known token.
+        q: float32 `(N, V)`, the distribution each token was sampled from, or None where the tokens were not sampled.
+    """
+
+    tokens: LongTensor
+    parents: list[int]
+    q: Tensor | None = None
+
+    @classmethod
+    def chain(cls, tokens: LongTensor, q: Tensor | None = None) -> "Draft":
+        """A draft of `(N,)` tokens in a row."""
+        return cls(tokens, list(range(-1, len(tokens) - 1)), q)
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def children(self, node: int) -> list[int]:
+        """Indices of the children of `node`, in the order in which they are tried; -1 is the last known token."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+
+@dataclass
+class Prefix:
+    """What is known when a round begins.
+
+    Attributes:
+        ids: int64 `(1, n)` on the target's device, without padding: prompt and tokens so far.
+        room: how many tokens may be drafted before the target's last token is due.
+        logits_processor: the target's, to be called with `(1, length)` ids and `(1, V)` logits.
+        sampled: whether the acceptance rule needs drafts sampled from `q`.
+        vocab_size: the target's width `V`.
+    """
+
+    ids: LongTensor
+    room: int
+    logits_processor: LogitsProcessorList
+    sampled: bool
+    vocab_size: int
+
+
+class Drafting(Protocol):
+    """One `generate` call's drafting: it owns the state, so a drafter serves many calls at once."""
+
+    def propose(self, prefix: Prefix) -> Draft:
+        """Guess what follows `prefix`: at most `prefix.room` levels of tokens."""
+
+    def observe(self, outputs: Any, path: list[int]) -> None:
+        """See the target's outputs over the draft and the accepted nodes; most drafters do nothing."""
+
+
+class Drafter(Protocol):
+    """What `assistant_model` has to be for this loop."""
+
+    speculation_config: SpeculationConfig
+    last_stats: SpeculationStats | None
+    device: torch.device
+
+    def start_drafting(self) -> Drafting:
+        """Begin a `generate` call."""

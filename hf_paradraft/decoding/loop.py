@@ -1,0 +1,180 @@
+"""The round: draft, verify, accept, roll back. Every method runs through here."""
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import LongTensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from .accept import RULES, accept
+from .cache import keep_path, recording_cache
+from .draft import Draft, Drafter, Prefix
+from .stats import SpeculationStats
+from .verify import extend_to, verify
+
+
+@dataclass
+class SpeculativeOutput(GenerateDecoderOnlyOutput):
+    """What `generate` returns with `return_dict_in_generate=True`; `speculation` says what happened."""
+
+    speculation: SpeculationStats | None = None
+
+
+@torch.no_grad()
+def speculative_decoding(
+    model: PreTrainedModel,
+    input_ids: LongTensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    drafter: Drafter | None = None,
+    streamer: BaseStreamer | None = None,
+    synced_gpus: bool = False,
+    **model_kwargs: Any,
+) -> SpeculativeOutput | LongTensor:
+    """Decode with `model`, several tokens per forward where `drafter` guesses well; the output is the target's own.
+
+    Call it through `model.generate(..., assistant_model=drafter)` or
+    `model.generate(..., custom_generate=speculative_decoding, drafter=drafter)`, which prepare every argument.
+
+    Args:
+        model: the target, decoder-only, with a dynamic cache.
+        input_ids: int64 `(1, n)`.
+        logits_processor: run as in plain decoding, once per emitted token.
+        stopping_criteria: asked after every emitted token.
+        generation_config: of this call.
+        drafter: guesses; see `Drafter`.
+        streamer: gets each round's tokens as they are accepted.
+        synced_gpus: must be False.
+        model_kwargs: for the target's forward.
+
+    Returns:
+        Ids `(1, n + new)`, or a `SpeculativeOutput` if `generation_config.return_dict_in_generate`.
+
+    Raises:
+        ValueError: an argument that this loop cannot serve; the message says what to change.
+    """
+    started = perf_counter()
+    rule_name = _check(model, input_ids, generation_config, drafter, synced_gpus, model_kwargs)
+    rule = RULES[rule_name]
+    cache = recording_cache(model_kwargs)
+    drafting, stats = drafter.start_drafting(), SpeculationStats()
+    begin, keeps = input_ids.shape[1], generation_config.return_dict_in_generate
+    limit = min([generation_config.max_length, *(s.max_length for s in stopping_criteria if type(s) is MaxLengthCriteria)])
+    num_draft_tokens = drafter.speculation_config.num_draft_tokens
+
+    buffer = torch.cat([input_ids, input_ids.new_zeros((1, limit - begin + 1))], dim=1)
+    per_token = extend_to(limit + 1, model_kwargs)
+    padding = _left_padding(model_kwargs.get("attention_mask"))
+    ends, slow_criteria = _split(stopping_criteria)
+    scores, logits = (), ()
+    length, unread, finished = begin, begin - cache.get_seq_length(), False
+    if unread < 1:
+        raise ValueError("past_key_values already holds every token of input_ids: pass at least one more token.")
+    reads_more_than_ids = any(
+        value is not None for name, value in model_kwargs.items() if name == "inputs_embeds" or "pixel" in name
+    )
+    while not finished:
+        prefix = buffer[:, :length]
+        # 1. draft
+        clock = perf_counter()
+        first = length == begin
+        room = 0 if first and reads_more_than_ids else min(num_draft_tokens, limit - length - 1)
+        draft = Draft.chain(prefix[0, :0])
+        if room > 0:
+            sees = Prefix(
+                prefix[:, padding:], room, logits_processor, rule_name == "rejection", model.config.get_text_config().vocab_size
+            )
+            draft = drafting.propose(sees)
+        buffer[0, length : length + len(draft)] = draft.tokens
+        stats.draft_seconds += perf_counter() - clock
+
+        # 2. verify
+        clock = perf_counter()
+        num_new = None if first and unread == begin else unread + len(draft)
+        rows, outputs = verify(model, buffer[:, : length + len(draft)], num_new, len(draft), model_kwargs, per_token)
+        stats.verify_seconds += perf_counter() - clock
+
+        # 3. accept
+        new, path, judged = [], [], 0
+        for emitted in accept(draft, rows, buffer, length, logits_processor, rule):
+            new.append(emitted.token)
+            judged += bool(draft.children(path[-1] if path else -1))
+            if emitted.node is not None:
+                path.append(emitted.node)
+            if keeps and generation_config.output_scores:
+                scores += (emitted.scores.float(),)
+            if keeps and generation_config.output_logits:
+                logits += (emitted.logits.float(),)
+            now = length + len(new)
+            finished = now >= limit or emitted.token in ends
+            if slow_criteria:
+                finished = bool(slow_criteria(buffer[:, :now], scores or None).all()) or finished
+            if finished:
+                break
+
+        # 4. roll back, tell everyone
+        keep_path(cache, len(draft), len(new) - 1)
+        drafting.observe(outputs, path)
+        stats.add_round(len(draft), len(new), len(path), judged)
+        length, unread = length + len(new), 1
+        if streamer is not None:
+            streamer.put(buffer[:, length - len(new) : length].cpu())
+    if streamer is not None:
+        streamer.end()
+    stats.total_seconds = perf_counter() - started
+    drafter.last_stats = stats
+    sequences = buffer[:, :length].clone()
+    if not keeps:
+        return sequences
+    return SpeculativeOutput(
+        sequences=sequences, scores=scores or None, logits=logits or None, past_key_values=cache, speculation=stats
+    )
+
+
+def _check(model, input_ids, generation_config, drafter, synced_gpus, model_kwargs) -> str:
+    """Refuse what the loop cannot serve, before any work; returns the acceptance rule's name."""
+    if drafter is None:
+        raise ValueError("speculative_decoding needs a drafter: pass drafter=… to generate.")
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets."
+        )
+    if input_ids.shape[0] != 1:
+        raise ValueError(
+            f"Speculative decoding takes one prompt at a time, but input_ids has {input_ids.shape[0]} rows: "
+            "call generate once per prompt, with num_return_sequences=1 and num_beams=1."
+        )
+    if input_ids.shape[1] == 0:
+        raise ValueError(
+            "The drafter reads token ids and got none: pass input_ids beside inputs_embeds, or generate without a drafter."
+        )
+    if generation_config.num_beams > 1:
+        raise ValueError(f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}.")
+    if synced_gpus:
+        raise ValueError("Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation).")
+    if generation_config.output_attentions or generation_config.output_hidden_states:
+        raise ValueError(
+            "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
+        )
+    return drafter.speculation_config.rule(generation_config.do_sample)
+
+
+def _left_padding(attention_mask: torch.Tensor | None) -> int:
+    """How many padding tokens stand before the prompt."""
+    if attention_mask is None:
+        return 0
+    if not bool(attention_mask[0, -1]):
+        raise ValueError("The prompt is padded on the right: set the tokenizer's padding_side to 'left'.")
+    return int(attention_mask[0].argmax())
+
+
+def _split(stopping_criteria: StoppingCriteriaList) -> tuple[set[int], StoppingCriteriaList]:
+    """End-of-text ids, which the loop looks up itself, and all other criteria but the length, which it knows."""
+    ends = {token for stop in stopping_criteria if type(stop) is EosTokenCriteria for token in stop.eos_token_id.tolist()}
+    rest = [stop for stop in stopping_criteria if type(stop) not in (EosTokenCriteria, MaxLengthCriteria)]
+    return ends, StoppingCriteriaList(rest)

@@ -1,0 +1,88 @@
+"""What happened in a `generate` call: per round, per position, and where the time went."""
+
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+
+@dataclass
+class SpeculationStats:
+    """Counts and times of one `generate` call.
+
+    Attributes:
+        num_rounds: target forwards.
+        num_drafted: tokens that drafts held, accepted or not.
+        emitted_per_round: new tokens of each round, the target's own (bonus) token included.
+        attempts: how often draft position `d` (from 0) was judged, which happens when `d - 1` was accepted.
+        successes: how often position `d` was accepted.
+        draft_seconds: in the drafter.
+        verify_seconds: in the target's forwards.
+        total_seconds: wall time of the loop.
+    """
+
+    num_rounds: int = 0
+    num_drafted: int = 0
+    emitted_per_round: list[int] = field(default_factory=list)
+    attempts: list[int] = field(default_factory=list)
+    successes: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+    @property
+    def num_emitted(self) -> int:
+        """New tokens in all."""
+        return sum(self.emitted_per_round)
+
+    @property
+    def mean_emitted(self) -> float:
+        """τ: new tokens per target forward, the bonus token included (plain decoding has τ = 1); 0.0 before any round."""
+        return self.num_emitted / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """P(position `d` accepted | `d - 1` accepted), for each draft position that was ever judged."""
+        return [good / tried for good, tried in zip(self.successes, self.attempts, strict=True)]
+
+    def add_round(self, num_drafted: int, num_emitted: int, num_accepted: int, num_judged: int) -> None:
+        """Count one round.
+
+        Args:
+            num_drafted: tokens in the draft.
+            num_emitted: new tokens.
+            num_accepted: those of them that were drafted.
+            num_judged: draft positions that were accepted or rejected; later ones were never looked at.
+        """
+        self.num_rounds += 1
+        self.num_drafted += num_drafted
+        self.emitted_per_round.append(num_emitted)
+        missing = num_judged - len(self.attempts)
+        self.attempts += [0] * missing
+        self.successes += [0] * missing
+        for position in range(num_judged):
+            self.attempts[position] += 1
+            self.successes[position] += position < num_accepted
+
+    def __add__(self, other: "SpeculationStats") -> "SpeculationStats":
+        def add(ours: list[int], theirs: list[int]) -> list[int]:
+            return [a + b for a, b in zip_longest(ours, theirs, fillvalue=0)]
+
+        return SpeculationStats(
+            self.num_rounds + other.num_rounds,
+            self.num_drafted + other.num_drafted,
+            self.emitted_per_round + other.emitted_per_round,
+            add(self.attempts, other.attempts),
+            add(self.successes, other.successes),
+            self.draft_seconds + other.draft_seconds,
+            self.verify_seconds + other.verify_seconds,
+            self.total_seconds + other.total_seconds,
+        )
+
+    def __str__(self) -> str:
+        engine = self.total_seconds - self.draft_seconds - self.verify_seconds
+        lines = [
+            f"{self.num_emitted} tokens in {self.num_rounds} rounds: τ = {self.mean_emitted:.2f} (bonus token included)",
+            f"{self.num_drafted} drafted; accepted by position: "
+            + " ".join(f"{rate:.2f}" for rate in self.acceptance_by_position),
+            f"{self.total_seconds:.3f} s: draft {self.draft_seconds:.3f}, verify {self.verify_seconds:.3f}, engine {engine:.3f}",
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,57 @@
+"""PARD for transformers' own assisted loop, as a `CandidateGenerator`."""
+
+from __future__ import annotations
+
+from torch import FloatTensor, LongTensor
+from transformers import LogitsProcessorList
+from transformers.generation import CandidateGenerator
+
+from .model import PardDrafter
+from .propose import draft_logits, sequential_choice
+
+
+class PardCandidateGenerator(CandidateGenerator):
+    """Chain drafts for people who build on `GenerationMixin` themselves.
+
+    Args:
+        drafter: a PARD drafter.
+        logits_processor: the target's; drafts go through it before they are chosen.
+        do_sample: draw the drafts, for rejection sampling, or take the most probable tokens.
+        max_length: candidates never reach it, so that the target's own token still fits; default: no limit.
+    """
+
+    def __init__(
+        self,
+        drafter: PardDrafter,
+        logits_processor: LogitsProcessorList | None = None,
+        do_sample: bool = False,
+        max_length: int | None = None,
+    ):
+        self.drafter, self.do_sample, self.max_length = drafter, do_sample, max_length
+        self.logits_processor = logits_processor or LogitsProcessorList()
+        self.num_draft_tokens = drafter.speculation_config.num_draft_tokens
+        self.cache = drafter.new_cache()
+
+    def get_candidates(self, input_ids: LongTensor, **kwargs) -> tuple[LongTensor, FloatTensor | None]:
+        """The prefix with K guesses behind it, and their processed logits.
+
+        Args:
+            input_ids: int64 `(1, n)`; each call must continue the last one's prefix.
+
+        Returns:
+            Ids int64 `(1, n + K)` and logits float32 `(1, K, V)`; the prefix alone and None where nothing fits.
+        """
+        ids = input_ids.to(self.drafter.device)
+        room = self.num_draft_tokens
+        if self.max_length is not None:
+            room = min(room, self.max_length - ids.shape[1] - 1)
+        if room < 1:
+            return input_ids, None
+        logits = draft_logits(self.drafter, ids, self.cache, room)
+        tokens, scores = sequential_choice(logits, ids, self.logits_processor, self.do_sample)
+        candidates = ids.new_empty((1, ids.shape[1] + room))
+        candidates[:, : ids.shape[1]], candidates[:, ids.shape[1] :] = ids, tokens
+        return candidates, scores[None]
+
+    def update_candidate_strategy(self, input_ids: LongTensor, scores: FloatTensor, num_matches: int) -> None:
+        """Nothing to update: K stays as configured."""

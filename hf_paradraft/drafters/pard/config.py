@@ -1,0 +1,56 @@
+"""The mask token in a `config.json`: read from any engine's key, written under all of them."""
+
+from transformers import PreTrainedConfig
+
+# AMD's code and TensorRT-LLM read `pard_token`, vLLM reads any of the three.
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+
+
+def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = None) -> int:
+    """The id whose embedding stands for "guess this token".
+
+    Args:
+        config: of a causal LM.
+        mask_token_id: overrides what the config says.
+
+    Raises:
+        ValueError: there is none, keys disagree, or the id has no embedding.
+    """
+    written = {key: getattr(config, key) for key in MASK_KEYS if getattr(config, key, None) is not None}
+    if mask_token_id is None:
+        if not written:
+            raise ValueError(
+                "This model's config names no mask token (mask_token_id, pard_token or ptd_token_id): it is not a PARD "
+                "drafter yet. To make one of it, PardDrafter.from_causal_lm(model, mask_token_id=…) and train it."
+            )
+        if len(set(written.values())) > 1:
+            raise ValueError(
+                f"The config names different mask tokens ({', '.join(f'{k}={v}' for k, v in written.items())}): "
+                "say which one was trained with mask_token_id=…."
+            )
+        mask_token_id = next(iter(written.values()))
+    vocab_size = config.get_text_config().vocab_size
+    if isinstance(mask_token_id, bool) or not isinstance(mask_token_id, int) or not 0 <= mask_token_id < vocab_size:
+        raise ValueError(
+            f"Mask token id {mask_token_id!r} has no embedding: the model's ids are 0 … {vocab_size - 1}. "
+            "Use an unused id, or resize the embedding first."
+        )
+    return mask_token_id
+
+
+def write_mask_token_id(config: PreTrainedConfig, mask_token_id: int) -> None:
+    """Set every engine's key to `mask_token_id`, in place."""
+    for key in MASK_KEYS:
+        setattr(config, key, mask_token_id)
+    config.spd_type = "pard"
+
+
+def refuse_other_drafters(config: dict) -> None:
+    """Raise `ValueError` for a `config.json` of a drafter that is something else than PARD."""
+    names = " ".join(config.get("architectures") or []).lower()
+    if "dflash_config" in config or "dflash" in names:
+        raise ValueError("This is a DFlash drafter (block diffusion on the target's features); load it in vLLM or SGLang.")
+    if "p_eagle" in names or "peagle" in names or "eagle" in names or "parallel_drafting_mask" in config:
+        raise ValueError("This is an EAGLE-type drafter, which reads the target's features; load it in vLLM or SGLang.")
+    if config.get("pard2") or config.get("spd_type") == "pard2":
+        raise ValueError("This is a PARD-2 drafter; only PARD drafters (spd_type 'pard') are supported so far.")

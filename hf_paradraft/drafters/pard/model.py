@@ -1,0 +1,172 @@
+"""`PardDrafter`: any causal LM of transformers with a mask token, able to guess K tokens in one forward."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import AutoConfig, Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from ...decoding import SpeculationConfig, SpeculationStats
+from ...integration.files import check_weights, local_folder, read_config
+from .config import read_mask_token_id, refuse_other_drafters, write_mask_token_id
+from .propose import PardDrafting, draft_logits, sequential_choice
+
+
+class PardDrafter:
+    """A causal LM that drafts in parallel (PARD, section 3); mixed into the class of the model it is made from.
+
+    The saved folder is a plain causal LM: `AutoModelForCausalLM`, vLLM, TensorRT-LLM and AMD's code load it as it is.
+    Plain `generate` stays ordinary decoding; as `assistant_model` of a target it drafts.
+
+    Attributes:
+        mask_token_id: id of the mask token.
+        speculation_config: how to use it; saved with it.
+        last_stats: of the last `generate` call it assisted, or None.
+    """
+
+    model_tags = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft"]
+
+    mask_token_id: int
+    speculation_config: SpeculationConfig
+    last_stats: SpeculationStats | None = None
+
+    @classmethod
+    def from_pretrained(cls, repo_or_dir: str | Path, *args: Any, mask_token_id: int | None = None, **kwargs: Any) -> PardDrafter:
+        """Load a PARD drafter from a folder or a Hub repository.
+
+        Args:
+            repo_or_dir: in AMD's published format or saved by this library.
+            mask_token_id: overrides what the config says.
+            args, kwargs: as for `AutoModelForCausalLM.from_pretrained`; remote code is never run.
+
+        Raises:
+            OSError: nothing loadable there, or a damaged file.
+            ValueError: not a PARD drafter; the message says what it is or lacks.
+        """
+        if kwargs.pop("trust_remote_code", False):
+            raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
+        folder = local_folder(repo_or_dir, kwargs)
+        refuse_other_drafters(read_config(folder))
+        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(folder)
+        mask_token_id = read_mask_token_id(config, mask_token_id)
+        return _prepare(_load(folder, config, args, kwargs), mask_token_id, str(repo_or_dir))
+
+    @classmethod
+    def from_causal_lm(
+        cls, model: PreTrainedModel | str | Path, mask_token_id: int | None = None, **kwargs: Any
+    ) -> PardDrafter:
+        """Turn a causal LM into a PARD drafter, untrained unless the model was one already.
+
+        Args:
+            model: a loaded model, whose weights are shared and not copied, or a folder or Hub id.
+            mask_token_id: an id with an embedding that ordinary text does not use; default: what the config says.
+            kwargs: for `from_pretrained`, if `model` is a name.
+
+        Raises:
+            ValueError: no mask token, or not a causal LM.
+        """
+        if not isinstance(model, PreTrainedModel):
+            return cls.from_pretrained(model, mask_token_id=mask_token_id, **kwargs)
+        mask_token_id = read_mask_token_id(model.config, mask_token_id)
+        drafter_type = drafter_class(type(model.config))
+        if not issubclass(drafter_type, type(model)):
+            raise ValueError(
+                f"{type(model).__name__} is not the causal LM of its config; load it with AutoModelForCausalLM first."
+            )
+        drafter = drafter_type.__new__(drafter_type)
+        drafter.__dict__ = {**model.__dict__, "_modules": dict(model._modules)}
+        drafter.config = copy.deepcopy(model.config)
+        drafter.generation_config = copy.deepcopy(model.generation_config)
+        return _prepare(drafter, mask_token_id, model.name_or_path)
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """Save a plain causal LM whose config tells every engine the mask token; see `PreTrainedModel.save_pretrained`."""
+        self.config.paradraft = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
+        super().save_pretrained(save_directory, **kwargs)
+
+    @property
+    def paradraft(self) -> dict[str, Any]:
+        """What this library keeps in `config.json`: how to use the drafter, how it was trained, what it measured."""
+        return getattr(self.config, "paradraft", None) or {}
+
+    def start_drafting(self) -> PardDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return PardDrafting(self)
+
+    def new_cache(self) -> Cache:
+        """An empty cache that can drop the masks' entries again."""
+        cache = DynamicCache(config=self.config.get_text_config(decoder=True))
+        cache.activate_past_recording()
+        return cache
+
+    @torch.no_grad()
+    def generate(self, inputs: LongTensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Ordinary decoding; called by transformers' own assisted loop (`is_assistant`), one parallel draft."""
+        config = kwargs.get("generation_config")
+        if config is None or not config.is_assistant:
+            return super().generate(inputs, *args, **kwargs)
+        ids = kwargs["input_ids"] if inputs is None else inputs
+        past = kwargs.get("past_key_values")
+        past = self.new_cache() if past is None else past
+        logits = draft_logits(self, ids, past, max(1, kwargs["max_new_tokens"]))
+        tokens, scores = sequential_choice(logits, ids, kwargs["logits_processor"], config.do_sample)
+        return GenerateDecoderOnlyOutput(
+            sequences=torch.cat([ids, tokens[None]], dim=1), scores=tuple(scores.split(1)), past_key_values=past
+        )
+
+    def __reduce__(self) -> tuple:
+        return _rebuild, (type(self.config), self.__dict__)
+
+
+def _rebuild(config_class: type[PreTrainedConfig], state: dict[str, Any]) -> PardDrafter:
+    drafter_type = drafter_class(config_class)
+    drafter = drafter_type.__new__(drafter_type)
+    drafter.__dict__ = state
+    return drafter
+
+
+@cache
+def drafter_class(config_class: type[PreTrainedConfig]) -> type[PardDrafter]:
+    """The causal LM class of `config_class` with `PardDrafter` mixed in, under the base's own name.
+
+    Raises:
+        ValueError: transformers has no causal LM for it.
+    """
+    if config_class not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"transformers has no causal language model for {config_class.__name__}; a drafter must be one.")
+    base = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+    return type(base.__name__, (PardDrafter, base), {"__module__": base.__module__})
+
+
+def _load(folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict[str, Any]) -> PardDrafter:
+    check_weights(folder)
+    load = super(PardDrafter, drafter_class(type(config))).from_pretrained
+    drafter, info = load(folder, *args, config=config, output_loading_info=True, **kwargs)
+    if missing := sorted(info["missing_keys"]):
+        raise OSError(
+            f"{folder} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, …): the download or the "
+            "conversion is incomplete."
+        )
+    return drafter
+
+
+def _prepare(drafter: PardDrafter, mask_token_id: int, name: str) -> PardDrafter:
+    write_mask_token_id(drafter.config, mask_token_id)
+    drafter.mask_token_id = mask_token_id
+    drafter.speculation_config = SpeculationConfig(**drafter.paradraft.get("speculation_config", {}))
+    drafter.last_stats = None
+    drafter.config._name_or_path = name
+    drafter.name_or_path = name
+    # What transformers' own assisted loop asks its assistant for: K tokens a round, always, however unsure.
+    drafter.generation_config.num_assistant_tokens = drafter.speculation_config.num_draft_tokens
+    drafter.generation_config.num_assistant_tokens_schedule = "constant"
+    drafter.generation_config.assistant_confidence_threshold = 0.0
+    return drafter

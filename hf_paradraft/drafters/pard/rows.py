@@ -1,0 +1,109 @@
+"""Training rows: every text seen as K prediction tasks at once (PARD, section 3.3; COD, section 3.4).
+
+Row `(d, t)` has the id of token `t` (`d = 0`) or the mask (`d > 0`), position `t`, and the label `x[t + 1]`. It stands for the
+draft of `x[t + 1]` when the real tokens end at `t - d`, so it attends to the real tokens `s <= t - d` and to its own chain of
+masks `(1, t - d + 1), …, (d, t)`.
+
+Worked example, K = 3: row `(2, 5)` sees the real tokens 0 … 3, the mask `(1, 4)` and itself.
+"""
+
+import torch
+from torch import BoolTensor, LongTensor, Tensor
+
+
+def cod_keep_mask(
+    seq_len: int, num_depths: int, ratio: float, min_ratio: float, generator: torch.Generator | None = None
+) -> BoolTensor:
+    """Choose the rows to train on by conditional output dropping.
+
+    Depth `d` keeps `⌊N · max(ratio^d, min_ratio)⌋` positions (or as many as there are) out of those whose whole chain is kept:
+    `t` only if `t - 1` is kept at depth `d - 1`. Depth 0 keeps everything.
+
+    Args:
+        seq_len: N, tokens of the text.
+        num_depths: K.
+        ratio: r, in (0, 1].
+        min_ratio: r_min, in (0, 1].
+        generator: of the random choice.
+
+    Returns:
+        bool `(num_depths, seq_len)`.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    for name, value in (("ratio", ratio), ("min_ratio", min_ratio)):
+        if not 0 < value <= 1:
+            raise ValueError(f"COD {name} must be in (0, 1], but is {value}.")
+    if num_depths < 1 or seq_len < 1:
+        raise ValueError(f"num_depths and seq_len must be at least 1, but are {num_depths} and {seq_len}.")
+    keep = torch.zeros(num_depths, seq_len, dtype=torch.bool)
+    keep[0] = True
+    for depth in range(1, num_depths):
+        candidates = keep[depth - 1, :-1].nonzero()[:, 0] + 1
+        wanted = int(seq_len * max(ratio**depth, min_ratio))
+        keep[depth, candidates[torch.randperm(len(candidates), generator=generator)[:wanted]]] = True
+    return keep
+
+
+def useful_rows(keep: BoolTensor, labels: LongTensor) -> BoolTensor:
+    """Leave out rows that teach nothing: masks without a label that no kept row with a label attends to.
+
+    Args:
+        keep: bool `(K, N)`.
+        labels: int64 `(N,)`, -100 where a token is not to be learned; `labels[t]` belongs to token `t`.
+
+    Returns:
+        bool `(K, N)`; the loss over it is the loss over `keep`.
+    """
+    labelled = torch.zeros_like(keep[0])
+    labelled[:-1] = labels[1:] != -100
+    useful = torch.empty_like(keep)
+    needed = torch.zeros_like(labelled)  # position t + 1 of the next depth is useful
+    for depth in reversed(range(1, len(keep))):
+        useful[depth] = keep[depth] & (labelled | needed)
+        needed = torch.zeros_like(labelled)
+        needed[:-1] = useful[depth, 1:]
+    useful[0] = keep[0]
+    return useful
+
+
+def may_attend(depth: Tensor, position: Tensor, other_depth: Tensor, other_position: Tensor) -> BoolTensor:
+    """Whether row `(depth, position)` attends to row `(other_depth, other_position)`; integer tensors that broadcast."""
+    start = position - depth  # the last real token that the row knows
+    real = (other_depth == 0) & (other_position <= start)
+    chain = (other_depth > 0) & (other_depth <= depth) & (other_position - other_depth == start)
+    return real | chain
+
+
+def parallel_draft_rows(
+    input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor
+) -> dict[str, Tensor]:
+    """The kept rows of one text, depth-major: all of depth 0, then of depth 1, ….
+
+    Args:
+        input_ids: int64 `(N,)`.
+        labels: int64 `(N,)`; `labels[t]` belongs to token `t`, -100 where it is not to be learned.
+        mask_token_id: the input of rows deeper than 0.
+        keep: bool `(K, N)`.
+
+    Returns:
+        For R rows: `input_ids`, `position_ids` and `labels`, int64 `(R,)`, and `attention_mask`, bool `(R, R)`, True where the
+        row may attend. A row's label is the token after it (-100 where there is none): nothing shifts it again.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    if input_ids.ndim != 1 or labels.shape != input_ids.shape or keep.shape[1:] != input_ids.shape:
+        raise ValueError(
+            f"input_ids and labels must be (N,) and keep (K, N), but are {tuple(input_ids.shape)}, {tuple(labels.shape)} "
+            f"and {tuple(keep.shape)}."
+        )
+    depth, position = keep.nonzero(as_tuple=True)
+    following = torch.cat([labels[1:], labels.new_full((1,), -100)])
+    return {
+        "input_ids": torch.where(depth == 0, input_ids[position], mask_token_id),
+        "position_ids": position,
+        "labels": following[position],
+        "attention_mask": may_attend(depth[:, None], position[:, None], depth, position),
+    }

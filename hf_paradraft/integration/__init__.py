@@ -1,0 +1,1 @@
+"""The doors into transformers and the Hub."""

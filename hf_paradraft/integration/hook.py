@@ -1,0 +1,72 @@
+"""Door 1: `model.generate(..., assistant_model=drafter)` reaches our loop.
+
+Two methods of `GenerationMixin` are wrapped; both do as before unless the assistant is one of our drafters. If this
+transformers has changed them, nothing is wrapped: drafters then work in its own assisted loop, one chain at a time.
+"""
+
+import inspect
+import warnings
+from functools import wraps
+
+from transformers import GenerationMixin, __version__
+
+from ..decoding import speculative_decoding
+from ..drafters.pard import PardDrafter
+from .pairing import check_same_tokenizer
+
+EXPECTED = {
+    "_assisted_decoding": {
+        "self", "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer",
+        "inputs_tensor", "assistant_model", "assistant_tokenizer", "tokenizer", "model_kwargs",
+    },
+    "_validate_generation_mode": {"self", "generation_mode", "generation_config", "generation_mode_kwargs"},
+}  # fmt: skip
+
+
+def install() -> bool:
+    """Wrap the two methods, once; False, with a warning, if this transformers does not have them as expected."""
+    originals = {name: getattr(GenerationMixin, name, None) for name in EXPECTED}
+    if any(getattr(method, "paradraft", False) for method in originals.values()):
+        return True
+    for name, method in originals.items():
+        if method is None or set(inspect.signature(method).parameters) != EXPECTED[name]:
+            warnings.warn(
+                f"transformers {__version__} has changed GenerationMixin.{name}: drafters run in its own assisted loop, "
+                "so only one prompt at a time, in chains.",
+                stacklevel=2,
+            )
+            return False
+    GenerationMixin._assisted_decoding = _with_our_loop(originals["_assisted_decoding"])
+    GenerationMixin._validate_generation_mode = _with_our_checks(originals["_validate_generation_mode"])
+    return True
+
+
+def _with_our_loop(original):
+    @wraps(original)
+    def assisted_decoding(self, input_ids, *args, assistant_model=None, **kwargs):
+        if not isinstance(assistant_model, PardDrafter):
+            return original(self, input_ids, *args, assistant_model=assistant_model, **kwargs)
+        for name in ("inputs_tensor", "assistant_tokenizer", "tokenizer"):
+            kwargs.pop(name, None)
+        return speculative_decoding(self, input_ids, *args, drafter=assistant_model, **kwargs)
+
+    assisted_decoding.paradraft = True
+    return assisted_decoding
+
+
+def _with_our_checks(original):
+    @wraps(original)
+    def validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
+        drafter = generation_mode_kwargs.get("assistant_model")
+        if isinstance(drafter, PardDrafter):
+            tokenizers = [generation_mode_kwargs.get(name) for name in ("tokenizer", "assistant_tokenizer")]
+            check_same_tokenizer(self, drafter, *tokenizers)
+            generation_mode_kwargs = {
+                name: value
+                for name, value in generation_mode_kwargs.items()
+                if name not in ("assistant_model", "assistant_tokenizer")
+            }
+        return original(self, generation_mode, generation_config, generation_mode_kwargs)
+
+    validate_generation_mode.paradraft = True
+    return validate_generation_mode
