@@ -1,0 +1,5 @@
+"""The embedded family: small models trained here, so that everything can be tried without a download."""
+
+from pathlib import Path
+
+FAMILY = Path(__file__).parent / "family"  # target/, draft/ (the autoregressive parent) and pard/

@@ -1,0 +1,240 @@
+"""The `paradraft` command."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+app = typer.Typer(
+    help="Parallel drafters for transformers: the same output from generate, several times faster.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+train = typer.Typer(help="Train a drafter.", no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(train, name="train")
+console = Console()
+
+
+class Dtype(StrEnum):
+    """Weights' number format; auto is bfloat16 where the hardware multiplies it well, else float32."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def fast_dtype() -> torch.dtype:
+    """bfloat16 on a GPU or a CPU with matrix units for it, else float32."""
+    if torch.cuda.is_available() or torch.cpu._is_amx_tile_supported():
+        return torch.bfloat16
+    return torch.float32
+
+
+def _load_pair(target: str | None, drafter: str | None, parent: str | None, dtype: Dtype) -> tuple[Any, Any, Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from .auto import AutoDrafter
+    from .demo import FAMILY
+
+    if (target is None) != (drafter is None):
+        raise typer.BadParameter("--target and --drafter go together: name both, or neither for the embedded family.")
+    if target is None:
+        target, drafter, parent = str(FAMILY / "target"), str(FAMILY / "pard"), str(FAMILY / "draft")
+    chosen = fast_dtype() if dtype == Dtype.auto else getattr(torch, dtype)
+    place = {"device_map": "auto"} if torch.cuda.is_available() else {}
+    models = [AutoModelForCausalLM.from_pretrained(target, dtype=chosen, **place).eval()]
+    models.append(AutoDrafter.from_pretrained(drafter, dtype=chosen, **place).eval())
+    models.append(AutoModelForCausalLM.from_pretrained(parent, dtype=chosen, **place).eval() if parent else None)
+    return *models, AutoTokenizer.from_pretrained(target)
+
+
+Target = Annotated[str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")]
+DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")]
+Parent = Annotated[str | None, typer.Option(help="An autoregressive small model, for transformers' assisted generation.")]
+DtypeOption = Annotated[Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")]
+NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
+Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+
+
+@app.command(epilog="Example: paradraft demo --per-category 2")
+def demo(
+    target: Target = None,
+    drafter: DrafterName = None,
+    parent: Parent = None,
+    per_category: Annotated[int, typer.Option(min=1, help="Held-out prompts of each category.")] = 8,
+    max_new_tokens: NewTokens = 128,
+    temperature: Temperature = 0.0,
+    dtype: DtypeOption = Dtype.auto,
+) -> None:
+    """Watch one answer being drafted, then compare plain, assisted, prompt lookup and PARD. Downloads nothing by itself."""
+    from .demo.show import compare, demo_methods, demo_prompts, stream_one
+
+    model, draft, small, tokenizer = _load_pair(target, drafter, parent, dtype)
+    texts = demo_prompts(per_category, general=target is not None)
+    stream_one(model, draft, tokenizer, texts[1][1], console, max_new_tokens)
+    methods = demo_methods(draft, small, (4, 8, 12))
+    compare(model, methods, tokenizer, texts, console, max_new_tokens, temperature)
+
+
+@app.command(epilog="Example: paradraft generate 'Write as JSON: name is Mia' --target DIR --drafter DIR")
+def generate(
+    prompt: str,
+    target: Target = None,
+    drafter: DrafterName = None,
+    max_new_tokens: NewTokens = 128,
+    dtype: DtypeOption = Dtype.auto,
+) -> None:
+    """Answer one prompt, streamed, with accepted drafts coloured, and compare with plain generate."""
+    from .demo.show import stream_one
+
+    model, draft, _, tokenizer = _load_pair(target, drafter, None, dtype)
+    stream_one(model, draft, tokenizer, prompt, console, max_new_tokens)
+
+
+@app.command(epilog="Example: paradraft bench --json results.json --plot results.png")
+def bench(
+    target: Target = None,
+    drafter: DrafterName = None,
+    parent: Parent = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write one record per method here.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw speed-ups by category here (png, svg, pdf).")] = None,
+    draft_tokens: Annotated[list[int] | None, typer.Option("-k", help="Draft lengths of PARD; repeatable.")] = None,
+    per_category: Annotated[int, typer.Option(min=1, help="Held-out prompts of each category.")] = 8,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 1,
+    max_new_tokens: NewTokens = 128,
+    temperature: Temperature = 0.0,
+    dtype: DtypeOption = Dtype.auto,
+) -> None:
+    """Compare methods on held-out prompts: tokens per second, speed-up, τ, equality; as a table, JSON and a plot."""
+    from .bench.report import plot
+    from .demo.show import compare, demo_methods, demo_prompts
+
+    model, draft, small, tokenizer = _load_pair(target, drafter, parent, dtype)
+    texts = demo_prompts(per_category, general=target is not None)
+    methods = demo_methods(draft, small, draft_tokens or (4, 8, 12))
+    rows = compare(model, methods, tokenizer, texts, console, max_new_tokens, temperature, repeats)
+    if json_file is not None:
+        json_file.write_text(json.dumps(rows, indent=2) + "\n")
+    if plot_file is not None:
+        plot(rows, plot_file)
+
+
+@app.command(epilog="Example: paradraft info amd/PARD-Qwen2.5-0.5B")
+def info(repo_or_dir: str) -> None:
+    """Say what a folder or repository is, without loading weights."""
+    from huggingface_hub import hf_hub_download
+    from transformers import AutoConfig
+
+    from .drafters.pard.config import read_mask_token_id, refuse_other_drafters
+    from .integration.files import read_config
+
+    folder = Path(repo_or_dir)
+    if not folder.is_dir():
+        folder = Path(hf_hub_download(repo_or_dir, "config.json")).parent
+    raw = read_config(folder)
+    refuse_other_drafters(raw)
+    config = AutoConfig.from_pretrained(folder)
+    grid = Table(show_header=False, box=None)
+    grid.add_row("kind", "PARD drafter")
+    grid.add_row("architecture", ", ".join(raw.get("architectures") or ["?"]))
+    grid.add_row("mask token", str(read_mask_token_id(config)))
+    grid.add_row("vocabulary", str(config.get_text_config().vocab_size))
+    grid.add_row("paradraft", json.dumps(raw.get("paradraft", {}), indent=1))
+    console.print(grid)
+
+
+@app.command(
+    epilog="Example: paradraft regenerate --target DIR --source prompts.jsonl --output answers.jsonl",
+)
+def regenerate(
+    target: Annotated[str, typer.Option(help="Folder or Hub id of the model that answers.")],
+    source: Annotated[str, typer.Option(help="JSON lines with 'messages' or 'text', or a Hub dataset.")],
+    output: Annotated[Path, typer.Option(help="JSON lines to write; an unfinished file is continued.")],
+    max_new_tokens: NewTokens = 256,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
+    temperature: Temperature = 0.0,
+    dtype: DtypeOption = Dtype.auto,
+    seed: int = 0,
+) -> None:
+    """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will be judged by."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from .training.regenerate import regenerate as run
+
+    chosen = fast_dtype() if dtype == Dtype.auto else getattr(torch, dtype)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=chosen).eval()
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    rows = run(model, tokenizer, source, output, max_new_tokens, batch_size, temperature=temperature, seed=seed)
+    console.print(f"{rows} rows written to {output}")
+
+
+@train.command(
+    "pard",
+    epilog="Example: paradraft train pard --model DIR --train-file answers.jsonl --output-dir OUT --mask-token-id 4",
+)
+def train_pard(
+    model: Annotated[str, typer.Option(help="The small causal LM to teach: folder or Hub id.")],
+    train_file: Annotated[str, typer.Option(help="JSON lines with 'text' or 'messages', or a Hub dataset.")],
+    output_dir: Annotated[Path, typer.Option(help="Where the drafter and its checkpoints go.")],
+    mask_token_id: Annotated[int | None, typer.Option(help="Id of the mask token; default: the tokenizer's or config's.")] = None,
+    eval_file: Annotated[str | None, typer.Option(help="Rows for the loss by depth.")] = None,
+    target: Annotated[str | None, typer.Option(help="Measure acceptance against this model on the evaluation rows.")] = None,
+    num_depths: Annotated[int, typer.Option(help="K: tokens drafted in training.")] = 8,
+    cod_ratio: Annotated[float, typer.Option(help="r of conditional output dropping, in (0, 1].")] = 0.7,
+    cod_min_ratio: Annotated[float, typer.Option(help="r_min, in (0, 1].")] = 0.2,
+    max_steps: Annotated[int, typer.Option(help="Optimiser steps; -1: by epochs.")] = -1,
+    num_train_epochs: float = 4.0,
+    per_device_train_batch_size: int = 8,
+    gradient_accumulation_steps: int = 1,
+    learning_rate: float = 1e-4,
+    lr_scheduler_type: str = "linear",
+    warmup_steps: int = 20,
+    max_length: Annotated[int, typer.Option(help="Tokens of a sample at most; longer ones are cut.")] = 512,
+    save_steps: int = 500,
+    seed: int = 0,
+    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the output folder.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Write into an output folder that has files.")] = False,
+) -> None:
+    """Teach a small causal LM to draft K tokens in one forward. Under `accelerate launch` it runs on many devices."""
+    from .drafters.pard.run import train_pard as run
+
+    run(
+        model=model,
+        train_file=train_file,
+        output_dir=output_dir,
+        mask_token_id=mask_token_id,
+        eval_file=eval_file,
+        target=target,
+        num_depths=num_depths,
+        cod_ratio=cod_ratio,
+        cod_min_ratio=cod_min_ratio,
+        max_length=max_length,
+        resume=resume,
+        overwrite=overwrite,
+        max_steps=max_steps,
+        num_train_epochs=num_train_epochs,
+        per_device_train_batch_size=per_device_train_batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        learning_rate=learning_rate,
+        lr_scheduler_type=lr_scheduler_type,
+        warmup_steps=warmup_steps,
+        save_steps=save_steps,
+        seed=seed,
+    )
+
+
+def main() -> None:
+    """Run the command; errors that a person can mend are one sentence, not a traceback."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        Console(stderr=True).print(Panel(str(error), title="paradraft", border_style="red"))
+        raise SystemExit(1) from None

@@ -1,0 +1,111 @@
+"""One training run, from files to a drafter: what `paradraft train pard` does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from ...training.data import encode_rows, load_rows
+from ...training.metrics import acceptance
+from .model import PardDrafter
+from .training import CodConfig, PardTrainer
+
+
+def train_pard(
+    model: str | Path,
+    train_file: str | Path,
+    output_dir: Path,
+    mask_token_id: int | None = None,
+    eval_file: str | Path | None = None,
+    target: str | Path | None = None,
+    num_depths: int = 8,
+    cod_ratio: float = 0.7,
+    cod_min_ratio: float = 0.2,
+    max_length: int = 512,
+    resume: bool = False,
+    overwrite: bool = False,
+    **arguments: Any,
+) -> PardDrafter:
+    """Teach `model` to draft in parallel; the drafter, its tokenizer and its record are saved in `output_dir`.
+
+    Args:
+        model: folder or Hub id of a causal LM with its tokenizer.
+        train_file: JSON lines or a Hub dataset, as for `load_rows`.
+        output_dir: new or empty, unless `resume` or `overwrite`.
+        mask_token_id: default: what the config says, else the tokenizer's mask token.
+        eval_file: rows for the loss by depth, and the prompts of the acceptance.
+        target: a model to measure acceptance by position against, after training.
+        num_depths: K of training.
+        cod_ratio: r.
+        cod_min_ratio: r_min.
+        max_length: tokens of a sample at most.
+        resume: continue from the last checkpoint; the run is the same as an uninterrupted one.
+        overwrite: use a folder that has files.
+        arguments: of `TrainingArguments`.
+
+    Raises:
+        ValueError, OSError: something about the inputs is wrong; nothing has been written then.
+    """
+    cod = CodConfig(num_depths, cod_ratio, cod_min_ratio)
+    output_dir = Path(output_dir)
+    checkpoint = get_last_checkpoint(str(output_dir)) if resume and output_dir.is_dir() else None
+    if output_dir.exists() and not output_dir.is_dir():
+        raise ValueError(f"{output_dir} is a file; the output must be a folder.")
+    if output_dir.is_dir() and any(output_dir.iterdir()) and not (resume or overwrite):
+        raise ValueError(f"{output_dir} already has files: pass --resume to go on, --overwrite to replace, or another folder.")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    drafter = _load(model, mask_token_id, tokenizer.mask_token_id)
+    context = getattr(drafter.config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and max_length > context:
+        raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
+    train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
+    eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
+    settings = {
+        "train_sampling_strategy": "group_by_length",
+        "length_column_name": "length",
+        "report_to": "none",
+        "logging_steps": 20,
+        "save_total_limit": 2,
+        "weight_decay": 0.01,
+        "adam_beta2": 0.95,
+    }
+    trainer = PardTrainer(
+        drafter,
+        TrainingArguments(output_dir=str(output_dir), **{**settings, **arguments}),
+        cod,
+        train_dataset=train_set,
+        eval_dataset=eval_set,
+        processing_class=tokenizer,
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    record: dict[str, Any] = {
+        "method": "pard",
+        "num_depths": num_depths,
+        "cod_ratio": cod_ratio,
+        "cod_min_ratio": cod_min_ratio,
+        "samples": len(train_set),
+        "steps": trainer.state.global_step,
+        "learning_rate": trainer.args.learning_rate,
+        "seed": trainer.args.seed,
+    }
+    if eval_set is not None:
+        record["eval"] = trainer.evaluate()
+    if target is not None and eval_set is not None:
+        record["acceptance"] = acceptance(target, drafter, tokenizer, eval_set.select(range(min(64, len(eval_set)))))
+        print(json.dumps(record["acceptance"], indent=1))
+    drafter.config.paradraft = {**drafter.paradraft, "training": record}
+    trainer.save_model(str(output_dir))
+    return drafter
+
+
+def _load(model: str | Path, mask_token_id: int | None, fallback: int | None) -> PardDrafter:
+    from transformers import AutoConfig
+
+    from .config import MASK_KEYS
+
+    config = AutoConfig.from_pretrained(model)
+    if mask_token_id is None and all(getattr(config, key, None) is None for key in MASK_KEYS):
+        mask_token_id = fallback
+    return PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id)

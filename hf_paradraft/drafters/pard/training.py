@@ -1,0 +1,170 @@
+"""Train a PARD drafter: a `Trainer` whose batches are parallel-draft rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from .model import PardDrafter
+from .rows import cod_keep_mask, may_attend, parallel_draft_rows, useful_rows
+
+
+@dataclass
+class CodConfig:
+    """Conditional output dropping (PARD, section 3.4).
+
+    Args:
+        num_depths: K, tokens drafted in training.
+        ratio: r; 1 drops nothing.
+        min_ratio: r_min.
+    """
+
+    num_depths: int = 8
+    ratio: float = 0.7
+    min_ratio: float = 0.2
+
+    def __post_init__(self):
+        cod_keep_mask(1, self.num_depths, self.ratio, self.min_ratio)  # raises for what is out of range
+
+
+class RowCollator:
+    """Encoded samples to one padded batch of rows; the same sample in the same epoch always gives the same rows.
+
+    Args:
+        mask_token_id: the drafter's.
+        cod: which rows to keep.
+        seed: of the choice.
+        block_masks: give FlexAttention a block mask (GPU) instead of a boolean one.
+    """
+
+    def __init__(self, mask_token_id: int, cod: CodConfig, seed: int = 0, block_masks: bool = False):
+        self.mask_token_id, self.cod, self.seed, self.block_masks = mask_token_id, cod, seed, block_masks
+        self.epoch = 0
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Pad to the longest.
+
+        Returns:
+            `input_ids`, `position_ids`, `labels` and `depths`, int64 `(B, R)`, padding rows with label -100 and depth -1, and
+            `attention_mask`, bool `(B, 1, R, R)` or a `BlockMask`.
+        """
+        rows = [self.rows(sample) for sample in samples]
+        width = max(len(sample["input_ids"]) for sample in rows)
+
+        def pad(name: str, value: int) -> Tensor:
+            return torch.stack([F.pad(sample[name], (0, width - len(sample[name])), value=value) for sample in rows])
+
+        depths, positions = pad("depths", -1), pad("position_ids", 0)
+        batch = {
+            "input_ids": pad("input_ids", 0),
+            "position_ids": positions,
+            "labels": pad("labels", -100),
+            "depths": depths,
+        }
+        if self.block_masks:
+            batch["attention_mask"] = block_mask(depths, positions)
+            return batch
+        mask = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1)  # padding rows see themselves: no empty softmax
+        for index, sample in enumerate(rows):
+            length = len(sample["input_ids"])
+            mask[index, :length, :length] = sample["attention_mask"]
+        return {**batch, "attention_mask": mask[:, None]}
+
+    def rows(self, sample: dict[str, Any]) -> dict[str, Tensor]:
+        """One sample's rows, with their `depths`."""
+        ids, labels = torch.tensor(sample["input_ids"]), torch.tensor(sample["labels"])
+        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
+        keep = cod_keep_mask(len(ids), self.cod.num_depths, self.cod.ratio, self.cod.min_ratio, generator)
+        keep = useful_rows(keep, labels)
+        rows = parallel_draft_rows(ids, labels, self.mask_token_id, keep)
+        return {**rows, "depths": keep.nonzero()[:, 0]}
+
+
+def block_mask(depths: Tensor, positions: Tensor):
+    """The attention of a padded batch as a FlexAttention `BlockMask`: nothing of size R² is held.
+
+    Args:
+        depths: int64 `(B, R)`, -1 for padding, which sees itself alone.
+        positions: int64 `(B, R)`.
+    """
+
+    def rule(batch, head, row, other):
+        allowed = may_attend(depths[batch, row], positions[batch, row], depths[batch, other], positions[batch, other])
+        return (allowed & (depths[batch, row] >= 0) & (depths[batch, other] >= 0)) | (row == other)
+
+    size, length = depths.shape
+    return create_block_mask(rule, size, None, length, length, device=depths.device)
+
+
+class _CountEpochs(TrainerCallback):
+    def __init__(self, collator: RowCollator):
+        self.collator = collator
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        self.collator.epoch = int(state.epoch or 0)
+
+
+class PardTrainer(Trainer):
+    """Cross-entropy over kept rows with labels, one flat mean; evaluation reports the loss of each depth too.
+
+    Args:
+        model: the drafter.
+        args: any `TrainingArguments`; columns are kept and samples grouped by length.
+        cod: which rows to keep in training; evaluation keeps all.
+        kwargs: as for `Trainer`, with datasets from `encode_rows`.
+    """
+
+    def __init__(self, model: PardDrafter, args: TrainingArguments, cod: CodConfig | None = None, **kwargs: Any):
+        args.remove_unused_columns = False
+        self.cod = cod or CodConfig()
+        flex = model.config._attn_implementation == "flex_attention"
+        collator = RowCollator(model.mask_token_id, self.cod, args.seed, flex)
+        super().__init__(model=model, args=args, data_collator=collator, **kwargs)
+        self.add_callback(_CountEpochs(collator))
+        self.model_accepts_loss_kwargs = True  # the loss is divided by the labels of all accumulated batches
+        self._eval_losses: dict[int, list[float]] = {}
+
+    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
+        """Sum over labelled rows by their number; logits are computed for those columns alone."""
+        labels, depths = inputs.pop("labels"), inputs.pop("depths")
+        columns = (labels != -100).any(0).nonzero()[:, 0]
+        outputs = model(**inputs, use_cache=False, logits_to_keep=columns)
+        labels, depths = labels[:, columns], depths[:, columns]
+        losses = F.cross_entropy(outputs.logits.float().flatten(0, 1), labels.flatten(), reduction="none")
+        if not model.training:
+            for depth in range(self.cod.num_depths):
+                here = losses[((depths == depth) & (labels != -100)).flatten()]
+                total = self._eval_losses.setdefault(depth, [0.0, 0])
+                total[0], total[1] = total[0] + here.sum().item(), total[1] + here.numel()
+        count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        loss = losses.sum() / count
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """The loss alone: logits over every row would be large and of no use."""
+        with torch.no_grad():
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        return loss.detach(), None, None
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """`Trainer.evaluate` over all rows of every depth; adds `eval_loss_depth_d`."""
+        self._eval_losses = {}
+        collator = self.data_collator
+        self.data_collator = RowCollator(
+            collator.mask_token_id, CodConfig(self.cod.num_depths, 1.0, 1.0), 0, collator.block_masks
+        )
+        try:
+            metrics = super().evaluate(*args, **kwargs)
+        finally:
+            self.data_collator = collator
+        by_depth = {
+            f"eval_loss_depth_{depth}": total / count for depth, (total, count) in self._eval_losses.items() if count
+        }
+        self.log(by_depth)
+        return {**metrics, **by_depth}

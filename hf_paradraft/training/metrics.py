@@ -1,0 +1,56 @@
+"""What training is for: how much of a drafter's work a target accepts."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..decoding import SpeculationStats
+from .data import IGNORED
+
+
+def acceptance(
+    target: PreTrainedModel | str | Path,
+    drafter: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: Dataset,
+    max_new_tokens: int = 128,
+) -> dict[str, Any]:
+    """Greedy acceptance against `target`, continuing each sample from its first labelled token.
+
+    Args:
+        target: a model, or its folder or Hub id.
+        drafter: as `assistant_model`.
+        tokenizer: gives the padding id.
+        samples: from `encode_rows`; texts labelled throughout are continued from their first quarter.
+        max_new_tokens: for each sample.
+
+    Returns:
+        `mean_emitted` (τ, bonus included), `acceptance_by_position` and `samples`.
+    """
+    if not isinstance(target, PreTrainedModel):
+        target = AutoModelForCausalLM.from_pretrained(target, dtype=drafter.dtype)
+    target = target.to(drafter.device).eval()
+    was_training = drafter.training
+    drafter.eval()
+    stats = SpeculationStats()
+    for sample in samples:
+        begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
+        ids = torch.tensor([sample["input_ids"][: begin or max(1, len(sample["input_ids"]) // 4)]], device=drafter.device)
+        target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            assistant_model=drafter,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        stats = stats + drafter.last_stats
+    drafter.train(was_training)
+    return {
+        "mean_emitted": stats.mean_emitted,
+        "acceptance_by_position": stats.acceptance_by_position,
+        "samples": len(samples),
+    }

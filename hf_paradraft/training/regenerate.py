@@ -1,0 +1,91 @@
+"""Self-distillation: answers rewritten by the target, so that the drafter learns what it will be judged by."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .data import load_rows
+
+
+def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict]:
+    """`{"messages": turns before the last answer}` or `{"text": its first prompt_tokens tokens}` for every row."""
+    for row in load_rows(source):
+        if row.get("messages"):
+            turns = list(row["messages"])
+            while turns and turns[-1]["role"] == "assistant":
+                turns.pop()
+            if turns:
+                yield {"messages": [{"role": turn["role"], "content": turn["content"]} for turn in turns]}
+        elif row.get("text"):
+            yield {"text": tokenizer.decode(tokenizer(row["text"])["input_ids"][:prompt_tokens], skip_special_tokens=True)}
+
+
+@torch.no_grad()
+def regenerate(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str | Path,
+    output: Path,
+    max_new_tokens: int = 256,
+    batch_size: int = 16,
+    prompt_tokens: int = 32,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> int:
+    """Write `source` again with the target's own answers, as JSON lines; an unfinished file is continued.
+
+    Args:
+        target: answers.
+        tokenizer: the target's; padded on the left here.
+        source: a JSON-lines file or a Hub dataset, as for training.
+        output: grows by a batch at a time; rows already in it are not made again.
+        max_new_tokens: of an answer.
+        batch_size: prompts answered together.
+        prompt_tokens: for `text` rows, how much of the text is the prompt.
+        temperature: 0 is greedy.
+        seed: of sampling.
+
+    Returns:
+        Rows written by this call.
+    """
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    prompts = list(prompts_of(source, prompt_tokens, tokenizer))
+    if not prompts:
+        raise ValueError(f"{source} has no prompts: chats need a turn before the assistant's, and texts some tokens.")
+    done = 0
+    if output.exists():
+        # A killed run may leave half a line: only whole ones count.
+        whole = [line for line in output.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        output.write_text("".join(whole))
+        done = len(whole)
+    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    bar = tqdm(total=len(prompts), initial=done, desc="regenerate", unit="rows")
+    with output.open("a") as file:
+        for begin in range(done, len(prompts), batch_size):
+            some = prompts[begin : begin + batch_size]
+            texts = [
+                row["text"]
+                if "text" in row
+                else tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)
+                for row in some
+            ]
+            batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False, return_token_type_ids=False)
+            torch.manual_seed(seed + begin)
+            ids = target.generate(**batch.to(target.device), max_new_tokens=max_new_tokens, **sampling)
+            new = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+            for row, answer in zip(some, new, strict=True):
+                if "text" in row:
+                    written = {"text": row["text"] + answer}
+                else:
+                    written = {"messages": [*row["messages"], {"role": "assistant", "content": answer}]}
+                file.write(json.dumps(written, ensure_ascii=False) + "\n")
+            file.flush()
+            bar.update(len(some))
+    bar.close()
+    return len(prompts) - done
