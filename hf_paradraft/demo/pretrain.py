@@ -58,7 +58,8 @@ def answer_loss(model: LlamaForCausalLM, batch: dict[str, torch.Tensor]) -> torc
 
 def learning_rate(step: int, steps: int, warmup: int = 20, decay: float = 0.5) -> float:
     """Linear warm-up, a plateau, then linear decay over the last `decay` share; a factor in (0, 1]."""
-    return min((step + 1) / warmup, 1.0, max(0.01, (steps - step) / (decay * steps)))
+    falling = max(0.01, (steps - step) / (decay * steps)) if decay else 1.0
+    return min((step + 1) / warmup, 1.0, falling)
 
 
 def pretrain(
@@ -84,15 +85,13 @@ def pretrain(
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         start = state["step"]
-    base = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
-    base = [[lr], [lr * 0.1]]
     model.train()
     bar = tqdm(range(start, steps), initial=start, total=steps, desc=output_dir.name, mininterval=10)
     average = None
     for step, batch in zip(bar, corpus.batches(first_batch + start)):
-        for optimizer, rates in zip(optimizers, base, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * learning_rate(step, steps, decay=decay)
+        factor = learning_rate(step, steps, decay=decay)
+        for optimizer, rate in zip(optimizers, (lr, lr * 0.1), strict=True):
+            optimizer.param_groups[0]["lr"] = rate * factor
         loss = answer_loss(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -13,6 +13,8 @@ IGNORED = -100
 def load_rows(source: str | Path, split: str = "train") -> Dataset:
     """Rows `{"text": …}` or `{"messages": […]}` from a JSON-lines file or a Hub dataset.
 
+    A row may have `finished`, false where its last answer was cut off and must not be learned to end there.
+
     Raises:
         OSError: there is no such file or dataset.
         ValueError: it has no rows, or neither column.
@@ -36,16 +38,23 @@ def load_rows(source: str | Path, split: str = "train") -> Dataset:
     return rows
 
 
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> dict[str, list[int]]:
-    """All tokens labelled, the end-of-text token last, so that the drafter learns to stop."""
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, finished: bool = True) -> dict[str, list[int]]:
+    """All tokens labelled, the end-of-text token last if the text is `finished`, so that the drafter learns to stop."""
     ids = tokenizer(text)["input_ids"]
-    if tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
+    if finished and tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
         ids = [*ids, tokenizer.eos_token_id]
     return {"input_ids": ids, "labels": list(ids)}
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[Mapping[str, str]]) -> dict[str, list[int]]:
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Mapping[str, str]], finished: bool = True
+) -> dict[str, list[int]]:
     """Assistant turns labelled, with the token that ends them; everything else ignored.
+
+    Args:
+        tokenizer: has a chat template.
+        messages: turns with `role` and `content`.
+        finished: False if the last answer was cut off: then nothing after it is kept.
 
     Raises:
         ValueError: the tokenizer has no chat template, or one that rewrites earlier turns.
@@ -72,7 +81,10 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: list[Mapping[str, 
     for count, message in enumerate(messages, 1):
         if message["role"] == "assistant":
             append(render(messages[: count - 1], True), False)
-            append(render(messages[:count], False), True)
+            turn = render(messages[:count], False)
+            if count == len(messages) and not finished:
+                turn = turn[: turn.rindex(message["content"]) + len(message["content"])]
+            append(turn, True)
     return {"input_ids": ids, "labels": labels}
 
 
@@ -89,8 +101,11 @@ def encode_rows(
     """
 
     def encode(row: dict[str, Any]) -> dict[str, Any]:
-        messages = row.get("messages")
-        encoded = encode_chat(tokenizer, messages) if messages else encode_text(tokenizer, row.get("text") or "")
+        messages, finished = row.get("messages"), row.get("finished", True)
+        if messages:
+            encoded = encode_chat(tokenizer, messages, finished)
+        else:
+            encoded = encode_text(tokenizer, row.get("text") or "", finished)
         encoded = {name: values[:max_length] for name, values in encoded.items()}
         return {**encoded, "length": len(encoded["input_ids"])}
 

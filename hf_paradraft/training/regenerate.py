@@ -42,7 +42,8 @@ def regenerate(
         target: answers.
         tokenizer: the target's; padded on the left here.
         source: a JSON-lines file or a Hub dataset, as for training.
-        output: grows by a batch at a time; rows already in it are not made again.
+        output: grows by a batch at a time; rows already in it are not made again. Answers that were cut off at
+            `max_new_tokens` are marked `"finished": false`.
         max_new_tokens: of an answer.
         batch_size: prompts answered together.
         prompt_tokens: for `text` rows, how much of the text is the prompt.
@@ -79,11 +80,14 @@ def regenerate(
             torch.manual_seed(seed + begin)
             ids = target.generate(**batch.to(target.device), max_new_tokens=max_new_tokens, **sampling)
             new = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-            for row, answer in zip(some, new, strict=True):
+            ends = torch.tensor(target.generation_config.eos_token_id, device=ids.device)
+            finished = torch.isin(ids[:, batch["input_ids"].shape[1] :], ends).any(1).tolist()
+            for row, answer, ended in zip(some, new, finished, strict=True):
                 if "text" in row:
-                    written = {"text": row["text"] + answer}
+                    written = {"text": row["text"] + answer, "finished": ended}
                 else:
-                    written = {"messages": [*row["messages"], {"role": "assistant", "content": answer}]}
+                    turns = [*row["messages"], {"role": "assistant", "content": answer}]
+                    written = {"messages": turns, "finished": ended}
                 file.write(json.dumps(written, ensure_ascii=False) + "\n")
             file.flush()
             bar.update(len(some))

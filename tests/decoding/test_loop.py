@@ -1,0 +1,206 @@
+"""What surrounds the tokens: streaming, stopping, statistics, state, and clear refusals."""
+
+import pytest
+import torch
+from tiny import EOS, make_tokenizer, near_copy, tiny_model
+from transformers import LogitsProcessor, StaticCache, StoppingCriteria
+from transformers.generation import MaxLengthCriteria
+from transformers.generation.streamers import BaseStreamer
+
+import hf_paradraft as pd
+
+
+class Recorder(BaseStreamer):
+    def __init__(self):
+        self.blocks, self.ended = [], 0
+
+    def put(self, value):
+        self.blocks.append(value.flatten().tolist())
+
+    def end(self):
+        self.ended += 1
+
+
+def generate(target, drafter, ids, **options):
+    return target.generate(ids, assistant_model=drafter, **{"do_sample": False, "max_new_tokens": 30, **options})
+
+
+def test_every_accepted_block_is_streamed(target, drafter, prompt):
+    streamer = Recorder()
+    output = generate(target, drafter, prompt, streamer=streamer)
+    shown, *blocks = streamer.blocks
+    assert shown == prompt[0].tolist()
+    assert [len(block) for block in blocks] == drafter.last_stats.emitted_per_round
+    assert sum(blocks, []) == output[0, prompt.shape[1] :].tolist()
+    assert streamer.ended == 1
+
+
+def test_nothing_after_the_end_of_text(target):
+    """An end token inside an accepted draft ends the text there."""
+    drafter = near_copy(target, noise=0.0)
+    stopped_inside = 0
+    for first in range(EOS):
+        ids, streamer = torch.tensor([[first, 2]]), Recorder()
+        plain = target.generate(ids, do_sample=False, max_new_tokens=30)
+        eos = int(plain[0, -3])
+        plain = target.generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=eos)
+        drafted = generate(target, drafter, ids, eos_token_id=eos, streamer=streamer)
+        assert torch.equal(plain, drafted)
+        assert eos not in sum(streamer.blocks[1:], [])[:-1]
+        stopped_inside += drafter.last_stats.successes[:1] != [] and drafter.last_stats.emitted_per_round[-1] > 1
+    assert stopped_inside > 0
+
+
+def test_stop_strings(target, drafter):
+    tokenizer = make_tokenizer()
+    for first in range(8):
+        ids = torch.tensor([[first, 3, 4]])
+        text = tokenizer.decode(target.generate(ids, do_sample=False, max_new_tokens=20)[0, 6:8])
+        options = {"stop_strings": text.split()[0], "tokenizer": tokenizer, "max_new_tokens": 30}
+        plain = target.generate(ids, do_sample=False, **options)
+        assert torch.equal(plain, generate(target, drafter, ids, **options))
+
+
+def test_own_criteria_are_asked_after_every_token(target, drafter, prompt):
+    class Lengths(StoppingCriteria):
+        def __init__(self):
+            self.seen = []
+
+        def __call__(self, input_ids, scores, **kwargs):
+            self.seen.append(input_ids.shape[1])
+            return torch.tensor([input_ids.shape[1] >= 17])
+
+    criterion = Lengths()
+    output = generate(target, drafter, prompt, stopping_criteria=[criterion])
+    assert output.shape[1] <= 17
+    assert criterion.seen == list(range(6, output.shape[1] + 1))
+
+
+def test_max_time_and_max_length(target, drafter, prompt):
+    assert generate(target, drafter, prompt, max_time=0.0).shape[1] == prompt.shape[1] + 1
+    assert generate(target, drafter, prompt, stopping_criteria=[MaxLengthCriteria(9)]).shape[1] <= 9
+
+
+def test_processors_see_plain_decodings_calls(target, drafter, prompt):
+    """A processor with a memory works, because it is called once per token, in order, on the true prefix."""
+
+    class Memory(LogitsProcessor):
+        def __init__(self):
+            self.prefixes = []
+
+        def __call__(self, input_ids, scores):
+            self.prefixes.append(input_ids[0].tolist())
+            scores[:, len(self.prefixes) % 7] -= 3
+            return scores
+
+    ours, theirs = Memory(), Memory()
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=30, logits_processor=[theirs])
+    assert torch.equal(plain, generate(target, drafter, prompt, logits_processor=[ours]))
+    assert ours.prefixes == theirs.prefixes
+
+
+def test_stats(target, drafter, prompt):
+    drafter.speculation_config.num_draft_tokens = 5
+    output = generate(target, drafter, prompt, return_dict_in_generate=True)
+    stats = output.speculation
+    assert stats is drafter.last_stats
+    assert stats.num_rounds == len(stats.emitted_per_round)
+    assert sum(stats.emitted_per_round) == output.sequences.shape[1] - prompt.shape[1]
+    assert stats.mean_emitted == sum(stats.emitted_per_round) / stats.num_rounds
+    assert max(stats.emitted_per_round) <= 6
+    assert stats.num_drafted <= 5 * stats.num_rounds
+    assert len(stats.acceptance_by_position) <= 5
+    assert all(0 <= rate <= 1 for rate in stats.acceptance_by_position)
+    # Every round emits its accepted drafts and one more, unless it ended on a draft.
+    assert stats.num_emitted - stats.num_rounds <= sum(stats.successes) <= stats.num_emitted
+    assert 0 < stats.draft_seconds + stats.verify_seconds < stats.total_seconds
+    assert f"τ = {stats.mean_emitted:.2f}" in str(stats)
+    doubled = stats + stats
+    assert doubled.mean_emitted == stats.mean_emitted
+    assert doubled.acceptance_by_position == stats.acceptance_by_position
+
+
+def test_one_forward_of_each_model_per_round(target, drafter, prompt):
+    counts = {"target": 0, "drafter": 0}
+    for name, model in (("target", target), ("drafter", drafter)):
+        model.register_forward_pre_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))
+    generate(target, drafter, prompt)
+    rounds = drafter.last_stats.num_rounds
+    assert counts["target"] == rounds
+    assert rounds - 1 <= counts["drafter"] <= rounds  # the last token needs no draft
+
+
+def test_a_perfect_drafter_emits_full_blocks(target):
+    """A drafter whose only guess is right: K = 1 from the target's own weights."""
+    drafter = near_copy(target, noise=0.0)
+    drafter.speculation_config.num_draft_tokens = 1
+    generate(target, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=20, min_new_tokens=20)
+    assert set(drafter.last_stats.emitted_per_round) == {2}
+
+
+def test_nothing_leaks_into_the_next_call(target, drafter, prompt):
+    first = generate(target, drafter, prompt)
+    other = tiny_model(seed=9)
+    generate(other, drafter, torch.tensor([[7, 7, 7, 7]]))
+    assert torch.equal(first, generate(target, drafter, prompt))
+
+
+def test_a_criterion_that_raises(target, drafter, prompt):
+    class Broken(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            raise RuntimeError("mine")
+
+    first = generate(target, drafter, prompt)
+    with pytest.raises(RuntimeError, match="mine"):
+        generate(target, drafter, prompt, stopping_criteria=[Broken()])
+    assert torch.equal(first, generate(target, drafter, prompt))
+
+
+def test_other_assistants_are_left_to_transformers(target, prompt):
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=20)
+    parent = tiny_model(seed=2)
+    assert torch.equal(plain, target.generate(prompt, do_sample=False, max_new_tokens=20, assistant_model=parent))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences"),
+        ({"num_beams": 2}, "beam|Beam|assist"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "attentions or hidden states"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "attentions or hidden states"),
+        ({"cache_implementation": "static"}, "roll back"),
+    ],
+)
+def test_refused_before_it_starts(target, drafter, prompt, options, message):
+    calls = []
+    target.register_forward_pre_hook(lambda *_: calls.append(1))
+    with pytest.raises(ValueError, match=message):
+        generate(target, drafter, prompt, **options)
+    assert not calls
+
+
+def test_refused_prompts(target, drafter, prompt):
+    with pytest.raises(ValueError, match="2 rows"):
+        generate(target, drafter, prompt.repeat(2, 1))
+    with pytest.raises(ValueError, match="reads token ids"):
+        generate(target, drafter, None, inputs_embeds=target.get_input_embeddings()(prompt))
+    with pytest.raises(ValueError, match="roll back"):
+        generate(target, drafter, prompt, past_key_values=StaticCache(config=target.config, max_cache_len=64))
+    with pytest.raises(ValueError, match="needs a drafter"):
+        target.generate(prompt, custom_generate=pd.speculative_decoding, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("options", [{"num_draft_tokens": -1}, {"num_draft_tokens": 1.5}, {"acceptance": "hopeful"}])
+def test_options_out_of_range(options):
+    with pytest.raises(ValueError, match="must be"):
+        pd.SpeculationConfig(**options)
+
+
+def test_rules_that_do_not_fit(target, drafter, prompt):
+    drafter.speculation_config.acceptance = "rejection"
+    with pytest.raises(ValueError, match="does not fit do_sample=False"):
+        generate(target, drafter, prompt)
+    drafter.speculation_config.acceptance = "greedy"
+    with pytest.raises(ValueError, match="does not fit do_sample=True"):
+        generate(target, drafter, prompt, do_sample=True)

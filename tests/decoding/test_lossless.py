@@ -1,0 +1,135 @@
+"""With a drafter, the tokens of plain `generate`: greedy, with processors, over architectures, prompts and lengths."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache
+
+import hf_paradraft as pd
+
+from tiny import ARCHITECTURES, EOS, MASK, near_copy, tiny_model
+
+PAIRS = {name: (model := tiny_model(name), near_copy(model)) for name in ARCHITECTURES}
+OPTIONS = {
+    "nothing": {},
+    "repetition penalty": {"repetition_penalty": 1.7},
+    "no repeated bigrams": {"no_repeat_ngram_size": 2},
+    "minimum length": {"min_new_tokens": 12},
+    "bad words": {"bad_words_ids": [[3], [7, 8]]},
+    "suppressed": {"suppress_tokens": [1, 2, 3, 4]},
+    "forced end": {"forced_eos_token_id": EOS},
+    "exponential decay": {"exponential_decay_length_penalty": (3, 1.5)},
+}
+
+
+def both_ways(target, drafter, ids, **options):
+    plain = target.generate(ids, do_sample=False, **options)
+    return plain, target.generate(ids, do_sample=False, assistant_model=drafter, **options)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from(list(ARCHITECTURES)),
+    st.sampled_from(list(OPTIONS)),
+    st.lists(st.integers(0, EOS - 1), min_size=1, max_size=20),
+    st.integers(1, 40),
+    st.integers(0, 16),
+)
+def test_greedy_output_is_plain_generates(architecture, options, ids, max_new_tokens, num_draft_tokens):
+    target, drafter = PAIRS[architecture]
+    drafter.speculation_config.num_draft_tokens = num_draft_tokens
+    plain, drafted = both_ways(target, drafter, torch.tensor([ids]), max_new_tokens=max_new_tokens, **OPTIONS[options])
+    assert torch.equal(plain, drafted)
+    assert sum(drafter.last_stats.emitted_per_round) == drafted.shape[1] - len(ids)
+
+
+def test_drafts_are_accepted_and_rejected(target, drafter, prompt):
+    """The tests above would pass with a loop that never accepts; this one would not."""
+    torch.manual_seed(0)
+    accepted = rejected = 0
+    for _ in range(20):
+        target.generate(torch.randint(0, EOS, (1, 6)), assistant_model=drafter, max_new_tokens=30, do_sample=False)
+        accepted += sum(drafter.last_stats.successes)
+        rejected += sum(drafter.last_stats.attempts) - sum(drafter.last_stats.successes)
+    assert accepted > 20
+    assert rejected > 20
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+def test_sample_match_draws_as_plain_sampling_does(target, drafter, prompt, temperature):
+    options = {"do_sample": True, "temperature": temperature, "top_k": 10, "top_p": 0.9, "max_new_tokens": 40}
+    for seed in range(10):
+        torch.manual_seed(seed)
+        plain = target.generate(prompt, **options)
+        torch.manual_seed(seed)
+        assert torch.equal(plain, target.generate(prompt, assistant_model=drafter, **options))
+
+
+def test_left_padding(target, drafter):
+    ids, mask = torch.tensor([[0, 0, 0, 4, 5, 6]]), torch.tensor([[0, 0, 0, 1, 1, 1]])
+    plain, drafted = both_ways(target, drafter, ids, attention_mask=mask, max_new_tokens=30)
+    assert torch.equal(plain, drafted)
+
+
+def test_prompt_longer_than_the_drafters_context(target):
+    short = pd.PardDrafter.from_causal_lm(tiny_model("gpt2", max_position_embeddings=24), mask_token_id=MASK)
+    ids = torch.randint(0, EOS, (1, 60), generator=torch.Generator().manual_seed(0))
+    plain, drafted = both_ways(target, short, ids, max_new_tokens=60)
+    assert torch.equal(plain, drafted)
+
+
+def test_continues_a_cache(target, drafter):
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
+    outputs = []
+    for options in ({}, {"assistant_model": drafter}):
+        cache = DynamicCache(config=target.config)
+        with torch.no_grad():
+            target(ids[:, :5], past_key_values=cache)
+        outputs.append(target.generate(ids, past_key_values=cache, max_new_tokens=20, do_sample=False, **options))
+        assert cache.get_seq_length() == outputs[-1].shape[1] - 1
+    assert torch.equal(*outputs)
+
+
+def test_input_embeddings_beside_ids(target, drafter, prompt):
+    options = {"inputs_embeds": target.get_input_embeddings()(prompt), "max_new_tokens": 20}
+    plain, drafted = both_ways(target, drafter, prompt, **options)
+    assert torch.equal(plain, drafted)
+
+
+def test_the_other_door(target, drafter, prompt):
+    plain = target.generate(prompt, max_new_tokens=20, do_sample=False)
+    drafted = target.generate(
+        prompt, max_new_tokens=20, do_sample=False, custom_generate=pd.speculative_decoding, drafter=drafter
+    )
+    assert torch.equal(plain, drafted)
+
+
+def test_drafter_in_another_dtype(target, prompt):
+    drafter = near_copy(target).to(torch.bfloat16)
+    plain, drafted = both_ways(target, drafter, prompt, max_new_tokens=30)
+    assert torch.equal(plain, drafted)
+
+
+@pytest.mark.parametrize("sizes", [(32, 40), (40, 32)])
+def test_padded_vocabularies(sizes, prompt):
+    target, other = tiny_model(vocab_size=sizes[0]), tiny_model(vocab_size=sizes[1])
+    drafter = pd.PardDrafter.from_causal_lm(other, mask_token_id=MASK)
+    plain, drafted = both_ways(target, drafter, prompt, max_new_tokens=30)
+    assert torch.equal(plain, drafted)
+    drafter.speculation_config.acceptance = "rejection"
+    target.generate(prompt, max_new_tokens=30, do_sample=True, assistant_model=drafter)
+
+
+def test_scores_and_logits_are_plain_generates(target, drafter, prompt):
+    options = {
+        "max_new_tokens": 20,
+        "repetition_penalty": 1.3,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    plain, drafted = both_ways(target, drafter, prompt, **options)
+    for name in ("scores", "logits"):
+        ours, theirs = torch.cat(drafted[name]), torch.cat(plain[name])
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

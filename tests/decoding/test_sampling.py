@@ -1,0 +1,141 @@
+"""Sampling with drafts has the target's distribution: joint frequencies of three tokens against the exact ones."""
+
+import itertools
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper
+from transformers import TopPLogitsWarper
+
+from hf_paradraft.decoding.accept import RULES, accept
+from hf_paradraft.decoding.draft import Draft
+
+V, STEPS, SAMPLES = 5, 3, 20_000
+TABLE = torch.randn(V + 1, V, generator=torch.Generator().manual_seed(3)) * 1.5  # the target: logits given the last token
+GUESS = torch.randn(STEPS, V, generator=torch.Generator().manual_seed(4))  # the drafter: independent of what it drew
+PROCESSORS = {
+    "none": [],
+    "temperature 0.5": [TemperatureLogitsWarper(0.5)],
+    "temperature 1.5": [TemperatureLogitsWarper(1.5)],
+    "top-k": [TopKLogitsWarper(3)],
+    "top-p": [TopPLogitsWarper(0.7)],
+    "repetition penalty": [RepetitionPenaltyLogitsProcessor(1.8), TemperatureLogitsWarper(0.8)],
+}
+
+
+def exact(processors):
+    """Probability of every continuation of the prefix [0]."""
+    joint = {}
+    for tokens in itertools.product(range(V), repeat=STEPS):
+        probability, ids = 1.0, torch.tensor([[0]])
+        for token in tokens:
+            scores = processors(ids, TABLE[ids[0, -1]][None].clone())
+            probability *= scores.softmax(-1)[0, token].item()
+            ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
+        joint[tokens] = probability
+    return joint
+
+
+class Remembered:
+    """Processors whose results are looked up: there are few prefixes, and many samples."""
+
+    def __init__(self, processors):
+        self.processors, self.known = LogitsProcessorList(processors), {}
+
+    def __bool__(self):
+        return True
+
+    def __call__(self, ids, logits):
+        key = tuple(ids[0].tolist())
+        if key not in self.known:
+            self.known[key] = self.processors(ids, logits)
+        return self.known[key]
+
+
+def draw(rule, processors, make_draft):
+    """Three tokens, in rounds of drafts."""
+    ids = torch.zeros(1, 12, dtype=torch.long)
+    length = 1
+    while length <= STEPS:
+        draft = make_draft(ids[:, :length], STEPS + 1 - length)
+        last = [int(ids[0, length - 1]), *draft.tokens.tolist()]
+        for _ in accept(draft, TABLE[torch.tensor(last)], ids, length, processors, rule):
+            length += 1
+            if length > STEPS:
+                break
+    return tuple(ids[0, 1 : STEPS + 1].tolist())
+
+
+def sampled_chain(ids, room):
+    q = GUESS[:room].softmax(-1)
+    return Draft.chain(torch.multinomial(q, 1)[:, 0], q)
+
+
+def top_chain(ids, room):
+    return Draft.chain(GUESS[:room].argmax(-1))
+
+
+def sampled_tree(ids, room):
+    """Two children without replacement below the root, and two below the first of them."""
+    q = GUESS[:2].softmax(-1)
+    first, second = torch.multinomial(q[0], 2), torch.multinomial(q[1], 2)
+    return Draft(torch.cat([first, second]), [-1, -1, 0, 0], torch.stack([q[0], q[0], q[1], q[1]]))
+
+
+def top_tree(ids, room):
+    first, second = GUESS[0].topk(2).indices, GUESS[1].topk(2).indices
+    return Draft(torch.cat([first, second]), [-1, -1, 0, 0])
+
+
+def p_value(rule, processors, make_draft):
+    torch.manual_seed(0)
+    processors = Remembered(processors)
+    expected = exact(processors)
+    counts = dict.fromkeys(expected, 0)
+    for _ in range(SAMPLES):
+        counts[draw(rule, processors, make_draft)] += 1
+    assert all(counts[tokens] == 0 for tokens, p in expected.items() if p == 0)
+    cells = [(counts[tokens], p * SAMPLES) for tokens, p in expected.items() if p > 0]
+    rare = [cell for cell in cells if cell[1] < 5]
+    cells = [cell for cell in cells if cell[1] >= 5]
+    if sum(want for _, want in rare) > 0:
+        cells.append((sum(got for got, _ in rare), sum(want for _, want in rare)))
+    got, want = zip(*cells, strict=True)
+    return chisquare(got, [w * sum(got) / sum(want) for w in want]).pvalue
+
+
+CASES = [
+    *(("rejection", sampled_chain, name) for name in PROCESSORS),
+    *(("sample_match", top_chain, name) for name in ("none", "top-p", "repetition penalty")),
+    *(("rejection", sampled_tree, name) for name in ("temperature 1.5", "repetition penalty")),
+    ("sample_match", top_tree, "temperature 0.5"),
+]
+
+
+@pytest.mark.parametrize(("rule", "make_draft", "processors"), CASES)
+def test_joint_distribution(rule, make_draft, processors, record_property):
+    value = p_value(RULES[rule], PROCESSORS[processors], make_draft)
+    record_property("p_value", value)
+    print(f"{rule}, {make_draft.__name__}, {processors}: p = {value:.3f}")
+    assert value > 1e-3
+
+
+def test_a_wrong_rule_is_found_out():
+    def accepts_too_much(draft, node, scores):
+        p = scores.softmax(-1)[0]
+        for child in draft.children(node):
+            if torch.rand(()) < p[draft.tokens[child]] ** 0.5:
+                return int(draft.tokens[child]), child
+        return int(torch.multinomial(p, 1)), None
+
+    assert p_value(accepts_too_much, [], sampled_chain) < 1e-6
+
+
+def test_sampling_without_correction_is_found_out():
+    """Rejection of drafts that were not sampled from the `q` they claim."""
+
+    def claims_another_q(ids, room):
+        return Draft.chain(GUESS[:room].argmax(-1), GUESS[:room].softmax(-1))
+
+    assert p_value(RULES["rejection"], [], claims_another_q) < 1e-6

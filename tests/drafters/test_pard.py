@@ -1,0 +1,296 @@
+"""PARD drafters: made from any causal LM, saved as one, loaded from any engine's format, refused where they cannot work."""
+
+import json
+import pickle
+import threading
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import ARCHITECTURES, EOS, MASK, VOCAB, make_tokenizer, near_copy, tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
+
+import hf_paradraft as pd
+from hf_paradraft.drafters.pard.propose import draft_logits
+from hf_paradraft.drafters.pard.rows import parallel_draft_rows
+
+
+@pytest.fixture
+def folder(drafter, tmp_path):
+    drafter.save_pretrained(tmp_path / "drafter")
+    return tmp_path / "drafter"
+
+
+def edit_config(folder, **changes):
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config.update(changes)
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_saved_drafter_is_a_plain_causal_lm(architecture, tmp_path):
+    model = tiny_model(architecture)
+    drafter = pd.PardDrafter.from_causal_lm(model, mask_token_id=MASK)
+    drafter.speculation_config.num_draft_tokens = 7
+    drafter.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == [type(model).__name__]
+    assert "auto_map" not in config
+    assert [config[key] for key in ("mask_token_id", "pard_token", "ptd_token_id")] == [MASK] * 3
+    assert config["spd_type"] == "pard"
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(stock) is type(model)
+    ids = torch.arange(10)[None]
+    assert torch.equal(stock(ids).logits, model(ids).logits)
+    again = pd.AutoDrafter.from_pretrained(tmp_path)
+    assert isinstance(again, pd.PardDrafter)
+    assert again.mask_token_id == MASK
+    assert again.speculation_config.num_draft_tokens == 7
+    assert torch.equal(again.eval()(ids).logits, model(ids).logits)
+
+
+def test_from_causal_lm_shares_weights_and_leaves_the_model_alone(target):
+    drafter = pd.PardDrafter.from_causal_lm(target, mask_token_id=MASK)
+    assert drafter.get_input_embeddings().weight is target.get_input_embeddings().weight
+    assert not isinstance(target, pd.PardDrafter)
+    assert not hasattr(target.config, "pard_token")
+
+
+@pytest.mark.parametrize("key", ["mask_token_id", "pard_token", "ptd_token_id"])
+def test_any_engines_key_is_read(folder, key):
+    others = dict.fromkeys(("mask_token_id", "pard_token", "ptd_token_id"), ...)
+    edit_config(folder, **{**others, key: 29})
+    assert pd.AutoDrafter.from_pretrained(folder).mask_token_id == 29
+
+
+def test_plain_generate_of_a_drafter_is_ordinary(target, drafter, prompt):
+    stock = type(target)(drafter.config).eval()
+    stock.load_state_dict(drafter.state_dict())
+    expected = stock.generate(prompt, max_new_tokens=10, do_sample=False)
+    assert torch.equal(drafter.generate(prompt, max_new_tokens=10, do_sample=False), expected)
+
+
+def test_pickles(drafter):
+    again = pickle.loads(pickle.dumps(drafter))
+    assert isinstance(again, pd.PardDrafter)
+    assert again.mask_token_id == drafter.mask_token_id
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_one_forward_drafts_what_training_rows_say(architecture):
+    """Inference and training must mean the same: the logits of K drafts are those of the training rows of each depth."""
+    model = tiny_model(architecture, **({} if architecture == "gpt2" else {"attn_implementation": "eager"}))
+    drafter = pd.PardDrafter.from_causal_lm(model, mask_token_id=MASK)
+    ids = torch.randint(0, EOS, (10,), generator=torch.Generator().manual_seed(0))
+    depths = 5
+    rows = parallel_draft_rows(ids, ids, MASK, torch.ones(depths, 10, dtype=torch.bool))
+    mask = rows["attention_mask"]
+    if architecture == "mistral-sliding":
+        window = model.config.sliding_window
+        mask = mask & (rows["position_ids"][:, None] - rows["position_ids"] < window)
+    with torch.no_grad():
+        trained = model(
+            rows["input_ids"][None],
+            position_ids=rows["position_ids"][None],
+            attention_mask=torch.where(mask, 0.0, torch.finfo(torch.float32).min)[None, None],
+            use_cache=False,
+        ).logits[0]
+        drafted = draft_logits(drafter, ids[None, :6], drafter.new_cache(), depths)
+    for depth in range(depths):
+        row = depth * 10 + 5 + depth
+        if row < len(trained) and 5 + depth < 10:
+            torch.testing.assert_close(drafted[depth], trained[row], rtol=1e-4, atol=1e-4)
+
+
+def test_the_cache_never_keeps_masks(drafter):
+    ids, cache = torch.arange(12)[None], drafter.new_cache()
+    with torch.no_grad():
+        draft_logits(drafter, ids[:, :5], cache, 6)
+        assert cache.get_seq_length() == 5
+        later = draft_logits(drafter, ids, cache, 3)
+        fresh = draft_logits(drafter, ids, drafter.new_cache(), 3)
+    torch.testing.assert_close(later, fresh, rtol=1e-4, atol=1e-5)
+
+
+def test_stock_loop_gets_one_draft_per_round(target, drafter, prompt, monkeypatch):
+    """Without our hook transformers' own assisted loop still works."""
+    from transformers import GenerationMixin
+
+    for name in ("_assisted_decoding", "_validate_generation_mode"):
+        monkeypatch.setattr(GenerationMixin, name, getattr(GenerationMixin, name).__wrapped__)
+    plain = target.generate(prompt, max_new_tokens=30, do_sample=False)
+    drafter.last_stats = None
+    assert torch.equal(plain, target.generate(prompt, max_new_tokens=30, do_sample=False, assistant_model=drafter))
+    assert drafter.last_stats is None  # it was not our loop
+    target.generate(prompt, max_new_tokens=30, do_sample=True, assistant_model=drafter)
+
+
+def test_candidate_generator_drafts_what_the_loop_drafts(target, drafter, prompt):
+    generator = pd.PardCandidateGenerator(drafter, max_length=15)
+    drafter.speculation_config.num_draft_tokens = 4
+    ids, logits = pd.PardCandidateGenerator(drafter).get_candidates(prompt)
+    assert ids.shape == (1, prompt.shape[1] + 4)
+    assert logits.shape == (1, 4, VOCAB)
+    assert torch.equal(ids[0, prompt.shape[1] :], logits[0].argmax(-1))
+    ids, _ = generator.get_candidates(prompt)
+    assert ids.shape[1] == 14
+    full = torch.arange(14)[None]
+    assert torch.equal(generator.get_candidates(full)[0], full)
+
+
+def test_two_threads_share_a_drafter():
+    targets = [tiny_model(seed=seed) for seed in (0, 5)]
+    drafter = near_copy(targets[0])
+    prompts = [torch.tensor([[1, 2, 3]]), torch.tensor([[9, 8, 7, 6]])]
+    plain = [t.generate(p, max_new_tokens=40, do_sample=False) for t, p in zip(targets, prompts, strict=True)]
+    drafted = [None, None]
+
+    def run(index):
+        drafted[index] = targets[index].generate(
+            prompts[index], max_new_tokens=40, do_sample=False, assistant_model=drafter
+        )
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(drafted, plain, strict=True))
+
+
+# What cannot work, and what is said about it.
+
+
+def test_no_mask_token(target, tmp_path):
+    target.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="names no mask token"):
+        pd.AutoDrafter.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="names no mask token"):
+        pd.PardDrafter.from_causal_lm(target)
+
+
+@pytest.mark.parametrize("mask_token_id", [VOCAB, -1, True, "5"])
+def test_mask_token_without_an_embedding(target, mask_token_id):
+    with pytest.raises(ValueError, match="has no embedding"):
+        pd.PardDrafter.from_causal_lm(target, mask_token_id=mask_token_id)
+
+
+def test_keys_that_disagree(folder):
+    edit_config(folder, pard_token=3)
+    with pytest.raises(ValueError, match="different mask tokens"):
+        pd.AutoDrafter.from_pretrained(folder)
+    assert pd.PardDrafter.from_pretrained(folder, mask_token_id=3).mask_token_id == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"dflash_config": {"mask_token_id": 3}}, "DFlash"),
+        ({"architectures": ["DFlashDraftModel"]}, "DFlash"),
+        ({"architectures": ["PEagleDraftModel"]}, "EAGLE"),
+        ({"pard2": True, "spd_type": "pard2"}, "PARD-2"),
+    ],
+)
+def test_other_drafters_are_named(folder, changes, name):
+    edit_config(folder, **changes)
+    with pytest.raises(ValueError, match=name):
+        pd.AutoDrafter.from_pretrained(folder)
+
+
+def test_p_eagle_is_known_by_its_tensor(folder):
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "mask_hidden": torch.zeros(4)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="P-EAGLE"):
+        pd.AutoDrafter.from_pretrained(folder)
+
+
+def test_truncated_weights(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(OSError, match="truncated or damaged"):
+        pd.AutoDrafter.from_pretrained(folder)
+
+
+def test_missing_weights(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(OSError, match="lacks 1 of the model's weights"):
+        pd.AutoDrafter.from_pretrained(folder)
+
+
+def test_not_a_model(tmp_path):
+    with pytest.raises(OSError, match=r"no config\.json"):
+        pd.AutoDrafter.from_pretrained(tmp_path)
+    with pytest.raises(OSError, match="neither a folder"):
+        pd.AutoDrafter.from_pretrained("nobody/nothing")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="PEFT adapter"):
+        pd.AutoDrafter.from_pretrained(tmp_path)
+    with pytest.raises(OSError, match="from_pretrained"):
+        pd.AutoDrafter()
+
+
+def test_remote_code_is_never_run(folder):
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        pd.PardDrafter.from_pretrained(folder, trust_remote_code=True)
+
+
+def test_target_without_a_cache(target, drafter, prompt):
+    with pytest.raises(ValueError, match="cache"):
+        target.generate(prompt, assistant_model=drafter, use_cache=False, max_new_tokens=5)
+
+
+def test_encoder_decoder_target(drafter):
+    config = T5Config(
+        vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0, pad_token_id=0
+    )
+    model = T5ForConditionalGeneration(config).eval()
+    with pytest.raises(ValueError, match="encoder-decoder"):
+        model.generate(torch.tensor([[1, 2, 3]]), assistant_model=drafter, max_new_tokens=5)
+
+
+def test_different_tokenizers(target, tmp_path):
+    for name, words in (("one", "a b c d"), ("two", "a b d c")):
+        target.save_pretrained(tmp_path / name)
+        make_tokenizer(words).save_pretrained(tmp_path / name)
+    big = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
+    drafter = pd.PardDrafter.from_causal_lm(tmp_path / "two", mask_token_id=MASK)
+    prompt = torch.tensor([[1, 2, 3]])
+    with pytest.raises(ValueError, match="2 of 32 shared ids mean other tokens.*'c' for the target and 'd'"):
+        big.generate(prompt, assistant_model=drafter, max_new_tokens=5)
+    with pytest.raises(ValueError, match="first id 2"):
+        target.generate(
+            prompt,
+            assistant_model=drafter,
+            tokenizer=make_tokenizer("a b c d"),
+            assistant_tokenizer=make_tokenizer("a b d c"),
+            max_new_tokens=5,
+        )
+
+
+def test_same_tokenizer_by_name(tmp_path, prompt):
+    """Padded vocabularies of one family, as people have them on disk."""
+    for name, size in (("big", 40), ("small", 32)):
+        tiny_model(vocab_size=size).save_pretrained(tmp_path / name)
+        make_tokenizer().save_pretrained(tmp_path / name)
+    big = AutoModelForCausalLM.from_pretrained(tmp_path / "big").eval()
+    drafter = pd.PardDrafter.from_causal_lm(str(tmp_path / "small"), mask_token_id=MASK)
+    plain = big.generate(prompt, max_new_tokens=10, do_sample=False)
+    assert torch.equal(plain, big.generate(prompt, max_new_tokens=10, do_sample=False, assistant_model=drafter))
+
+
+def test_a_model_that_is_no_causal_lm(target):
+    with pytest.raises(ValueError, match="no causal language model"):
+        pd.PardDrafter.from_causal_lm(
+            T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)),
+            mask_token_id=MASK,
+        )
+    with pytest.raises(ValueError, match="not the causal LM"):
+        pd.PardDrafter.from_causal_lm(target.model, mask_token_id=MASK)
+
+
+def test_config_of_the_base_is_untouched(folder):
+    """Registering our class anywhere would hijack other loads."""
+    assert type(AutoConfig.from_pretrained(folder)).__module__.startswith("transformers.")

@@ -1,0 +1,84 @@
+"""Tiny models and tokenizers, made here; nothing is downloaded."""
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+import hf_paradraft as pd
+
+VOCAB, EOS, MASK = 32, 30, 31
+
+SHARED = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.4,
+    "eos_token_id": EOS,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+ARCHITECTURES = {
+    "llama": lambda **kw: LlamaConfig(**{**SHARED, **kw}),
+    "qwen2": lambda **kw: Qwen2Config(**{**SHARED, **kw}),
+    "qwen3": lambda **kw: Qwen3Config(**{**SHARED, "head_dim": 8, **kw}),
+    "mistral-sliding": lambda **kw: MistralConfig(**{**SHARED, "sliding_window": 12, **kw}),
+    "gpt2": lambda **kw: GPT2Config(
+        vocab_size=kw.get("vocab_size", VOCAB),
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=kw.get("max_position_embeddings", 256),
+        initializer_range=0.4,
+        eos_token_id=EOS,
+        bos_token_id=None,
+    ),
+}
+
+
+def tiny_model(architecture: str = "llama", seed: int = 0, **overrides):
+    """A random causal LM of about 20 thousand parameters, fp32, in evaluation mode."""
+    torch.manual_seed(seed)
+    config = ARCHITECTURES[architecture](**overrides)
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+
+
+def near_copy(model, noise: float = 0.02, seed: int = 1):
+    """A drafter that agrees with `model` often but not always: its weights with noise."""
+    torch.manual_seed(seed)
+    copy = type(model)(model.config).eval()
+    copy.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for parameter in copy.parameters():
+            parameter.add_(noise * torch.randn_like(parameter))
+    return pd.PardDrafter.from_causal_lm(copy, mask_token_id=MASK)
+
+
+def make_tokenizer(words: str = "a b c d e f g h", size: int = VOCAB) -> PreTrainedTokenizerFast:
+    """Words by blanks; ids 30 and 31 are the end of text and the mask."""
+    vocab = {word: index for index, word in enumerate(words.split())}
+    vocab |= {f"w{index}": index for index in range(len(vocab), size - 2)} | {"<eos>": size - 2, "<mask>": size - 1}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit()])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<eos>",
+        mask_token="<mask>",
+        pad_token="<eos>",
+        chat_template=(
+            "{% for m in messages %}{{ ' ' + m['role'][0] + ' ' + m['content'] }}"
+            "{% if m['role'] == 'assistant' %}{{ ' <eos>' }}{% endif %}{% endfor %}"
+            "{% if add_generation_prompt %}{{ ' a ' }}{% endif %}"
+        ),
+    )

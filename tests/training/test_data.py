@@ -1,0 +1,77 @@
+"""Which tokens carry labels."""
+
+import json
+
+import pytest
+from tiny import EOS, make_tokenizer
+
+from hf_paradraft.training.data import encode_chat, encode_rows, encode_text, load_rows
+
+
+@pytest.fixture
+def tokenizer():
+    return make_tokenizer("a u b c d e")
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_text_is_labelled_throughout_and_ends(tokenizer):
+    encoded = encode_text(tokenizer, "b c d")
+    assert encoded["input_ids"] == [2, 3, 4, EOS]  # the padding token is the end token too: it stays a label
+    assert encoded["labels"] == encoded["input_ids"]
+    assert encode_text(tokenizer, "b c d", finished=False)["input_ids"] == [2, 3, 4]
+
+
+def test_only_assistant_turns_are_labelled(tokenizer):
+    messages = [
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": "c d"},
+        {"role": "user", "content": "e"},
+        {"role": "assistant", "content": "d"},
+    ]
+    encoded = encode_chat(tokenizer, messages)
+    #        u  b  a  c  d  eos u  e  a  d  eos
+    assert encoded["input_ids"] == [1, 2, 0, 3, 4, EOS, 1, 5, 0, 4, EOS]
+    i = -100
+    assert encoded["labels"] == [i, i, i, 3, 4, EOS, i, i, i, 4, EOS]
+    cut = encode_chat(tokenizer, messages, finished=False)
+    assert cut["input_ids"] == [1, 2, 0, 3, 4, EOS, 1, 5, 0, 4]
+
+
+def test_rows_come_from_either_column(tokenizer, tmp_path):
+    texts = write(tmp_path / "texts.jsonl", [{"text": "b c"}, {"text": "b c d e b c d e"}])
+    encoded = encode_rows(load_rows(texts), tokenizer, max_length=4)
+    assert [row["length"] for row in encoded] == [3, 4]
+    chats = write(tmp_path / "chats.jsonl", [{"messages": [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]}])
+    assert len(encode_rows(load_rows(chats), tokenizer, max_length=9)) == 1
+
+
+def test_rows_without_labels_are_left_out(tokenizer, tmp_path):
+    question = {"messages": [{"role": "user", "content": "b c d"}, {"role": "assistant", "content": "c"}]}
+    unanswered = {"messages": [{"role": "user", "content": "b"}]}
+    file = write(tmp_path / "rows.jsonl", [question, unanswered])
+    assert len(encode_rows(load_rows(file), tokenizer, max_length=20)) == 1
+    with pytest.raises(ValueError, match="None of the 2 rows"):
+        encode_rows(load_rows(file), tokenizer, max_length=3)
+
+
+def test_what_cannot_be_read(tmp_path):
+    with pytest.raises(OSError, match="no file"):
+        load_rows(tmp_path / "missing.jsonl")
+    with pytest.raises(ValueError, match=r"text.*messages|'text' or 'messages'"):
+        load_rows(write(tmp_path / "other.jsonl", [{"question": "?"}]))
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(ValueError, match="no rows"):
+        load_rows(tmp_path / "empty.jsonl")
+    (tmp_path / "broken.jsonl").write_text("{not json\n")
+    with pytest.raises(ValueError, match="not JSON lines"):
+        load_rows(tmp_path / "broken.jsonl")
+
+
+def test_chat_without_a_template(tokenizer):
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        encode_chat(tokenizer, [{"role": "assistant", "content": "b"}])

@@ -1,0 +1,148 @@
+"""Training end to end on tiny models: it learns, resumes as if never stopped, and refuses what cannot work."""
+
+import json
+import random
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import MASK, make_tokenizer, tiny_model
+from transformers import TrainingArguments
+
+import hf_paradraft as pd
+from hf_paradraft.drafters.pard.run import train_pard
+from hf_paradraft.drafters.pard.training import CodConfig, PardTrainer, RowCollator, block_mask
+from hf_paradraft.training.regenerate import regenerate
+
+COUNTING = "a b c d e f g h"
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    tiny_model(initializer_range=0.05).save_pretrained(tmp_path / "model")
+    make_tokenizer(COUNTING).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Eight letters in a circle: easy to draft."""
+    rng, letters = random.Random(0), COUNTING.split()
+    file = tmp_path / "texts.jsonl"
+    with file.open("w") as lines:
+        for _ in range(64):
+            start, length = rng.randrange(8), rng.randint(10, 20)
+            text = " ".join(letters[(start + i) % 8] for i in range(length))
+            lines.write(json.dumps({"text": text}) + "\n")
+    return file
+
+
+ARGUMENTS = {"max_length": 32, "num_depths": 4, "per_device_train_batch_size": 8, "warmup_steps": 2, "disable_tqdm": True}
+
+
+def test_it_learns_to_draft(model_dir, texts, tmp_path):
+    drafter = train_pard(
+        model_dir, texts, tmp_path / "out", eval_file=texts, max_steps=60, learning_rate=1e-2, **ARGUMENTS
+    )
+    record = drafter.paradraft["training"]
+    losses = [record["eval"][f"eval_loss_depth_{depth}"] for depth in range(4)]
+    assert all(loss < 0.7 for loss in losses)  # guessing is log(32) = 3.5; the end of a text cannot be foreseen
+    again = pd.AutoDrafter.from_pretrained(tmp_path / "out")
+    assert again.mask_token_id == MASK
+    assert again.paradraft["training"]["num_depths"] == 4
+    # It drafts its own continuation: a target that counts accepts several tokens.
+    target = tiny_model(initializer_range=0.05)
+    target.load_state_dict({k: v for k, v in again.state_dict().items()})
+    again.eval()
+    target.generate(torch.arange(4)[None], assistant_model=again, max_new_tokens=12, do_sample=False)
+    assert again.last_stats.mean_emitted > 2
+
+
+def test_resume_gives_the_same_run(model_dir, texts, tmp_path):
+    common = {**ARGUMENTS, "learning_rate": 1e-3, "save_steps": 5, "lr_scheduler_type": "constant"}
+    train_pard(model_dir, texts, tmp_path / "whole", max_steps=12, **common)
+    train_pard(model_dir, texts, tmp_path / "parts", max_steps=5, **common)
+    train_pard(model_dir, texts, tmp_path / "parts", max_steps=12, resume=True, **common)
+    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    for name, tensor in whole.items():
+        torch.testing.assert_close(tensor, parts[name], rtol=1e-5, atol=1e-6)
+
+
+def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir):
+    """A padded batch of two has the mean of all labelled rows, each computed alone."""
+    drafter = pd.PardDrafter.from_causal_lm(model_dir, mask_token_id=MASK)
+    drafter.train()
+    samples = [{"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (5, 9)]
+    collator = RowCollator(MASK, CodConfig(3, 0.7, 0.2))
+    trainer = PardTrainer(
+        drafter, TrainingArguments(output_dir="unused", report_to="none", use_cpu=True), CodConfig(3, 0.7, 0.2)
+    )
+    total = count = 0
+    for sample in samples:
+        rows = collator.rows(sample)
+        logits = drafter(
+            rows["input_ids"][None], position_ids=rows["position_ids"][None], attention_mask=rows["attention_mask"][None, None]
+        ).logits[0]
+        kept = rows["labels"] != -100
+        total = total + torch.nn.functional.cross_entropy(logits[kept], rows["labels"][kept], reduction="sum")
+        count += int(kept.sum())
+    torch.testing.assert_close(trainer.compute_loss(drafter, collator(samples)), total / count, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_change_with_the_epoch_and_nothing_else():
+    sample = {"input_ids": list(range(30)), "labels": list(range(30))}
+    collator = RowCollator(MASK, CodConfig(4, 0.5, 0.1), seed=3)
+    first = collator.rows(sample)
+    assert torch.equal(first["position_ids"], collator.rows(sample)["position_ids"])
+    collator.epoch = 1
+    assert not torch.equal(first["position_ids"], collator.rows(sample)["position_ids"])
+
+
+def test_block_mask_is_the_boolean_mask():
+    samples = [{"input_ids": list(range(n)), "labels": list(range(n))} for n in (6, 11)]
+    batch = RowCollator(MASK, CodConfig(3, 0.7, 0.2))(samples)
+    mask = block_mask(batch["depths"], batch["position_ids"])
+    size = batch["depths"].shape[1]
+    b, i, j = torch.meshgrid(torch.arange(2), torch.arange(size), torch.arange(size), indexing="ij")
+    assert torch.equal(mask.mask_mod(b, 0, i, j), batch["attention_mask"][:, 0])
+
+
+def test_regenerate_continues_an_unfinished_file(model_dir, texts, tmp_path):
+    tokenizer = make_tokenizer(COUNTING)
+    target, output = tiny_model(), tmp_path / "answers.jsonl"
+    options = {"max_new_tokens": 6, "batch_size": 8, "prompt_tokens": 4}
+    assert regenerate(target, tokenizer, texts, output, **options) == 64
+    whole = output.read_text()
+    lines = whole.splitlines(keepends=True)
+    assert {"text", "finished"} == set(json.loads(lines[0]))
+    output.write_text("".join(lines[:16]) + lines[16][:9])
+    assert regenerate(target, tokenizer, texts, output, **options) == 48
+    assert output.read_text() == whole
+
+
+def test_output_folders_are_not_overwritten(model_dir, texts, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "precious").write_text("mine")
+    with pytest.raises(ValueError, match="already has files"):
+        train_pard(model_dir, texts, out, max_steps=1, **ARGUMENTS)
+    assert [file.name for file in out.iterdir()] == ["precious"]
+    with pytest.raises(ValueError, match="is a file"):
+        train_pard(model_dir, texts, out / "precious", max_steps=1, **ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cod_ratio": 0.0}, "ratio"),
+        ({"cod_min_ratio": 1.5}, "ratio"),
+        ({"num_depths": 0}, "num_depths"),
+        ({"mask_token_id": 99}, "no embedding"),
+        ({"max_length": 257}, "longer than the model's context of 256"),
+        ({"max_length": 1}, "None of the 64 rows"),
+    ],
+)
+def test_refused_before_anything_is_written(model_dir, texts, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        train_pard(model_dir, texts, tmp_path / "out", max_steps=1, **{**ARGUMENTS, **changes})
+    assert not (tmp_path / "out").exists()
