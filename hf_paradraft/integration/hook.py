@@ -59,6 +59,8 @@ def _with_our_checks(original):
     def validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         drafter = generation_mode_kwargs.get("assistant_model")
         if isinstance(drafter, PardDrafter):
+            if generation_config.num_beams > 1:
+                raise ValueError(f"Drafters serve greedy decoding and sampling, but num_beams is {generation_config.num_beams}.")
             tokenizers = [generation_mode_kwargs.get(name) for name in ("tokenizer", "assistant_tokenizer")]
             check_same_tokenizer(self, drafter, *tokenizers)
             generation_mode_kwargs = {
