@@ -47,9 +47,7 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str
     prompts = []
     for category, text in texts:
         if tokenizer.chat_template is not None:
-            text = tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-            )
+            text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
             ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         else:
             ids = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -117,7 +115,12 @@ def bench(
                 same = torch.equal(output, reference) if temperature == 0 else None
                 results.append(
                     Measurement(
-                        method.name, prompt.category, len(output), median(seconds[method.name]), counts[method.name], same
+                        method.name,
+                        prompt.category,
+                        len(output),
+                        median(seconds[method.name]),
+                        counts[method.name],
+                        same,
                     )
                 )
     finally:

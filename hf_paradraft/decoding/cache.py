@@ -13,9 +13,7 @@ def recording_cache(model_kwargs: dict[str, Any]) -> Cache:
     """
     cache = model_kwargs.get("past_key_values")
     if not model_kwargs.get("use_cache", True) or cache is None:
-        raise ValueError(
-            "Speculative decoding needs the target's key-value cache: pass use_cache=True and a model that has one."
-        )
+        raise ValueError("Speculative decoding needs the target's key-value cache: pass use_cache=True and a model that has one.")
     if cache.is_compileable or isinstance(cache, QuantizedCache):
         raise ValueError(
             f"Speculative decoding cannot roll back a {type(cache).__name__} yet: leave cache_implementation and "

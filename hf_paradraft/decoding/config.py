@@ -38,7 +38,6 @@ class SpeculationConfig:
             return "sample_match" if do_sample else "greedy"
         if (self.acceptance == "greedy") == do_sample:
             raise ValueError(
-                f"acceptance={self.acceptance!r} does not fit do_sample={do_sample}; "
-                "use acceptance='auto', or change do_sample."
+                f"acceptance={self.acceptance!r} does not fit do_sample={do_sample}; use acceptance='auto', or change do_sample."
             )
         return self.acceptance

@@ -87,7 +87,11 @@ def speculative_decoding(
         draft = Draft.chain(prefix[0, :0])
         if room > 0:
             sees = Prefix(
-                prefix[:, padding:], room, logits_processor, rule_name == "rejection", model.config.get_text_config().vocab_size
+                prefix[:, padding:],
+                room,
+                logits_processor,
+                rule_name == "rejection",
+                model.config.get_text_config().vocab_size,
             )
             draft = drafting.propose(sees)
         buffer[0, length : length + len(draft)] = draft.tokens
@@ -141,9 +145,7 @@ def _check(model, input_ids, generation_config, drafter, synced_gpus, model_kwar
     if drafter is None:
         raise ValueError("speculative_decoding needs a drafter: pass drafter=… to generate.")
     if model.config.is_encoder_decoder:
-        raise ValueError(
-            f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets."
-        )
+        raise ValueError(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
     if input_ids.shape[0] != 1:
         raise ValueError(
             f"Speculative decoding takes one prompt at a time, but input_ids has {input_ids.shape[0]} rows: "

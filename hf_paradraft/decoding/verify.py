@@ -57,9 +57,7 @@ def verify(
         Logits `(N + 1, V)` in the target's dtype, on the device of `ids`, and the target's whole output.
     """
     kwargs = {**model_kwargs, **{name: tensor[..., : ids.shape[1]] for name, tensor in per_token.items()}}
-    inputs = model.prepare_inputs_for_generation(
-        ids, next_sequence_length=num_new, is_first_iteration=num_new is None, **kwargs
-    )
+    inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=num_new, is_first_iteration=num_new is None, **kwargs)
     if "logits_to_keep" in inputs:
         inputs["logits_to_keep"] = num_drafted + 1
     outputs = model(**inputs, return_dict=True)

@@ -34,7 +34,9 @@ def library_files(held_out: bool) -> list[Path]:
 
 def train_tokenizer(seed: int, vocab_size: int = 2048) -> PreTrainedTokenizerFast:
     """A byte-level BPE with single digits, learned from training tasks and standard-library files."""
-    texts = [text for name in CATEGORIES for task in islice(tasks(name, seed, False), 3000) for text in (task.prompt, task.answer)]
+    texts = [
+        text for name in CATEGORIES for task in islice(tasks(name, seed, False), 3000) for text in (task.prompt, task.answer)
+    ]
     texts += [file.read_text(errors="ignore") for file in library_files(False)[::12]]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(

@@ -63,7 +63,13 @@ def learning_rate(step: int, steps: int, warmup: int = 20, decay: float = 0.5) -
 
 
 def pretrain(
-    model: LlamaForCausalLM, corpus: Corpus, output_dir: Path, steps: int, lr: float = 0.02, decay: float = 0.5, first_batch: int = 0
+    model: LlamaForCausalLM,
+    corpus: Corpus,
+    output_dir: Path,
+    steps: int,
+    lr: float = 0.02,
+    decay: float = 0.5,
+    first_batch: int = 0,
 ):
     """Train `model` in place and save it, with what a later call needs to resume, under `output_dir`.
 
@@ -88,7 +94,7 @@ def pretrain(
     model.train()
     bar = tqdm(range(start, steps), initial=start, total=steps, desc=output_dir.name, mininterval=10)
     average = None
-    for step, batch in zip(bar, corpus.batches(first_batch + start)):
+    for step, batch in zip(bar, corpus.batches(first_batch + start), strict=False):
         factor = learning_rate(step, steps, decay=decay)
         for optimizer, rate in zip(optimizers, (lr, lr * 0.1), strict=True):
             optimizer.param_groups[0]["lr"] = rate * factor

@@ -35,7 +35,11 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
 
 @torch.no_grad()
 def answers(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str], max_new_tokens: int = 128, batch_size: int = 64
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    max_new_tokens: int = 128,
+    batch_size: int = 64,
 ) -> list[str]:
     """Greedy answers, batched; prompts of similar length are padded together."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
@@ -55,9 +59,7 @@ def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, per_cate
         held_out: list[Task] = list(islice(tasks(category, seed, True), per_category))
         outputs = answers(model, tokenizer, [task.prompt for task in held_out])
         ended = [output.split(tokenizer.eos_token)[0] for output in outputs]
-        grams = [
-            tuple(ids[i : i + 4]) for ids in map(tokenizer.encode, ended[:8]) for i in range(len(ids) - 3)
-        ]
+        grams = [tuple(ids[i : i + 4]) for ids in map(tokenizer.encode, ended[:8]) for i in range(len(ids) - 3)]
         results[category] = Quality(
             right=sum(task.is_right(output) for task, output in zip(held_out, ended, strict=True)) / per_category,
             distinct=len(set(grams)) / max(1, len(grams)),

@@ -88,9 +88,7 @@ def encode_chat(
     return {"input_ids": ids, "labels": labels}
 
 
-def encode_rows(
-    rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, num_proc: int | None = None
-) -> Dataset:
+def encode_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, num_proc: int | None = None) -> Dataset:
     """Tokenise every row; cut at `max_length`; leave out rows in which nothing is left to learn.
 
     Returns:

@@ -1,5 +1,7 @@
 """What surrounds the tokens: streaming, stopping, statistics, state, and clear refusals."""
 
+from itertools import chain
+
 import pytest
 import torch
 from tiny import EOS, near_copy, tiny_model
@@ -32,7 +34,7 @@ def test_every_accepted_block_is_streamed(target, drafter, prompt):
     shown, *blocks = streamer.blocks
     assert shown == prompt[0].tolist()
     assert [len(block) for block in blocks] == drafter.last_stats.emitted_per_round
-    assert sum(blocks, []) == output[0, prompt.shape[1] :].tolist()
+    assert list(chain(*blocks)) == output[0, prompt.shape[1] :].tolist()
     assert streamer.ended == 1
 
 
@@ -47,7 +49,7 @@ def test_nothing_after_the_end_of_text(target):
         plain = target.generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=eos)
         drafted = generate(target, drafter, ids, eos_token_id=eos, streamer=streamer)
         assert torch.equal(plain, drafted)
-        assert eos not in sum(streamer.blocks[1:], [])[:-1]
+        assert eos not in list(chain(*streamer.blocks[1:]))[:-1]
         stopped_inside += drafter.last_stats.successes[:1] != [] and drafter.last_stats.emitted_per_round[-1] > 1
     assert stopped_inside > 0
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import ARCHITECTURES, EOS, MASK, near_copy, tiny_model
 from transformers import DynamicCache
 
 import hf_paradraft as pd
-
-from tiny import ARCHITECTURES, EOS, MASK, near_copy, tiny_model
 
 PAIRS = {name: (model := tiny_model(name), near_copy(model)) for name in ARCHITECTURES}
 OPTIONS = {

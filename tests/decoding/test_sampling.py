@@ -5,8 +5,13 @@ import itertools
 import pytest
 import torch
 from scipy.stats import chisquare
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper
-from transformers import TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from hf_paradraft.decoding.accept import RULES, accept
 from hf_paradraft.decoding.draft import Draft

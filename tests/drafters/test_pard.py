@@ -147,9 +147,7 @@ def test_two_threads_share_a_drafter():
     drafted = [None, None]
 
     def run(index):
-        drafted[index] = targets[index].generate(
-            prompts[index], max_new_tokens=40, do_sample=False, assistant_model=drafter
-        )
+        drafted[index] = targets[index].generate(prompts[index], max_new_tokens=40, do_sample=False, assistant_model=drafter)
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
     for thread in threads:
@@ -244,7 +242,14 @@ def test_target_without_a_cache(target, drafter, prompt):
 
 def test_encoder_decoder_target(drafter):
     config = T5Config(
-        vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0, pad_token_id=0
+        vocab_size=VOCAB,
+        d_model=16,
+        d_kv=4,
+        d_ff=16,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+        pad_token_id=0,
     )
     model = T5ForConditionalGeneration(config).eval()
     with pytest.raises(ValueError, match="encoder-decoder"):
@@ -258,7 +263,7 @@ def test_different_tokenizers(target, tmp_path):
     big = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
     drafter = pd.PardDrafter.from_causal_lm(tmp_path / "two", mask_token_id=MASK)
     prompt = torch.tensor([[1, 2, 3]])
-    with pytest.raises(ValueError, match="2 of 32 shared ids mean other tokens.*'c' for the target and 'd'"):
+    with pytest.raises(ValueError, match=r"2 of 32 shared ids mean other tokens.*'c' for the target and 'd'"):
         big.generate(prompt, assistant_model=drafter, max_new_tokens=5)
     with pytest.raises(ValueError, match="first id 2"):
         target.generate(

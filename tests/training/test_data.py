@@ -45,7 +45,10 @@ def test_rows_come_from_either_column(tokenizer, tmp_path):
     texts = write(tmp_path / "texts.jsonl", [{"text": "b c"}, {"text": "b c d e b c d e"}])
     encoded = encode_rows(load_rows(texts), tokenizer, max_length=4)
     assert [row["length"] for row in encoded] == [3, 4]
-    chats = write(tmp_path / "chats.jsonl", [{"messages": [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]}])
+    chats = write(
+        tmp_path / "chats.jsonl",
+        [{"messages": [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]}],
+    )
     assert len(encode_rows(load_rows(chats), tokenizer, max_length=9)) == 1
 
 

@@ -37,13 +37,17 @@ def texts(tmp_path):
     return file
 
 
-ARGUMENTS = {"max_length": 32, "num_depths": 4, "per_device_train_batch_size": 8, "warmup_steps": 2, "disable_tqdm": True}
+ARGUMENTS = {
+    "max_length": 32,
+    "num_depths": 4,
+    "per_device_train_batch_size": 8,
+    "warmup_steps": 2,
+    "disable_tqdm": True,
+}
 
 
 def test_it_learns_to_draft(model_dir, texts, tmp_path):
-    drafter = train_pard(
-        model_dir, texts, tmp_path / "out", eval_file=texts, max_steps=60, learning_rate=1e-2, **ARGUMENTS
-    )
+    drafter = train_pard(model_dir, texts, tmp_path / "out", eval_file=texts, max_steps=60, learning_rate=1e-2, **ARGUMENTS)
     record = drafter.paradraft["training"]
     losses = [record["eval"][f"eval_loss_depth_{depth}"] for depth in range(4)]
     assert all(loss < 0.7 for loss in losses)  # guessing is log(32) = 3.5; the end of a text cannot be foreseen
@@ -52,7 +56,7 @@ def test_it_learns_to_draft(model_dir, texts, tmp_path):
     assert again.paradraft["training"]["num_depths"] == 4
     # It drafts its own continuation: a target that counts accepts several tokens.
     target = tiny_model(initializer_range=0.05)
-    target.load_state_dict({k: v for k, v in again.state_dict().items()})
+    target.load_state_dict(again.state_dict())
     again.eval()
     target.generate(torch.arange(4)[None], assistant_model=again, max_new_tokens=12, do_sample=False)
     assert again.last_stats.mean_emitted > 2
@@ -74,14 +78,14 @@ def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir):
     drafter.train()
     samples = [{"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (5, 9)]
     collator = RowCollator(MASK, CodConfig(3, 0.7, 0.2))
-    trainer = PardTrainer(
-        drafter, TrainingArguments(output_dir="unused", report_to="none", use_cpu=True), CodConfig(3, 0.7, 0.2)
-    )
+    trainer = PardTrainer(drafter, TrainingArguments(output_dir="unused", report_to="none", use_cpu=True), CodConfig(3, 0.7, 0.2))
     total = count = 0
     for sample in samples:
         rows = collator.rows(sample)
         logits = drafter(
-            rows["input_ids"][None], position_ids=rows["position_ids"][None], attention_mask=rows["attention_mask"][None, None]
+            rows["input_ids"][None],
+            position_ids=rows["position_ids"][None],
+            attention_mask=rows["attention_mask"][None, None],
         ).logits[0]
         kept = rows["labels"] != -100
         total = total + torch.nn.functional.cross_entropy(logits[kept], rows["labels"][kept], reduction="sum")

@@ -6,20 +6,20 @@ from .task import NAMES, Task, last_line, pick
 
 GOODS = "apples books coins pens stamps shells cards cups eggs keys lamps nuts rings roses bricks buttons"
 PLACES = "box bag shop drawer basket garden shed jar"
-GAIN = {
-    "buys": "buys {n} more {goods}",
-    "finds": "finds {n} {goods}",
-    "gets": "gets {n} {goods} from {friend}",
-    "adds": "puts {n} more {goods} in the {place}",
-    "wins": "wins {n} {goods} in a game",
-}
-LOSS = {
-    "gives": "gives {n} {goods} to {friend}",
-    "loses": "loses {n} {goods}",
-    "sells": "sells {n} {goods} at the market",
-    "breaks": "breaks {n} {goods}",
-    "lends": "lends {n} {goods} to {friend}",
-}
+GAINS = (
+    "buys {n} more {goods}",
+    "finds {n} {goods}",
+    "gets {n} {goods} from {friend}",
+    "puts {n} more {goods} in the {place}",
+    "wins {n} {goods} in a game",
+)
+LOSSES = (
+    "gives {n} {goods} to {friend}",
+    "loses {n} {goods}",
+    "sells {n} {goods} at the market",
+    "breaks {n} {goods}",
+    "lends {n} {goods} to {friend}",
+)
 
 
 def make_word_problem(rng: Random) -> Task:
@@ -39,14 +39,12 @@ def make_word_problem(rng: Random) -> Task:
     for _ in range(rng.randint(3, 5)):
         n = rng.randint(1, 9)
         gain = total < 10 or (total < 90 and rng.random() < 0.5)
-        verb, phrase = rng.choice(list((GAIN if gain else LOSS).items()))
+        phrase = rng.choice(GAINS if gain else LOSSES)
         before, total = total, total + n if gain else total - n
         event = phrase.format(n=n, goods=goods, friend=friend, place=place)
         story.append(f"{pronoun} {person} {event}.")
         working.append(f"{person} {event}: {before} {'+' if gain else '-'} {n} = {total}.")
-    question = rng.choice(
-        [f"How many {goods} are left?", f"How many {goods} does {person} have now?", f"Count the {goods}."]
-    )
+    question = rng.choice([f"How many {goods} are left?", f"How many {goods} does {person} have now?", f"Count the {goods}."])
     working.append(f"Answer: {total} {goods}")
     answer = "\n".join(working)
     return Task("word problems", " ".join([*story, question]), answer, lambda out: last_line(out) == working[-1])

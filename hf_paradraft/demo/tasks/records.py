@@ -67,8 +67,7 @@ def make_csv(rng: Random) -> Task:
     elif style == "sentences":
         order = "Turn this CSV into sentences:"
         answer = "\n".join(
-            f"{row[0]} has the {fields[1]} {row[1]}, the {fields[2]} {row[2]} and the {fields[3]} {row[3]}."
-            for row in rows
+            f"{row[0]} has the {fields[1]} {row[1]}, the {fields[2]} {row[2]} and the {fields[3]} {row[3]}." for row in rows
         )
     else:
         order = f"List this CSV by person, {fields[3]} first:"

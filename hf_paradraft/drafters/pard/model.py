@@ -6,10 +6,10 @@ import copy
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import LongTensor, Tensor
+from torch import LongTensor
 from transformers import AutoConfig, Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -32,7 +32,7 @@ class PardDrafter:
         last_stats: of the last `generate` call it assisted, or None.
     """
 
-    model_tags = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft"]
+    model_tags: ClassVar[list[str]] = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft"]
 
     mask_token_id: int
     speculation_config: SpeculationConfig
@@ -60,9 +60,7 @@ class PardDrafter:
         return _prepare(_load(folder, config, args, kwargs), mask_token_id, str(repo_or_dir))
 
     @classmethod
-    def from_causal_lm(
-        cls, model: PreTrainedModel | str | Path, mask_token_id: int | None = None, **kwargs: Any
-    ) -> PardDrafter:
+    def from_causal_lm(cls, model: PreTrainedModel | str | Path, mask_token_id: int | None = None, **kwargs: Any) -> PardDrafter:
         """Turn a causal LM into a PARD drafter, untrained unless the model was one already.
 
         Args:

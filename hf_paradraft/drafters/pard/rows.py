@@ -76,9 +76,7 @@ def may_attend(depth: Tensor, position: Tensor, other_depth: Tensor, other_posit
     return real | chain
 
 
-def parallel_draft_rows(
-    input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor
-) -> dict[str, Tensor]:
+def parallel_draft_rows(input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor) -> dict[str, Tensor]:
     """The kept rows of one text, depth-major: all of depth 0, then of depth 1, ….
 
     Args:

@@ -163,8 +163,6 @@ class PardTrainer(Trainer):
             metrics = super().evaluate(*args, **kwargs)
         finally:
             self.data_collator = collator
-        by_depth = {
-            f"eval_loss_depth_{depth}": total / count for depth, (total, count) in self._eval_losses.items() if count
-        }
+        by_depth = {f"eval_loss_depth_{depth}": total / count for depth, (total, count) in self._eval_losses.items() if count}
         self.log(by_depth)
         return {**metrics, **by_depth}
