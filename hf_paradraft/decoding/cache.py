@@ -2,7 +2,11 @@
 
 from typing import Any
 
+import torch
 from transformers import Cache, QuantizedCache
+from transformers.cache_utils import DynamicLayer
+
+from .draft import Draft
 
 
 def recording_cache(model_kwargs: dict[str, Any]) -> Cache:
@@ -23,12 +27,26 @@ def recording_cache(model_kwargs: dict[str, Any]) -> Cache:
     return cache
 
 
-def keep_path(cache: Cache, num_drafted: int, num_accepted: int) -> None:
-    """Drop the rejected end of a chain; the accepted tokens' entries stay as they are.
+def keeps_branches(cache: Cache) -> bool:
+    """Whether any path of a tree can be kept: full attention in every layer. To be asked once the cache has been filled."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def keep_path(cache: Cache, draft: Draft, path: list[int]) -> None:
+    """Drop the rejected nodes; the accepted ones' entries move up, nothing is computed again.
 
     Args:
-        cache: has entries for the whole draft.
-        num_drafted: tokens of the chain.
-        num_accepted: how many of them to keep.
+        cache: its last entries are those of the whole draft.
+        draft: as verified.
+        path: accepted nodes to keep, from the root down.
     """
-    cache.crop(-(num_drafted - num_accepted))  # also with 0: sliding windows shrink back to their size here
+    depth = len(path)
+    if path == list(range(depth)):
+        cache.crop(-(len(draft) - depth))  # also with 0: sliding windows shrink back to their size here
+        return
+    for layer in cache.layers:
+        begin = layer.keys.shape[-2] - len(draft)
+        nodes = torch.tensor(path, device=layer.keys.device) + begin
+        for states in (layer.keys, layer.values):
+            states[..., begin : begin + depth, :] = states[..., nodes, :]
+    cache.crop(-(len(draft) - depth))

@@ -11,7 +11,8 @@ class SpeculationConfig:
     """Options of speculative decoding, all safe to change between calls.
 
     Args:
-        num_draft_tokens: tokens drafted in a round (K); 0 turns drafting off.
+        num_draft_tokens: tokens drafted in a round (K): the length of a chain, the depth of a tree; 0 turns drafting off.
+        tree_size: None for a chain; an int for that many draft nodes, the most probable paths of all.
         acceptance: how drafts are judged. `auto` is `greedy` without sampling and `sample_match` with it; both, and
             `rejection`, leave the target's output (or its distribution) as it is.
 
@@ -20,11 +21,14 @@ class SpeculationConfig:
     """
 
     num_draft_tokens: int = 12
+    tree_size: int | None = None
     acceptance: Literal["auto", "greedy", "sample_match", "rejection"] = "auto"
 
     def __post_init__(self):
         if not isinstance(self.num_draft_tokens, int) or self.num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens must be an integer of at least 0, but is {self.num_draft_tokens!r}.")
+        if self.tree_size is not None and (not isinstance(self.tree_size, int) or self.tree_size < 1):
+            raise ValueError(f"tree_size must be None or an integer of at least 1, but is {self.tree_size!r}.")
         if self.acceptance not in ACCEPTANCE_RULES:
             raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCE_RULES)}, but is {self.acceptance!r}.")
 

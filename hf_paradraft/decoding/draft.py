@@ -30,6 +30,11 @@ class Draft:
         """A draft of `(N,)` tokens in a row."""
         return cls(tokens, list(range(-1, len(tokens) - 1)), q)
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether every token follows the one before it."""
+        return self.parents == list(range(-1, len(self.parents) - 1))
+
     def __len__(self) -> int:
         return len(self.parents)
 
@@ -47,6 +52,7 @@ class Prefix:
         room: how many tokens may be drafted before the target's last token is due.
         logits_processor: the target's, to be called with `(1, length)` ids and `(1, V)` logits.
         sampled: whether the acceptance rule needs drafts sampled from `q`.
+        branches: whether the target can verify a tree in this round; otherwise only a chain.
         vocab_size: the target's width `V`.
     """
 
@@ -54,6 +60,7 @@ class Prefix:
     room: int
     logits_processor: LogitsProcessorList
     sampled: bool
+    branches: bool
     vocab_size: int
 
 

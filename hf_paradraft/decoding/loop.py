@@ -11,10 +11,10 @@ from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput,
 from transformers.generation.streamers import BaseStreamer
 
 from .accept import RULES, accept
-from .cache import keep_path, recording_cache
+from .cache import keep_path, keeps_branches, recording_cache
 from .draft import Draft, Drafter, Prefix
 from .stats import SpeculationStats
-from .verify import extend_to, verify
+from .verify import extend_to, supports_branches, verify
 
 
 @dataclass
@@ -60,7 +60,8 @@ def speculative_decoding(
     """
     started = perf_counter()
     rule_name = _check(model, input_ids, generation_config, drafter, synced_gpus, model_kwargs)
-    rule = RULES[rule_name]
+    rule, sampled = RULES[rule_name], rule_name == "rejection"
+    vocab_size = model.config.get_text_config().vocab_size
     cache = recording_cache(model_kwargs)
     drafting, stats = drafter.start_drafting(), SpeculationStats()
     begin, keeps = input_ids.shape[1], generation_config.return_dict_in_generate
@@ -70,6 +71,7 @@ def speculative_decoding(
     buffer = torch.cat([input_ids, input_ids.new_zeros((1, limit - begin + 1))], dim=1)
     per_token = extend_to(limit + 1, model_kwargs)
     padding = _left_padding(model_kwargs.get("attention_mask"))
+    branches = supports_branches(model, per_token)
     ends, slow_criteria = _split(stopping_criteria)
     scores, logits = (), ()
     length, unread, finished = begin, begin - cache.get_seq_length(), False
@@ -86,21 +88,14 @@ def speculative_decoding(
         room = 0 if first and reads_more_than_ids else min(num_draft_tokens, limit - length - 1)
         draft = Draft.chain(prefix[0, :0])
         if room > 0:
-            sees = Prefix(
-                prefix[:, padding:],
-                room,
-                logits_processor,
-                rule_name == "rejection",
-                model.config.get_text_config().vocab_size,
-            )
-            draft = drafting.propose(sees)
-        buffer[0, length : length + len(draft)] = draft.tokens
+            may_branch = branches and not first and keeps_branches(cache)
+            draft = drafting.propose(Prefix(prefix[:, padding:], room, logits_processor, sampled, may_branch, vocab_size))
         stats.draft_seconds += perf_counter() - clock
 
         # 2. verify
         clock = perf_counter()
         num_new = None if first and unread == begin else unread + len(draft)
-        rows, outputs = verify(model, buffer[:, : length + len(draft)], num_new, len(draft), model_kwargs, per_token)
+        rows, outputs = verify(model, prefix, draft, num_new, model_kwargs, per_token, padding)
         stats.verify_seconds += perf_counter() - clock
 
         # 3. accept
@@ -122,7 +117,7 @@ def speculative_decoding(
                 break
 
         # 4. roll back, tell everyone
-        keep_path(cache, len(draft), len(new) - 1)
+        keep_path(cache, draft, path[: len(new) - 1])
         drafting.observe(outputs, path)
         stats.add_round(len(draft), len(new), len(path), judged)
         length, unread = length + len(new), 1

@@ -1,11 +1,15 @@
 """One target forward over the draft."""
 
+import inspect
 from typing import Any
 
+import numpy
 import torch
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
+
+from .draft import Draft
 
 # Inputs with one entry per token, and what new tokens get.
 CONTINUED = {"attention_mask": "one", "position_ids": "next", "token_type_ids": "last", "mm_token_type_ids": "zero"}
@@ -35,30 +39,76 @@ def extend_to(length: int, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
     return extended
 
 
+def supports_branches(model: PreTrainedModel, per_token: dict[str, Tensor]) -> bool:
+    """Whether `model` takes a mask and positions as they are given: SDPA or eager attention, and positions by number."""
+    return (
+        model.config._attn_implementation in ("sdpa", "eager")
+        and not getattr(model.config, "alibi", False)
+        and "position_ids" in inspect.signature(model.forward).parameters
+        and per_token.keys() <= {"attention_mask", "position_ids"}
+        and all(tensor.ndim == 2 for tensor in per_token.values())
+    )
+
+
+def tree_inputs(draft: Draft, known: int, padding: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Mask and positions for the last known token and the tree below it.
+
+    Args:
+        draft: N nodes.
+        known: n, tokens before the draft.
+        padding: how many of them are left padding.
+        dtype: of the additive mask.
+        device: of both.
+
+    Returns:
+        `attention_mask` `(1, 1, N + 1, n + N)`, 0 where a row may attend, and `position_ids` int64 `(1, N + 1)`.
+    """
+    size = len(draft) + 1
+    sees = numpy.eye(size, dtype=bool)  # a row per node: itself and its ancestors
+    sees[:, 0] = True
+    depth = [0] * size
+    for node, parent in enumerate(draft.parents, 1):
+        sees[node] |= sees[parent + 1]
+        depth[node] = depth[parent + 1] + 1
+    mask = torch.zeros(1, 1, size, known - 1 + size, dtype=dtype, device=device)
+    mask[..., known - 1 :].masked_fill_(~torch.from_numpy(sees).to(device), torch.finfo(dtype).min)
+    mask[..., :padding] = torch.finfo(dtype).min
+    positions = torch.tensor([depth], device=device) + (known - padding - 1)
+    return {"attention_mask": mask, "position_ids": positions}
+
+
 def verify(
     model: PreTrainedModel,
-    ids: LongTensor,
+    prefix: LongTensor,
+    draft: Draft,
     num_new: int | None,
-    num_drafted: int,
     model_kwargs: dict[str, Any],
     per_token: dict[str, Tensor],
+    padding: int,
 ) -> tuple[Tensor, ModelOutput]:
-    """Run the target over what its cache lacks.
+    """Run the target over what its cache lacks: the end of the prefix, and the draft.
 
     Args:
         model: the target.
-        ids: int64 `(1, n + N)`, the prefix and then the draft.
-        num_new: how many of the last ids the cache lacks; None in the first round of a call whose prompt has not been read.
-        num_drafted: `N`.
+        prefix: int64 `(1, n)`.
+        draft: N nodes; anything but a chain needs `supports_branches`, `keeps_branches` and `num_new = 1 + N`.
+        num_new: how many of the n + N ids the cache lacks; None in the first round of a call whose prompt has not been read.
         model_kwargs: the call's, with the cache.
         per_token: from `extend_to`.
+        padding: left padding of the prefix.
 
     Returns:
-        Logits `(N + 1, V)` in the target's dtype, on the device of `ids`, and the target's whole output.
+        Logits `(N + 1, V)` in the target's dtype, on the prefix's device, and the target's whole output.
     """
-    kwargs = {**model_kwargs, **{name: tensor[..., : ids.shape[1]] for name, tensor in per_token.items()}}
-    inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=num_new, is_first_iteration=num_new is None, **kwargs)
+    ids = torch.cat([prefix, draft.tokens[None]], dim=1)
+    if draft.is_chain:
+        by_token = {name: tensor[..., : ids.shape[1]] for name, tensor in per_token.items()}
+    else:
+        by_token = tree_inputs(draft, prefix.shape[1], padding, model.dtype, model.device)
+    inputs = model.prepare_inputs_for_generation(
+        ids, next_sequence_length=num_new, is_first_iteration=num_new is None, **{**model_kwargs, **by_token}
+    )
     if "logits_to_keep" in inputs:
-        inputs["logits_to_keep"] = num_drafted + 1
+        inputs["logits_to_keep"] = len(draft) + 1
     outputs = model(**inputs, return_dict=True)
-    return outputs.logits[0, -num_drafted - 1 :].to(ids.device), outputs
+    return outputs.logits[0, -len(draft) - 1 :].to(ids.device), outputs

@@ -81,7 +81,7 @@ class Corpus:
         self.library = [file.read_text(errors="ignore") for file in library_files(False)]
 
     def batches(self, start: int) -> Iterator[dict[str, torch.Tensor]]:
-        """`input_ids` and `labels` (`-100` on prompts and padding, not shifted), int64 `(rows, length)`, from batch `start` on."""
+        """From batch `start` on: int64 `(rows, length)` `input_ids`, and `labels` that are -100 on prompts and padding."""
         megabatch = start // self.rounds
         skip = start % self.rounds
         while True:

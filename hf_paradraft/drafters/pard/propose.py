@@ -9,6 +9,7 @@ from torch import LongTensor, Tensor
 from transformers import Cache, LogitsProcessorList
 
 from ...decoding import Draft, Prefix
+from ...trees import best_first_tree
 
 if TYPE_CHECKING:
     from .model import PardDrafter
@@ -77,7 +78,7 @@ class PardDrafting:
         self.cache = drafter.new_cache()
 
     def propose(self, prefix: Prefix) -> Draft:
-        """A chain of at most `prefix.room` tokens; none where the drafter's context has no room for two."""
+        """A chain of at most `prefix.room` tokens, or a tree as deep; nothing where the drafter's context is too short."""
         ids = prefix.ids.to(self.drafter.device)
         room, length = prefix.room, ids.shape[1]
         if self.context is not None:
@@ -90,6 +91,9 @@ class PardDrafting:
         logits = draft_logits(self.drafter, ids[:, self.begin :], self.cache, room)
         width = min(logits.shape[-1], prefix.vocab_size)
         logits = logits[:, :width]
+        tree_size = self.drafter.speculation_config.tree_size
+        if prefix.branches and tree_size is not None and not prefix.sampled:
+            return best_first_tree(logits.to(prefix.ids.device), tree_size)
         if not prefix.sampled:
             return Draft.chain(logits.argmax(-1).to(prefix.ids.device))
         logits = torch.nn.functional.pad(logits.float(), (0, prefix.vocab_size - width), value=-torch.inf)

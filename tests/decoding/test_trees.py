@@ -1,0 +1,82 @@
+"""Trees change nothing but the number of rounds."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import ARCHITECTURES, EOS, near_copy, tiny_model
+from transformers import DynamicCache
+
+from hf_paradraft.decoding import Draft
+from hf_paradraft.decoding.cache import keep_path
+from hf_paradraft.decoding.verify import verify
+
+PAIRS = {name: (model := tiny_model(name), near_copy(model, 0.05)) for name in ARCHITECTURES}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(list(ARCHITECTURES)),
+    st.lists(st.integers(0, EOS - 1), min_size=1, max_size=16),
+    st.integers(0, 3),
+    st.integers(1, 30),
+    st.integers(1, 8),
+    st.integers(1, 24),
+    st.sampled_from([{}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}]),
+)
+def test_greedy_output_is_plain_generates(architecture, ids, padding, new, depth, size, options):
+    target, drafter = PAIRS[architecture]
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = depth, size
+    mask = torch.tensor([[0] * padding + [1] * len(ids)])
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": new, **options}
+    ids = torch.tensor([[0] * padding + ids])
+    plain = target.generate(ids, **options)
+    assert torch.equal(plain, target.generate(ids, assistant_model=drafter, **options))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_tree_is_verified_as_its_paths_are(attention):
+    target = tiny_model(attn_implementation=attention)
+    prefix = torch.tensor([[1, 2, 3, 4]])
+    draft = Draft(torch.tensor([5, 6, 7, 8, 9]), [-1, 0, 0, -1, 3])
+    paths = [[], [5], [5, 6], [5, 7], [8], [8, 9]]
+    with torch.no_grad():
+        cache = DynamicCache(config=target.config)
+        target(prefix[:, :-1], past_key_values=cache)
+        rows, _ = verify(target, prefix, draft, 6, {"past_key_values": cache, "use_cache": True}, {}, 0)
+        for row, path in zip(rows, paths, strict=True):
+            alone = target(torch.tensor([[1, 2, 3, 4, *path]])).logits[0, -1]
+            torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-4)
+        keep_path(cache, draft, [3, 4])
+        assert cache.get_seq_length() == 6
+        fresh = DynamicCache(config=target.config)
+        target(torch.tensor([[1, 2, 3, 4, 8, 9]]), past_key_values=fresh)
+    for kept, expected in zip(cache.layers, fresh.layers, strict=True):
+        torch.testing.assert_close(kept.keys, expected.keys, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(kept.values, expected.values, rtol=1e-4, atol=1e-5)
+
+
+def test_trees_accept_more_than_chains():
+    """And at least as much at every prompt would be too much to ask: a tree is chosen by the drafter's own belief."""
+    target, drafter = tiny_model(), near_copy(tiny_model(), 0.05)
+    emitted = {}
+    for size in (None, 24):
+        drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 4, size
+        rounds = tokens = 0
+        for seed in range(12):
+            ids = torch.randint(0, EOS, (1, 5), generator=torch.Generator().manual_seed(seed))
+            target.generate(ids, assistant_model=drafter, max_new_tokens=30, do_sample=False)
+            rounds += drafter.last_stats.num_rounds
+            tokens += drafter.last_stats.num_emitted
+        emitted[size] = tokens / rounds
+    assert emitted[24] > 1.1 * emitted[None]
+
+
+def test_same_seed_same_sample(prompt):
+    target, drafter = PAIRS["llama"]
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 4, 16
+    for seed in range(8):
+        torch.manual_seed(seed)
+        plain = target.generate(prompt, do_sample=True, top_k=8, max_new_tokens=30)
+        torch.manual_seed(seed)
+        assert torch.equal(plain, target.generate(prompt, do_sample=True, top_k=8, max_new_tokens=30, assistant_model=drafter))

@@ -1,0 +1,49 @@
+"""The tree against brute force: no other N-node tree expects more."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_paradraft.trees import best_first_tree
+
+
+def paths_of(draft):
+    paths = []
+    for token, parent in zip(draft.tokens.tolist(), draft.parents, strict=True):
+        paths.append((paths[parent] if parent >= 0 else ()) + (token,))
+    return paths
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3), st.integers(2, 4), st.integers(1, 30), st.integers(0, 10_000))
+def test_the_most_probable_paths(depth, vocabulary, num_nodes, seed):
+    logits = torch.randn(depth, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
+    q = logits.double().softmax(-1)
+    draft = best_first_tree(logits, num_nodes)
+    every = [path for d in range(1, depth + 1) for path in itertools.product(range(vocabulary), repeat=d)]
+
+    def probability(path):
+        return math.prod(q[d, token].item() for d, token in enumerate(path))
+
+    best = sorted((probability(path) for path in every), reverse=True)[:num_nodes]
+    paths = paths_of(draft)
+    assert len(set(paths)) == len(paths) == len(best)
+    assert [probability(path) for path in paths] == pytest.approx(best, rel=1e-4)
+    assert all(parent < node for node, parent in enumerate(draft.parents))
+
+
+def test_one_node_per_depth_where_the_drafter_is_sure():
+    logits = torch.full((5, 9), -20.0)
+    logits[range(5), [3, 1, 4, 1, 5]] = 20.0
+    draft = best_first_tree(logits, 5)
+    assert draft.is_chain
+    assert draft.tokens.tolist() == [3, 1, 4, 1, 5]
+
+
+def test_no_nodes():
+    with pytest.raises(ValueError, match="at least one node"):
+        best_first_tree(torch.zeros(2, 3), 0)
