@@ -238,3 +238,7 @@ def main() -> None:
     except (ValueError, OSError) as error:
         Console(stderr=True).print(Panel(str(error), title="paradraft", border_style="red"))
         raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

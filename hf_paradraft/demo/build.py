@@ -34,6 +34,7 @@ class Stage:
         lr: of Muon.
         decay: the share of the steps over which the learning rate falls to nothing.
         first_batch: where in the corpus it begins.
+        harder: draw the categories in `HARDER` more often.
     """
 
     name: str
@@ -43,20 +44,22 @@ class Stage:
     lr: float
     decay: float
     first_batch: int
+    harder: bool = False
 
 
+HARDER = {"CSV": 4, "JSON": 2, "dates and units": 2}
 # Most of the target's learning happens while it has 4 layers, at a quarter of the cost; then it grows to 16.
 STAGES = (
     Stage("target-4a", None, 4, 600, 0.02, 0.0, 0),
     Stage("target-4b", "target-4a", 4, 1200, 0.01, 0.3, 600),
     Stage("draft", None, 3, 450, 0.01, 0.5, 0),
-    Stage("target-16", "target-4b", 16, 300, 0.006, 0.8, 1800),
+    Stage("target-16", "target-4b", 16, 400, 0.008, 0.7, 1800, harder=True),
 )
 REGENERATED_PER_CATEGORY = 600
 PARD_STEPS = 700
 
 
-def build_stage(stage: Stage, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, work: Path, seed: int) -> None:
+def build_stage(stage: Stage, tokenizer: PreTrainedTokenizerFast, work: Path, seed: int) -> None:
     """Train one stage, or do nothing if it is done."""
     folder = work / stage.name
     if (folder / "model.safetensors").exists():
@@ -68,6 +71,7 @@ def build_stage(stage: Stage, tokenizer: PreTrainedTokenizerFast, corpus: Corpus
         model = LlamaForCausalLM.from_pretrained(work / stage.start)
         if model.config.num_hidden_layers != stage.layers:
             model = grow(model, tokenizer, stage.layers)
+    corpus = Corpus(tokenizer, seed, weights=HARDER if stage.harder else {})
     pretrain(model, corpus, folder, stage.steps, stage.lr, stage.decay, stage.first_batch)
     tokenizer.save_pretrained(folder)
 
@@ -113,9 +117,8 @@ def build(
     if not (work_dir / "tokenizer").exists():
         train_tokenizer(seed).save_pretrained(work_dir / "tokenizer")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(work_dir / "tokenizer")
-    corpus = Corpus(tokenizer, seed)
     for stage in STAGES:
-        build_stage(stage, tokenizer, corpus, work_dir, seed)
+        build_stage(stage, tokenizer, work_dir, seed)
     target = LlamaForCausalLM.from_pretrained(work_dir / "target-16").eval()
 
     answers = work_dir / "answers.jsonl"

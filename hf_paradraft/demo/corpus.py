@@ -4,10 +4,11 @@ Every batch is a function of `(seed, index)` alone, so a training run can stop a
 """
 
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -72,12 +73,20 @@ class Corpus:
         tokenizer: the family's own.
         seed: of the task streams.
         tokens_per_batch: rows times padded length stays at or under this.
+        weights: how many times as often as others a category is drawn.
     """
 
     rounds = 16  # batches drawn together, sorted by length so that little is padding
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int, tokens_per_batch: int = 4096):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        seed: int,
+        tokens_per_batch: int = 4096,
+        weights: Mapping[str, int] = MappingProxyType({}),
+    ):
         self.tokenizer, self.seed, self.tokens_per_batch = tokenizer, seed, tokens_per_batch
+        self.lottery = [name for name in CATEGORIES for _ in range(weights.get(name, 1))]
         self.library = [file.read_text(errors="ignore") for file in library_files(False)]
 
     def batches(self, start: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -96,7 +105,7 @@ class Corpus:
             if rng.random() < 0.03:
                 samples.append(self._library_sample(rng))
             else:
-                task = next(streams[rng.choice(list(streams))])
+                task = next(streams[rng.choice(self.lottery)])
                 prompt = self.tokenizer(USER + task.prompt + ASSISTANT)["input_ids"]
                 answer = self.tokenizer(task.answer + END)["input_ids"]
                 samples.append((prompt + answer, [-100] * len(prompt) + answer))

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, TrainingArguments
+import torch
+from transformers import AutoConfig, AutoTokenizer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from ...training.data import encode_rows, load_rows
 from ...training.metrics import acceptance
+from .config import MASK_KEYS
 from .model import PardDrafter
 from .training import CodConfig, PardTrainer
 
@@ -101,11 +103,8 @@ def train_pard(
 
 
 def _load(model: str | Path, mask_token_id: int | None, fallback: int | None) -> PardDrafter:
-    from transformers import AutoConfig
-
-    from .config import MASK_KEYS
-
     config = AutoConfig.from_pretrained(model)
     if mask_token_id is None and all(getattr(config, key, None) is None for key in MASK_KEYS):
         mask_token_id = fallback
-    return PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id)
+    attention = {"attn_implementation": "flex_attention"} if torch.cuda.is_available() else {}  # no mask of R² entries
+    return PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, **attention)

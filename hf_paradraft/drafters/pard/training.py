@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import BoolTensor, Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -76,12 +76,15 @@ class RowCollator:
             mask[index, :length, :length] = sample["attention_mask"]
         return {**batch, "attention_mask": mask[:, None]}
 
+    def keep(self, seq_len: int, generator: torch.Generator) -> BoolTensor:
+        """Which rows of a sample to train on, bool `(K, seq_len)`."""
+        return cod_keep_mask(seq_len, self.cod.num_depths, self.cod.ratio, self.cod.min_ratio, generator)
+
     def rows(self, sample: dict[str, Any]) -> dict[str, Tensor]:
         """One sample's rows, with their `depths`."""
         ids, labels = torch.tensor(sample["input_ids"]), torch.tensor(sample["labels"])
         generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
-        keep = cod_keep_mask(len(ids), self.cod.num_depths, self.cod.ratio, self.cod.min_ratio, generator)
-        keep = useful_rows(keep, labels)
+        keep = useful_rows(self.keep(len(ids), generator), labels)
         rows = parallel_draft_rows(ids, labels, self.mask_token_id, keep)
         return {**rows, "depths": keep.nonzero()[:, 0]}
 

@@ -1,0 +1,89 @@
+"""The ablation of conditional output dropping: step time, row-building time and τ, each with everything else the same.
+
+`python -m hf_paradraft.bench.cod --model … --target … --train-file … --eval-file …` prints a Markdown table.
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Annotated
+
+import torch
+import typer
+from torch import BoolTensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+
+from ..drafters.pard.model import PardDrafter
+from ..drafters.pard.training import CodConfig, PardTrainer, RowCollator
+from ..training.data import encode_rows, load_rows
+from ..training.metrics import acceptance
+
+
+class UnconditionalCollator(RowCollator):
+    """Drops as many rows at each depth as COD does, but any: chains break."""
+
+    def keep(self, seq_len: int, generator: torch.Generator) -> BoolTensor:
+        """As many rows per depth as COD keeps, chosen without its condition."""
+        keep = torch.zeros(self.cod.num_depths, seq_len, dtype=torch.bool)
+        for depth, count in enumerate(super().keep(seq_len, generator).sum(1).tolist()):
+            keep[depth, torch.randperm(seq_len, generator=generator)[:count]] = True
+        return keep
+
+
+VARIANTS = {
+    "COD, r 0.7, r_min 0.2": (RowCollator, CodConfig(8, 0.7, 0.2)),
+    "no dropping": (RowCollator, CodConfig(8, 1.0, 1.0)),
+    "the same share dropped at random": (UnconditionalCollator, CodConfig(8, 0.7, 0.2)),
+}
+
+
+def ablation(
+    model: Annotated[str, typer.Option(help="The small causal LM.")],
+    target: Annotated[str, typer.Option(help="Judges the drafts.")],
+    train_file: Annotated[Path, typer.Option(help="JSON lines.")],
+    eval_file: Annotated[Path, typer.Option(help="JSON lines; prompts of the acceptance.")],
+    mask_token_id: int = 4,
+    steps: int = 100,
+    batch_size: int = 16,
+    max_length: int = 320,
+    learning_rate: float = 1e-3,
+    eval_samples: int = 48,
+) -> None:
+    """Train each variant for the same steps on the same samples, and measure."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
+    eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length)
+    judge = AutoModelForCausalLM.from_pretrained(target)
+    lines = ["| rows | seconds per step | rows built in | τ at K = 8 |", "|---|---|---|---|"]
+    for name, (collator_class, cod) in VARIANTS.items():
+        drafter = PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id)
+        drafter.speculation_config.num_draft_tokens = 8
+        with TemporaryDirectory() as folder:
+            arguments = TrainingArguments(
+                output_dir=folder,
+                max_steps=steps,
+                per_device_train_batch_size=batch_size,
+                learning_rate=learning_rate,
+                warmup_steps=10,
+                lr_scheduler_type="cosine",
+                train_sampling_strategy="group_by_length",
+                length_column_name="length",
+                report_to="none",
+                save_strategy="no",
+            )
+            trainer = PardTrainer(drafter, arguments, cod, train_dataset=train_set, processing_class=tokenizer)
+            trainer.data_collator = collator_class(mask_token_id, cod)
+            started = perf_counter()
+            trainer.train()
+            seconds = (perf_counter() - started) / steps
+        started = perf_counter()
+        for begin in range(0, 10 * batch_size, batch_size):
+            trainer.data_collator([train_set[begin + i] for i in range(batch_size)])
+        building = (perf_counter() - started) / 10
+        tau = acceptance(judge, drafter, tokenizer, eval_set.select(range(min(eval_samples, len(eval_set)))))["mean_emitted"]
+        lines.append(f"| {name} | {seconds:.2f} | {building / seconds:.1%} of it | {tau:.2f} |")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    typer.run(ablation)

@@ -1,0 +1,64 @@
+"""The bench counts what happens and reports what it counted."""
+
+import json
+
+import pytest
+import torch
+from rich.console import Console
+from tiny import near_copy, tiny_model
+
+from hf_paradraft.bench import assisted, bench, pard_chain, plain, prompt_lookup, records, table
+from hf_paradraft.bench.measure import Measurement, Prompt
+from hf_paradraft.bench.report import plot
+
+
+@pytest.fixture(scope="module")
+def results():
+    target = tiny_model()
+    drafter = near_copy(target)
+    prompts = [Prompt(name, torch.tensor([[i, 2, 3]])) for i, name in enumerate(["a", "a", "b", "b"])]
+    methods = [
+        plain(),
+        assisted(tiny_model(seed=3), 3),
+        assisted(tiny_model(seed=3), None),
+        prompt_lookup(),
+        pard_chain(drafter, 4),
+    ]
+    return bench(target, methods, prompts, max_new_tokens=16, progress=False)
+
+
+def test_every_method_gives_plain_output(results):
+    assert len(results) == 5 * 4
+    assert all(result.same for result in results)
+
+
+def test_forwards_are_counted(results):
+    for result in results:
+        if result.method == "plain":
+            assert result.forwards == result.tokens
+        assert 0 < result.forwards <= result.tokens
+
+
+def test_records_and_report(results, tmp_path):
+    rows = records(results)
+    assert [row["method"] for row in rows] == ["plain", "assisted-k3", "assisted-default", "prompt-lookup", "pard-chain-k4"]
+    assert rows[0]["speedup"] == 1
+    assert rows[0]["tau"] == 1
+    assert rows[4]["tau"] > 1
+    assert set(rows[0]["by_category"]) == {"a", "b"}
+    json.dumps(rows)
+    console = Console(record=True, width=200)
+    console.print(table(rows, "title"))
+    assert "pard-chain-k4" in console.export_text()
+    plot(rows, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_speedup_is_the_mean_over_categories_of_medians():
+    def of(method, category, seconds):
+        return Measurement(method, category, 10, seconds, 5, True)
+
+    results = [of("plain", c, 1.0) for c in "aaab"]
+    results += [of("fast", "a", s) for s in (0.5, 0.5, 0.1)] + [of("fast", "b", 0.25)]
+    assert records(results)[1]["by_category"] == {"a": 2.0, "b": 4.0}
+    assert records(results)[1]["speedup"] == 3.0

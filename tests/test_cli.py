@@ -1,0 +1,63 @@
+"""The command line as a person meets it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_paradraft.cli import app
+from hf_paradraft.demo import FAMILY
+
+run = CliRunner().invoke
+
+
+@pytest.mark.parametrize(
+    "command", [["demo"], ["generate"], ["bench"], ["info"], ["regenerate"], ["train", "pard"]], ids=" ".join
+)
+def test_help_has_an_example(command):
+    result = run(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Example: paradraft" in " ".join(result.output.split())
+
+
+def test_errors_are_one_sentence(tmp_path):
+    (tmp_path / "config.json").write_text("{broken")
+    shown = subprocess.run(
+        [sys.executable, "-m", "hf_paradraft.cli", "info", str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert shown.returncode == 1
+    assert "is not valid JSON" in " ".join(shown.stderr.split())
+    assert "Traceback" not in shown.stderr
+
+
+def test_target_and_drafter_go_together():
+    result = run(app, ["demo", "--target", "somewhere"])
+    assert result.exit_code == 2
+    assert "go together" in result.output
+
+
+def test_info():
+    result = run(app, ["info", str(FAMILY / "pard")])
+    assert result.exit_code == 0
+    assert "PARD drafter" in result.output
+
+
+def test_generate_streams_and_compares():
+    result = run(app, ["generate", "Write as JSON:\nname: Mia\nage: 31", "--max-new-tokens", "24", "--dtype", "float32"])
+    assert result.exit_code == 0
+    assert "identical to its output" in " ".join(result.output.split())
+
+
+def test_bench_writes_records(tmp_path):
+    file = tmp_path / "bench.json"
+    result = run(
+        app, ["bench", "--per-category", "1", "--max-new-tokens", "12", "-k", "8", "--dtype", "float32", "--json", str(file)]
+    )
+    assert result.exit_code == 0, result.output
+    rows = {row["method"]: row for row in json.loads(file.read_text())}
+    assert rows["pard-chain-k8"]["matches_reference"] == 1
+    assert {"method", "tokens", "seconds", "tokens_per_second", "speedup", "tau", "matches_reference", "by_category"} <= set(
+        rows["plain"]
+    )
