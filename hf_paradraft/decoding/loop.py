@@ -65,7 +65,8 @@ def speculative_decoding(
     cache = recording_cache(model_kwargs)
     drafting, stats = drafter.start_drafting(), SpeculationStats()
     begin, keeps = input_ids.shape[1], generation_config.return_dict_in_generate
-    limit = min([generation_config.max_length, *(s.max_length for s in stopping_criteria if type(s) is MaxLengthCriteria)])
+    lengths = [stop.max_length for stop in stopping_criteria if type(stop) is MaxLengthCriteria]
+    limit = max(begin + 1, min([generation_config.max_length, *lengths]))  # plain decoding too gives one token at least
     num_draft_tokens = drafter.speculation_config.num_draft_tokens
 
     buffer = torch.cat([input_ids, input_ids.new_zeros((1, limit - begin + 1))], dim=1)

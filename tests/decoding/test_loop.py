@@ -84,7 +84,10 @@ def test_own_criteria_are_asked_after_every_token(target, drafter, prompt):
 
 def test_max_time_and_max_length(target, drafter, prompt):
     assert generate(target, drafter, prompt, max_time=0.0).shape[1] == prompt.shape[1] + 1
-    assert generate(target, drafter, prompt, stopping_criteria=[MaxLengthCriteria(9)]).shape[1] <= 9
+    for limit in (3, 5, 6, 9):
+        options = {"stopping_criteria": [MaxLengthCriteria(limit)]}
+        plain = target.generate(prompt, do_sample=False, max_new_tokens=30, **options)
+        assert torch.equal(plain, generate(target, drafter, prompt, **options))
 
 
 def test_processors_see_plain_decodings_calls(target, drafter, prompt):
