@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from transformers import Cache, QuantizedCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
 
 from .draft import Draft
 
@@ -18,6 +18,11 @@ def recording_cache(model_kwargs: dict[str, Any]) -> Cache:
     cache = model_kwargs.get("past_key_values")
     if not model_kwargs.get("use_cache", True) or cache is None:
         raise ValueError("Speculative decoding needs the target's key-value cache: pass use_cache=True and a model that has one.")
+    if any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
+        raise ValueError(
+            "This target has linear-attention or state-space layers, whose state cannot go back to before a rejected draft: "
+            "generate without a drafter."
+        )
     if cache.is_compileable or isinstance(cache, QuantizedCache):
         raise ValueError(
             f"Speculative decoding cannot roll back a {type(cache).__name__} yet: leave cache_implementation and "

@@ -66,7 +66,8 @@ def speculative_decoding(
     drafting, stats = drafter.start_drafting(), SpeculationStats()
     begin, keeps = input_ids.shape[1], generation_config.return_dict_in_generate
     lengths = [stop.max_length for stop in stopping_criteria if type(stop) is MaxLengthCriteria]
-    limit = max(begin + 1, min([generation_config.max_length, *lengths]))  # plain decoding too gives one token at least
+    # An own length criterion replaces max_length, as in plain decoding, which too gives one token at least.
+    limit = max(begin + 1, min(lengths, default=generation_config.max_length))
     num_draft_tokens = drafter.speculation_config.num_draft_tokens
 
     buffer = torch.cat([input_ids, input_ids.new_zeros((1, limit - begin + 1))], dim=1)
@@ -76,8 +77,8 @@ def speculative_decoding(
     ends, slow_criteria = _split(stopping_criteria)
     scores, logits = (), ()
     length, unread, finished = begin, begin - cache.get_seq_length(), False
-    if unread < 1:
-        raise ValueError("past_key_values already holds every token of input_ids: pass at least one more token.")
+    _check_lengths(model, begin, limit, unread, generation_config, model_kwargs)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or limit + padding
     reads_more_than_ids = any(
         value is not None for name, value in model_kwargs.items() if name == "inputs_embeds" or "pixel" in name
     )
@@ -86,7 +87,7 @@ def speculative_decoding(
         # 1. draft
         clock = perf_counter()
         first = length == begin
-        room = 0 if first and reads_more_than_ids else min(num_draft_tokens, limit - length - 1)
+        room = 0 if first and reads_more_than_ids else min(num_draft_tokens, limit - length - 1, context - length + padding)
         draft = Draft.chain(prefix[0, :0])
         if room > 0:
             may_branch = branches and not first and keeps_branches(cache)
@@ -96,7 +97,7 @@ def speculative_decoding(
         # 2. verify
         clock = perf_counter()
         num_new = None if first and unread == begin else unread + len(draft)
-        rows, outputs = verify(model, prefix, draft, num_new, model_kwargs, per_token, padding)
+        rows, outputs = verify(model, prefix, draft, num_new, first, model_kwargs, per_token)
         stats.verify_seconds += perf_counter() - clock
 
         # 3. accept
@@ -140,6 +141,8 @@ def _check(model, input_ids, generation_config, drafter, synced_gpus, model_kwar
     """Refuse what the loop cannot serve, before any work; returns the acceptance rule's name."""
     if drafter is None:
         raise ValueError("speculative_decoding needs a drafter: pass drafter=… to generate.")
+    if model.config.model_type == "doge":
+        raise ValueError("Doge's attention mask depends on the whole input, so drafts would change its output.")
     if model.config.is_encoder_decoder:
         raise ValueError(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
     if input_ids.shape[0] != 1:
@@ -160,6 +163,29 @@ def _check(model, input_ids, generation_config, drafter, synced_gpus, model_kwar
             "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
         )
     return drafter.speculation_config.rule(generation_config.do_sample)
+
+
+def _check_lengths(model, begin, limit, unread, generation_config, model_kwargs) -> None:
+    """Refuse prompts whose parts do not fit together, and positions that change their meaning on the way."""
+    mask, embeds = model_kwargs.get("attention_mask"), model_kwargs.get("inputs_embeds")
+    described = getattr(generation_config, "_mask_length", begin) if mask is None else mask.shape[1]
+    if described != begin or unread < 1:
+        raise ValueError(
+            "With past_key_values, pass the whole input_ids, the cached ones and at least one more: the drafter reads them too."
+        )
+    if embeds is not None and embeds.shape[1] != begin:
+        raise ValueError(f"inputs_embeds has {embeds.shape[1]} positions and input_ids {begin}: the drafter needs one id each.")
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    if kinds & {"dynamic", "longrope"}:
+        switch = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+        switch = switch or config.max_position_embeddings
+        if limit > switch and ("dynamic" in kinds or begin <= switch):
+            raise ValueError(
+                f"This target's rotary positions change their scale beyond {switch} tokens, and this call may reach {limit}: "
+                f"keep prompt and new tokens within {switch}, or generate without a drafter."
+            )
 
 
 def _left_padding(attention_mask: torch.Tensor | None) -> int:

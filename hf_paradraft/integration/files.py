@@ -17,17 +17,18 @@ def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any]) -> Path:
 
     Args:
         repo_or_dir: a folder, or a Hub id `user/name`.
-        kwargs: `revision`, `token`, `cache_dir`, `local_files_only` and `force_download` are taken out of it.
+        kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download` and `subfolder` are taken out of it.
 
     Raises:
         OSError: neither is there.
     """
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
-    folder = Path(repo_or_dir)
-    if folder.is_dir():
-        return folder
+    subfolder = kwargs.pop("subfolder", "")
+    if Path(repo_or_dir).is_dir():
+        return Path(repo_or_dir) / subfolder
+    patterns = [f"{subfolder}/{pattern}" if subfolder else pattern for pattern in FILES]
     try:
-        return Path(snapshot_download(str(repo_or_dir), allow_patterns=FILES, **hub))
+        return Path(snapshot_download(str(repo_or_dir), allow_patterns=patterns, **hub)) / subfolder
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise OSError(
             f"{repo_or_dir} is neither a folder here nor a model that could be fetched from the Hub: {error}"

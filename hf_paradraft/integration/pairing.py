@@ -46,7 +46,7 @@ def _stored_difference(target_name: str, drafter_name: str) -> str | None:
     vocabularies = []
     for name in (target_name, drafter_name):
         try:
-            vocabularies.append(AutoTokenizer.from_pretrained(name, local_files_only=True).get_vocab())
+            vocabularies.append(AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False).get_vocab())
         except Exception:  # whatever a missing or foreign tokenizer raises, there is nothing to compare
             return None
     return _difference(*vocabularies)

@@ -83,7 +83,8 @@ def encode_chat(
             append(render(messages[: count - 1], True), False)
             turn = render(messages[:count], False)
             if count == len(messages) and not finished:
-                turn = turn[: turn.rindex(message["content"]) + len(message["content"])]
+                answer = message["content"].strip()  # some templates trim
+                turn = turn[: turn.rindex(answer) + len(answer)]
             append(turn, True)
     return {"input_ids": ids, "labels": labels}
 
@@ -99,7 +100,7 @@ def encode_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
     """
 
     def encode(row: dict[str, Any]) -> dict[str, Any]:
-        messages, finished = row.get("messages"), row.get("finished", True)
+        messages, finished = row.get("messages"), row.get("finished") is not False
         if messages:
             encoded = encode_chat(tokenizer, messages, finished)
         else:

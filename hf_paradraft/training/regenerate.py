@@ -24,6 +24,13 @@ def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedToke
             yield {"text": tokenizer.decode(tokenizer(row["text"])["input_ids"][:prompt_tokens], skip_special_tokens=True)}
 
 
+def _prompt_ids(row: dict, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if "text" in row:
+        return tokenizer(row["text"])["input_ids"]
+    text = tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
 @torch.no_grad()
 def regenerate(
     target: PreTrainedModel,
@@ -62,26 +69,22 @@ def regenerate(
     done = 0
     if output.exists():
         # A killed run may leave half a line: only whole ones count.
-        whole = [line for line in output.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        output.write_text("".join(whole))
+        *whole, _ = output.read_text().split("\n")
+        output.write_text("".join(line + "\n" for line in whole))
         done = len(whole)
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    eos_token_id = target.generation_config.eos_token_id
+    ends = torch.tensor([] if eos_token_id is None else eos_token_id)
     bar = tqdm(total=len(prompts), initial=done, desc="regenerate", unit="rows")
     with output.open("a") as file:
         for begin in range(done, len(prompts), batch_size):
             some = prompts[begin : begin + batch_size]
-            texts = [
-                row["text"]
-                if "text" in row
-                else tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)
-                for row in some
-            ]
-            batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False, return_token_type_ids=False)
+            batch = tokenizer.pad({"input_ids": [_prompt_ids(row, tokenizer) for row in some]}, return_tensors="pt")
             torch.manual_seed(seed + begin)
             ids = target.generate(**batch.to(target.device), max_new_tokens=max_new_tokens, **sampling)
-            new = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-            ends = torch.tensor(target.generation_config.eos_token_id, device=ids.device)
-            finished = torch.isin(ids[:, batch["input_ids"].shape[1] :], ends).any(1).tolist()
+            ids = ids[:, batch["input_ids"].shape[1] :]
+            new = tokenizer.batch_decode(ids, skip_special_tokens=True)
+            finished = torch.isin(ids, ends.to(ids.device)).any(1).tolist()
             for row, answer, ended in zip(some, new, finished, strict=True):
                 if "text" in row:
                     written = {"text": row["text"] + answer, "finished": ended}

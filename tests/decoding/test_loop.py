@@ -6,7 +6,15 @@ import pytest
 import torch
 from tiny import EOS, near_copy, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LogitsProcessor, PreTrainedTokenizerFast, StaticCache, StoppingCriteria
+from transformers import (
+    DynamicCache,
+    JambaConfig,
+    JambaForCausalLM,
+    LogitsProcessor,
+    PreTrainedTokenizerFast,
+    StaticCache,
+    StoppingCriteria,
+)
 from transformers.generation import MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
@@ -84,7 +92,7 @@ def test_own_criteria_are_asked_after_every_token(target, drafter, prompt):
 
 def test_max_time_and_max_length(target, drafter, prompt):
     assert generate(target, drafter, prompt, max_time=0.0).shape[1] == prompt.shape[1] + 1
-    for limit in (3, 5, 6, 9):
+    for limit in (3, 5, 6, 9, 60):
         options = {"stopping_criteria": [MaxLengthCriteria(limit)]}
         plain = target.generate(prompt, do_sample=False, max_new_tokens=30, **options)
         assert torch.equal(plain, generate(target, drafter, prompt, **options))
@@ -213,3 +221,60 @@ def test_rules_that_do_not_fit(target, drafter, prompt):
     drafter.speculation_config.acceptance = "greedy"
     with pytest.raises(ValueError, match="does not fit do_sample=True"):
         generate(target, drafter, prompt, do_sample=True)
+
+
+def test_parts_of_a_prompt_that_do_not_fit(target, drafter):
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
+    cache = DynamicCache(config=target.config)
+    with torch.no_grad():
+        target(ids[:, :5], past_key_values=cache)
+    with pytest.raises(ValueError, match="pass the whole input_ids"):
+        generate(target, drafter, ids[:, 5:], past_key_values=cache, attention_mask=torch.ones_like(ids))
+    with pytest.raises(ValueError, match="whole input_ids"):
+        generate(target, drafter, ids[:, :5], past_key_values=cache)
+    with pytest.raises(ValueError, match="4 positions and input_ids 8"):
+        generate(target, drafter, ids, inputs_embeds=target.get_input_embeddings()(ids[:, :4]))
+
+
+def test_positions_that_change_their_scale(drafter, prompt):
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    target = tiny_model(rope_parameters=rope, max_position_embeddings=24)
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=19)
+    assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=19))
+    with pytest.raises(ValueError, match="beyond 24 tokens"):
+        generate(target, drafter, prompt, max_new_tokens=40)
+
+
+def test_a_target_at_the_end_of_its_context(prompt):
+    """Drafts never stand on positions that a target with learned positions does not have."""
+    target = tiny_model("gpt2", max_position_embeddings=24)
+    drafter = near_copy(target)
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=19)
+    assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=19))
+
+
+def test_recurrent_layers(drafter, prompt):
+    config = JambaConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        attn_layer_period=2, attn_layer_offset=1, num_experts=1, num_experts_per_tok=1,
+        mamba_d_state=4, mamba_expand=1, eos_token_id=EOS, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="linear-attention or state-space"):
+        JambaForCausalLM(config).eval().generate(
+            prompt, max_new_tokens=5, custom_generate=pd.speculative_decoding, drafter=drafter
+        )
+
+
+def test_rejection_leaves_processors_with_a_memory_alone(target, drafter, prompt):
+    class Lengths(LogitsProcessor):
+        def __init__(self):
+            self.seen = []
+
+        def __call__(self, input_ids, scores):
+            self.seen.append(input_ids.shape[1])
+            return scores
+
+    processor = Lengths()
+    drafter.speculation_config.acceptance = "rejection"
+    output = generate(target, drafter, prompt, do_sample=True, temperature=0.7, logits_processor=[processor])
+    assert processor.seen == list(range(5, output.shape[1]))

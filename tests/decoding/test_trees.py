@@ -5,7 +5,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import ARCHITECTURES, EOS, near_copy, tiny_model
-from transformers import DynamicCache
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    DynamicCache,
+    Gemma3TextConfig,
+    GPTNeoConfig,
+    GPTNeoXConfig,
+    OPTConfig,
+)
 
 from hf_paradraft.decoding import Draft
 from hf_paradraft.decoding.cache import keep_path
@@ -43,7 +51,7 @@ def test_a_tree_is_verified_as_its_paths_are(attention):
     with torch.no_grad():
         cache = DynamicCache(config=target.config)
         target(prefix[:, :-1], past_key_values=cache)
-        rows, _ = verify(target, prefix, draft, 6, {"past_key_values": cache, "use_cache": True}, {}, 0)
+        rows, _ = verify(target, prefix, draft, 6, False, {"past_key_values": cache, "use_cache": True}, {})
         for row, path in zip(rows, paths, strict=True):
             alone = target(torch.tensor([[1, 2, 3, 4, *path]])).logits[0, -1]
             torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-4)
@@ -80,3 +88,58 @@ def test_same_seed_same_sample(prompt):
         plain = target.generate(prompt, do_sample=True, top_k=8, max_new_tokens=30)
         torch.manual_seed(seed)
         assert torch.equal(plain, target.generate(prompt, do_sample=True, top_k=8, max_new_tokens=30, assistant_model=drafter))
+
+
+def logits_with_a_tree(target, drafter, ids, **options):
+    """Not only tokens: tiny models agree on those by luck."""
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, 16
+    both = []
+    for assistant in ({}, {"assistant_model": drafter}):
+        output = target.generate(
+            ids, do_sample=False, max_new_tokens=16, return_dict_in_generate=True, output_logits=True, **options, **assistant
+        )
+        both.append(torch.cat(output.logits))
+    torch.testing.assert_close(*both, rtol=1e-3, atol=1e-3)
+
+
+MORE = {
+    "opt": OPTConfig(
+        vocab_size=32, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=32
+    ),
+    "gpt_neo": GPTNeoConfig(
+        vocab_size=32, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=6
+    ),
+    "gpt_neox": GPTNeoXConfig(vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4),
+    "bloom": BloomConfig(vocab_size=32, hidden_size=32, n_layer=2, n_head=4),
+    "gemma3": Gemma3TextConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_other_ways_to_count_positions(name):
+    torch.manual_seed(0)
+    config = MORE[name]
+    config.initializer_range, config.bos_token_id, config.eos_token_id, config.pad_token_id = 0.3, None, None, None
+    target = AutoModelForCausalLM.from_config(config).eval()
+    drafter = near_copy(target, 0.02)
+    for first in range(3):
+        logits_with_a_tree(target, drafter, torch.tensor([[first, 2, 3, 4, 5, 6, 7, 8]]))
+
+
+def test_the_callers_mask_and_positions():
+    target, drafter = PAIRS["llama"]
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
+    logits_with_a_tree(target, drafter, ids, attention_mask=torch.tensor([[1, 1, 0, 0, 1, 1, 1, 1]]))
+    logits_with_a_tree(target, drafter, ids, position_ids=torch.arange(8)[None] * 3)
+
+
+def test_a_sliding_window_in_a_plain_dynamic_cache():
+    target, drafter = PAIRS["mistral-sliding"]
+    ids = torch.arange(14)[None]
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, 16
+    plain = target.generate(ids, do_sample=False, max_new_tokens=20, past_key_values=DynamicCache())
+    drafted = target.generate(ids, do_sample=False, max_new_tokens=20, past_key_values=DynamicCache(), assistant_model=drafter)
+    assert torch.equal(plain, drafted)

@@ -41,6 +41,11 @@ def test_only_assistant_turns_are_labelled(tokenizer):
     assert cut["input_ids"] == [1, 2, 0, 3, 4, EOS, 1, 5, 0, 4]
 
 
+def test_a_row_that_does_not_say_is_finished(tokenizer, tmp_path):
+    rows = load_rows(write(tmp_path / "rows.jsonl", [{"text": "b c", "finished": False}, {"text": "b c"}]))
+    assert [row["input_ids"] for row in encode_rows(rows, tokenizer, 9)] == [[2, 3], [2, 3, EOS]]
+
+
 def test_rows_come_from_either_column(tokenizer, tmp_path):
     texts = write(tmp_path / "texts.jsonl", [{"text": "b c"}, {"text": "b c d e b c d e"}])
     encoded = encode_rows(load_rows(texts), tokenizer, max_length=4)

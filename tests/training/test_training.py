@@ -72,25 +72,42 @@ def test_resume_gives_the_same_run(model_dir, texts, tmp_path):
         torch.testing.assert_close(tensor, parts[name], rtol=1e-5, atol=1e-6)
 
 
-def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir):
-    """A padded batch of two has the mean of all labelled rows, each computed alone."""
-    drafter = pd.PardDrafter.from_causal_lm(model_dir, mask_token_id=MASK)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir, attention):
+    """A padded batch of two has the mean of all labelled rows, each computed alone; accumulated batches share their count."""
+    drafter = pd.PardDrafter.from_causal_lm(model_dir, mask_token_id=MASK, attn_implementation=attention)
     drafter.train()
     samples = [{"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (5, 9)]
-    collator = RowCollator(MASK, CodConfig(3, 0.7, 0.2))
-    trainer = PardTrainer(drafter, TrainingArguments(output_dir="unused", report_to="none", use_cpu=True), CodConfig(3, 0.7, 0.2))
+    cod = CodConfig(3, 0.7, 0.2)
+    trainer = PardTrainer(drafter, TrainingArguments(output_dir="unused", report_to="none", use_cpu=True), cod)
+    collator = trainer.data_collator
     total = count = 0
+    alone = tiny_model(initializer_range=0.05)
     for sample in samples:
         rows = collator.rows(sample)
-        logits = drafter(
-            rows["input_ids"][None],
-            position_ids=rows["position_ids"][None],
-            attention_mask=rows["attention_mask"][None, None],
-        ).logits[0]
+        mask = rows["attention_mask"][None, None]
+        logits = alone(rows["input_ids"][None], position_ids=rows["position_ids"][None], attention_mask=mask).logits[0]
         kept = rows["labels"] != -100
         total = total + torch.nn.functional.cross_entropy(logits[kept], rows["labels"][kept], reduction="sum")
         count += int(kept.sum())
     torch.testing.assert_close(trainer.compute_loss(drafter, collator(samples)), total / count, rtol=1e-4, atol=1e-5)
+    batches, items = trainer.get_batch_samples(iter([collator([sample]) for sample in samples]), 2, torch.device("cpu"))
+    assert items == count
+    accumulated = sum(trainer.compute_loss(drafter, batch, num_items_in_batch=items) for batch in batches)
+    torch.testing.assert_close(accumulated, total / count, rtol=1e-4, atol=1e-5)
+
+
+def test_training_is_in_fp32_whatever_the_checkpoint(model_dir, texts, tmp_path):
+    tiny_model().to(torch.bfloat16).save_pretrained(model_dir)
+    drafter = train_pard(model_dir, texts, tmp_path / "out", max_steps=1, **ARGUMENTS)
+    assert drafter.dtype == torch.float32
+
+
+def test_overwriting_forgets_old_checkpoints(model_dir, texts, tmp_path):
+    common = {**ARGUMENTS, "save_steps": 2}
+    train_pard(model_dir, texts, tmp_path / "out", max_steps=4, **common)
+    train_pard(model_dir, texts, tmp_path / "out", max_steps=2, overwrite=True, **common)
+    assert sorted(file.name for file in (tmp_path / "out").glob("checkpoint-*")) == ["checkpoint-2"]
 
 
 def test_rows_change_with_the_epoch_and_nothing_else():

@@ -56,6 +56,8 @@ class PardDrafter:
         folder = local_folder(repo_or_dir, kwargs)
         refuse_other_drafters(read_config(folder))
         config = kwargs.pop("config", None) or AutoConfig.from_pretrained(folder)
+        for name in kwargs.keys() & config.to_dict().keys() - {"dtype", "quantization_config"}:
+            setattr(config, name, kwargs.pop(name))
         mask_token_id = read_mask_token_id(config, mask_token_id)
         return _prepare(_load(folder, config, args, kwargs), mask_token_id, str(repo_or_dir))
 

@@ -6,13 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import LongTensor, Tensor
-from transformers import Cache, LogitsProcessorList
+from transformers import (
+    Cache,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from ...decoding import Draft, Prefix
 from ...trees import best_first_tree
 
 if TYPE_CHECKING:
     from .model import PardDrafter
+
+
+STATELESS = (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 
 def draft_logits(drafter: PardDrafter, ids: LongTensor, cache: Cache, num_draft_tokens: int) -> Tensor:
@@ -42,7 +59,10 @@ def draft_logits(drafter: PardDrafter, ids: LongTensor, cache: Cache, num_draft_
 def sequential_choice(
     logits: Tensor, ids: LongTensor, logits_processor: LogitsProcessorList, do_sample: bool
 ) -> tuple[LongTensor, Tensor]:
-    """Choose one token per row, each row processed as if the earlier choices were the text.
+    """Choose one token per row, each row warped as if the earlier choices were the text.
+
+    Only warpers without a memory are used: drafts may come from any distribution, but a processor that remembers its calls must
+    see those of plain decoding alone.
 
     Args:
         logits: `(K, V)`.
@@ -51,13 +71,14 @@ def sequential_choice(
         do_sample: draw from the processed distribution, or take its maximum.
 
     Returns:
-        Tokens int64 `(K,)` and the processed scores, float32 `(K, V)`.
+        Tokens int64 `(K,)` and the warped scores, float32 `(K, V)`.
     """
     rows = []
     length = ids.shape[1]
+    warpers = [processor for processor in logits_processor if isinstance(processor, STATELESS)]
     for row in logits.float().split(1):
-        for processor in logits_processor:
-            row = processor(ids, row)
+        for warper in warpers:
+            row = warper(ids, row)
         token = torch.multinomial(row.softmax(-1), 1) if do_sample else row.argmax(-1, keepdim=True)
         ids = torch.cat([ids, token], dim=1)
         rows.append(row)

@@ -1,6 +1,7 @@
 """One training run, from files to a drafter: what `paradraft train pard` does."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ def train_pard(
         raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
+    if overwrite:
+        for old in output_dir.glob("checkpoint-*"):
+            shutil.rmtree(old)
     settings = {
         "train_sampling_strategy": "group_by_length",
         "length_column_name": "length",
@@ -72,6 +76,8 @@ def train_pard(
         "save_total_limit": 2,
         "weight_decay": 0.01,
         "adam_beta2": 0.95,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
     }
     trainer = PardTrainer(
         drafter,
@@ -107,4 +113,5 @@ def _load(model: str | Path, mask_token_id: int | None, fallback: int | None) ->
     if mask_token_id is None and all(getattr(config, key, None) is None for key in MASK_KEYS):
         mask_token_id = fallback
     attention = {"attn_implementation": "flex_attention"} if torch.cuda.is_available() else {}  # no mask of R² entries
-    return PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, **attention)
+    # Master weights are fp32: AdamW's small steps vanish in bf16.
+    return PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32, **attention)

@@ -40,11 +40,11 @@ class RowCollator:
         mask_token_id: the drafter's.
         cod: which rows to keep.
         seed: of the choice.
-        block_masks: give FlexAttention a block mask (GPU) instead of a boolean one.
+        dense_masks: build boolean masks; without them the model's forward needs `block_mask`.
     """
 
-    def __init__(self, mask_token_id: int, cod: CodConfig, seed: int = 0, block_masks: bool = False):
-        self.mask_token_id, self.cod, self.seed, self.block_masks = mask_token_id, cod, seed, block_masks
+    def __init__(self, mask_token_id: int, cod: CodConfig, seed: int = 0, dense_masks: bool = True):
+        self.mask_token_id, self.cod, self.seed, self.dense_masks = mask_token_id, cod, seed, dense_masks
         self.epoch = 0
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class RowCollator:
 
         Returns:
             `input_ids`, `position_ids`, `labels` and `depths`, int64 `(B, R)`, padding rows with label -100 and depth -1, and
-            `attention_mask`, bool `(B, 1, R, R)` or a `BlockMask`.
+            with `dense_masks`, `attention_mask`, bool `(B, 1, R, R)`.
         """
         rows = [self.rows(sample) for sample in samples]
         width = max(len(sample["input_ids"]) for sample in rows)
@@ -67,8 +67,7 @@ class RowCollator:
             "labels": pad("labels", -100),
             "depths": depths,
         }
-        if self.block_masks:
-            batch["attention_mask"] = block_mask(depths, positions)
+        if not self.dense_masks:
             return batch
         mask = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1)  # padding rows see themselves: no empty softmax
         for index, sample in enumerate(rows):
@@ -90,7 +89,7 @@ class RowCollator:
 
 
 def block_mask(depths: Tensor, positions: Tensor):
-    """The attention of a padded batch as a FlexAttention `BlockMask`: nothing of size R² is held.
+    """The attention of a padded batch as a FlexAttention `BlockMask`.
 
     Args:
         depths: int64 `(B, R)`, -1 for padding, which sees itself alone.
@@ -102,7 +101,8 @@ def block_mask(depths: Tensor, positions: Tensor):
         return (allowed & (depths[batch, row] >= 0) & (depths[batch, other] >= 0)) | (row == other)
 
     size, length = depths.shape
-    return create_block_mask(rule, size, None, length, length, device=depths.device)
+    make = torch.compile(create_block_mask) if depths.is_cuda else create_block_mask  # uncompiled, it goes through R² entries
+    return make(rule, size, None, length, length, device=depths.device)
 
 
 class _CountEpochs(TrainerCallback):
@@ -125,17 +125,24 @@ class PardTrainer(Trainer):
 
     def __init__(self, model: PardDrafter, args: TrainingArguments, cod: CodConfig | None = None, **kwargs: Any):
         args.remove_unused_columns = False
-        self.cod = cod or CodConfig()
-        flex = model.config._attn_implementation == "flex_attention"
-        collator = RowCollator(model.mask_token_id, self.cod, args.seed, flex)
+        self.cod, self.attention = cod or CodConfig(), model.config._attn_implementation
+        dense_masks = self.attention != "flex_attention"
+        collator = RowCollator(model.mask_token_id, self.cod, args.seed, dense_masks)
         super().__init__(model=model, args=args, data_collator=collator, **kwargs)
         self.add_callback(_CountEpochs(collator))
         self.model_accepts_loss_kwargs = True  # the loss is divided by the labels of all accumulated batches
-        self._eval_losses: dict[int, list[float]] = {}
+        self._loss_shifts_labels = False  # so that Trainer counts every label: a row's label is its own
+        self._eval_losses = torch.zeros(self.cod.num_depths, 2, dtype=torch.float64)  # sum and count of each depth
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
         """Sum over labelled rows by their number; logits are computed for those columns alone."""
         labels, depths = inputs.pop("labels"), inputs.pop("depths")
+        match self.attention:
+            case "flex_attention":
+                inputs["attention_mask"] = block_mask(depths, inputs["position_ids"])
+            case "eager":  # adds its mask
+                least = torch.finfo(self.model.dtype).min
+                inputs["attention_mask"] = (~inputs["attention_mask"]).to(self.model.dtype) * least
         columns = (labels != -100).any(0).nonzero()[:, 0]
         outputs = model(**inputs, use_cache=False, logits_to_keep=columns)
         labels, depths = labels[:, columns], depths[:, columns]
@@ -143,10 +150,11 @@ class PardTrainer(Trainer):
         if not model.training:
             for depth in range(self.cod.num_depths):
                 here = losses[((depths == depth) & (labels != -100)).flatten()]
-                total = self._eval_losses.setdefault(depth, [0.0, 0])
-                total[0], total[1] = total[0] + here.sum().item(), total[1] + here.numel()
+                self._eval_losses[depth] += torch.tensor([here.sum().item(), here.numel()])
         count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
         loss = losses.sum() / count
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # the count is everyone's, and gradients are averaged
         return (loss, outputs) if return_outputs else loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
@@ -157,15 +165,16 @@ class PardTrainer(Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """`Trainer.evaluate` over all rows of every depth; adds `eval_loss_depth_d`."""
-        self._eval_losses = {}
+        self._eval_losses.zero_()
         collator = self.data_collator
         self.data_collator = RowCollator(
-            collator.mask_token_id, CodConfig(self.cod.num_depths, 1.0, 1.0), 0, collator.block_masks
+            collator.mask_token_id, CodConfig(self.cod.num_depths, 1.0, 1.0), 0, collator.dense_masks
         )
         try:
             metrics = super().evaluate(*args, **kwargs)
         finally:
             self.data_collator = collator
-        by_depth = {f"eval_loss_depth_{depth}": total / count for depth, (total, count) in self._eval_losses.items() if count}
+        totals = self.accelerator.reduce(self._eval_losses.to(self.args.device)).tolist()
+        by_depth = {f"eval_loss_depth_{depth}": total / count for depth, (total, count) in enumerate(totals) if count}
         self.log(by_depth)
         return {**metrics, **by_depth}
