@@ -106,7 +106,9 @@ def bench(
     parent: Parent = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write one record per method here.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw speed-ups by category here (png, svg, pdf).")] = None,
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the table here as Markdown.")] = None,
     draft_tokens: Annotated[list[int] | None, typer.Option("-k", help="Draft lengths of PARD; repeatable.")] = None,
+    tree_nodes: Annotated[list[int] | None, typer.Option("-n", help="Tree sizes of PARD; repeatable.")] = None,
     per_category: Annotated[int, typer.Option(min=1, help="Held-out prompts of each category.")] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 1,
     max_new_tokens: NewTokens = 128,
@@ -114,15 +116,17 @@ def bench(
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Compare methods on held-out prompts: tokens per second, speed-up, τ, equality; as a table, JSON and a plot."""
-    from .bench.report import plot
+    from .bench.report import markdown, plot
     from .demo.show import compare, demo_methods, demo_prompts
 
     model, draft, small, tokenizer = _load_pair(target, drafter, parent, dtype)
     texts = demo_prompts(per_category, general=target is not None)
-    methods = demo_methods(draft, small, draft_tokens or (4, 8, 12))
+    methods = demo_methods(draft, small, draft_tokens or (4, 8, 12), tree_nodes or (16,))
     rows = compare(model, methods, tokenizer, texts, console, max_new_tokens, temperature, repeats)
     if json_file is not None:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
+    if markdown_file is not None:
+        markdown_file.write_text(markdown(rows))
     if plot_file is not None:
         plot(rows, plot_file)
 

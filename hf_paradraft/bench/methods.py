@@ -14,7 +14,7 @@ class Method:
     """A row of the table.
 
     Attributes:
-        name: begins with `plain`, `assisted`, `prompt-lookup` or `pard-chain`.
+        name: begins with `plain`, `assisted`, `prompt-lookup`, `pard-chain` or `pard-tree`.
         arguments: for `generate`.
         prepare: run before each call; sets what only lives on a shared assistant.
     """
@@ -55,7 +55,15 @@ def assisted(parent: PreTrainedModel, num_tokens: int | None) -> Method:
 def pard_chain(drafter: PardDrafter, num_tokens: int) -> Method:
     """Our loop with chains of `num_tokens` drafts."""
 
-    def prepare() -> None:
-        drafter.speculation_config.num_draft_tokens = num_tokens
+    return Method(f"pard-chain-k{num_tokens}", {"assistant_model": drafter}, lambda: _configure(drafter, num_tokens, None))
 
-    return Method(f"pard-chain-k{num_tokens}", {"assistant_model": drafter}, prepare)
+
+def pard_tree(drafter: PardDrafter, num_tokens: int, tree_size: int) -> Method:
+    """Our loop with the best trees of `tree_size` nodes, at most `num_tokens` deep."""
+    name = f"pard-tree-k{num_tokens}-n{tree_size}"
+    return Method(name, {"assistant_model": drafter}, lambda: _configure(drafter, num_tokens, tree_size))
+
+
+def _configure(drafter: PardDrafter, num_tokens: int, tree_size: int | None) -> None:
+    drafter.speculation_config.num_draft_tokens = num_tokens
+    drafter.speculation_config.tree_size = tree_size

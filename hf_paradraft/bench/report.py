@@ -86,6 +86,28 @@ def table(rows: Sequence[dict[str, Any]], title: str, equal: dict[str, float] | 
     return grid
 
 
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The same figures as a Markdown table, speed-ups by category included."""
+    categories = list(rows[0]["by_category"])
+    lines = [
+        f"| method | tokens/s | speed-up | quartiles over prompts | τ | equal (fp32) | {' | '.join(categories)} |",
+        "|---|" + "---:|" * (5 + len(categories)),
+    ]
+    for row in rows:
+        low, _, high = row["speedup_quartiles"]
+        share = row["matches_reference"]
+        cells = [
+            f"{row['tokens_per_second']:.0f}",
+            f"**{row['speedup']:.2f}**",
+            f"{low:.2f}–{high:.2f}",
+            f"{row['tau']:.2f}",
+            "–" if share is None else f"{share:.0%}",
+            *(f"{value:.2f}" for value in row["by_category"].values()),
+        ]
+        lines.append(f"| {row['method']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def plot(rows: Sequence[dict[str, Any]], file: Path) -> None:
     """Speed-up by category, a group of bars per category; the file's suffix picks the format."""
     import matplotlib

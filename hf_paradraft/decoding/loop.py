@@ -12,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from .accept import RULES, accept
 from .cache import keep_path, keeps_branches, recording_cache
+from .checks import check_call, check_lengths, left_padding
 from .draft import Draft, Drafter, Prefix
 from .stats import SpeculationStats
 from .verify import extend_to, supports_branches, verify
@@ -59,7 +60,7 @@ def speculative_decoding(
         ValueError: an argument that this loop cannot serve; the message says what to change.
     """
     started = perf_counter()
-    rule_name = _check(model, input_ids, generation_config, drafter, synced_gpus, model_kwargs)
+    rule_name = check_call(model, input_ids, generation_config, drafter, synced_gpus)
     rule, sampled = RULES[rule_name], rule_name == "rejection"
     vocab_size = model.config.get_text_config().vocab_size
     cache = recording_cache(model_kwargs)
@@ -72,12 +73,12 @@ def speculative_decoding(
 
     buffer = torch.cat([input_ids, input_ids.new_zeros((1, limit - begin + 1))], dim=1)
     per_token = extend_to(limit + 1, model_kwargs)
-    padding = _left_padding(model_kwargs.get("attention_mask"))
+    padding = left_padding(model_kwargs.get("attention_mask"))
     branches = supports_branches(model, per_token)
     ends, slow_criteria = _split(stopping_criteria)
     scores, logits = (), ()
     length, unread, finished = begin, begin - cache.get_seq_length(), False
-    _check_lengths(model, begin, limit, unread, generation_config, model_kwargs)
+    check_lengths(model, begin, limit, unread, generation_config, model_kwargs)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or limit + padding
     reads_more_than_ids = any(
         value is not None for name, value in model_kwargs.items() if name == "inputs_embeds" or "pixel" in name
@@ -135,66 +136,6 @@ def speculative_decoding(
     return SpeculativeOutput(
         sequences=sequences, scores=scores or None, logits=logits or None, past_key_values=cache, speculation=stats
     )
-
-
-def _check(model, input_ids, generation_config, drafter, synced_gpus, model_kwargs) -> str:
-    """Refuse what the loop cannot serve, before any work; returns the acceptance rule's name."""
-    if drafter is None:
-        raise ValueError("speculative_decoding needs a drafter: pass drafter=… to generate.")
-    if model.config.model_type == "doge":
-        raise ValueError("Doge's attention mask depends on the whole input, so drafts would change its output.")
-    if model.config.is_encoder_decoder:
-        raise ValueError(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
-    if input_ids.shape[0] != 1:
-        raise ValueError(
-            f"Speculative decoding takes one prompt at a time, but input_ids has {input_ids.shape[0]} rows: "
-            "call generate once per prompt, with num_return_sequences=1 and num_beams=1."
-        )
-    if input_ids.shape[1] == 0:
-        raise ValueError(
-            "The drafter reads token ids and got none: pass input_ids beside inputs_embeds, or generate without a drafter."
-        )
-    if generation_config.num_beams > 1:
-        raise ValueError(f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}.")
-    if synced_gpus:
-        raise ValueError("Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation).")
-    if generation_config.output_attentions or generation_config.output_hidden_states:
-        raise ValueError(
-            "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
-        )
-    return drafter.speculation_config.rule(generation_config.do_sample)
-
-
-def _check_lengths(model, begin, limit, unread, generation_config, model_kwargs) -> None:
-    """Refuse prompts whose parts do not fit together, and positions that change their meaning on the way."""
-    mask, embeds = model_kwargs.get("attention_mask"), model_kwargs.get("inputs_embeds")
-    described = getattr(generation_config, "_mask_length", begin) if mask is None else mask.shape[1]
-    if described != begin or unread < 1:
-        raise ValueError(
-            "With past_key_values, pass the whole input_ids, the cached ones and at least one more: the drafter reads them too."
-        )
-    if embeds is not None and embeds.shape[1] != begin:
-        raise ValueError(f"inputs_embeds has {embeds.shape[1]} positions and input_ids {begin}: the drafter needs one id each.")
-    config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
-    if kinds & {"dynamic", "longrope"}:
-        switch = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-        switch = switch or config.max_position_embeddings
-        if limit > switch and ("dynamic" in kinds or begin <= switch):
-            raise ValueError(
-                f"This target's rotary positions change their scale beyond {switch} tokens, and this call may reach {limit}: "
-                f"keep prompt and new tokens within {switch}, or generate without a drafter."
-            )
-
-
-def _left_padding(attention_mask: torch.Tensor | None) -> int:
-    """How many padding tokens stand before the prompt."""
-    if attention_mask is None:
-        return 0
-    if not bool(attention_mask[0, -1]):
-        raise ValueError("The prompt is padded on the right: set the tokenizer's padding_side to 'left'.")
-    return int(attention_mask[0].argmax())
 
 
 def _split(stopping_criteria: StoppingCriteriaList) -> tuple[set[int], StoppingCriteriaList]:

@@ -10,7 +10,7 @@ from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from ..bench import Method, assisted, bench, pard_chain, plain, prompt_lookup, records, table
+from ..bench import Method, assisted, bench, pard_chain, pard_tree, plain, prompt_lookup, records, table
 from ..bench.measure import encode_prompts
 from ..drafters.pard import PardDrafter
 from .tasks import tasks
@@ -102,10 +102,14 @@ def demo_prompts(per_category: int, general: bool, seed: int = 0) -> list[tuple[
     return [(name, task.prompt) for name in CATEGORIES for task in islice(tasks(name, seed, True), per_category)]
 
 
-def demo_methods(drafter: PardDrafter, parent: PreTrainedModel | None, draft_lengths: Sequence[int]) -> list[Method]:
-    """Plain, transformers' own methods, ours."""
+def demo_methods(
+    drafter: PardDrafter, parent: PreTrainedModel | None, draft_lengths: Sequence[int], tree_sizes: Sequence[int] = ()
+) -> list[Method]:
+    """Plain, transformers' own methods, ours; trees as deep as the longest chain."""
     peers = [] if parent is None else [assisted(parent, k) for k in (3, 5, 8, None)]
-    return [plain(), *peers, prompt_lookup(), *(pard_chain(drafter, k) for k in draft_lengths)]
+    chains = [pard_chain(drafter, k) for k in draft_lengths]
+    trees = [pard_tree(drafter, max(draft_lengths), size) for size in tree_sizes]
+    return [plain(), *peers, prompt_lookup(), *chains, *trees]
 
 
 def compare(

@@ -9,7 +9,7 @@ from tiny import near_copy, tiny_model
 
 from hf_paradraft.bench import assisted, bench, pard_chain, plain, prompt_lookup, records, table
 from hf_paradraft.bench.measure import Measurement, Prompt
-from hf_paradraft.bench.report import plot
+from hf_paradraft.bench.report import markdown, plot
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,7 @@ def test_records_and_report(results, tmp_path):
     console = Console(record=True, width=200)
     console.print(table(rows, "title"))
     assert "pard-chain-k4" in console.export_text()
+    assert markdown(rows).count("\n") == 2 + len(rows)
     plot(rows, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
 

@@ -1,0 +1,95 @@
+"""What the loop cannot serve exactly is refused here, before any work."""
+
+from typing import Any
+
+from torch import LongTensor, Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from .draft import Drafter
+
+
+def check_call(
+    model: PreTrainedModel, input_ids: LongTensor, generation_config: GenerationConfig, drafter: Drafter | None, synced_gpus: bool
+) -> str:
+    """Refuse a kind of call that the loop does not serve; returns the name of the acceptance rule.
+
+    Raises:
+        ValueError: with what to change.
+    """
+    if drafter is None:
+        raise ValueError("speculative_decoding needs a drafter: pass drafter=… to generate.")
+    if model.config.model_type == "doge":
+        raise ValueError("Doge's attention mask depends on the whole input, so drafts would change its output.")
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
+    if input_ids.shape[0] != 1:
+        raise ValueError(
+            f"Speculative decoding takes one prompt at a time, but input_ids has {input_ids.shape[0]} rows: "
+            "call generate once per prompt, with num_return_sequences=1 and num_beams=1."
+        )
+    if input_ids.shape[1] == 0:
+        raise ValueError(
+            "The drafter reads token ids and got none: pass input_ids beside inputs_embeds, or generate without a drafter."
+        )
+    if generation_config.num_beams > 1:
+        raise ValueError(f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}.")
+    if synced_gpus:
+        raise ValueError("Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation).")
+    if generation_config.output_attentions or generation_config.output_hidden_states:
+        raise ValueError(
+            "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
+        )
+    return drafter.speculation_config.rule(generation_config.do_sample)
+
+
+def check_lengths(
+    model: PreTrainedModel, begin: int, limit: int, unread: int, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> None:
+    """Refuse prompts whose parts do not fit together, and positions that change their meaning on the way.
+
+    Args:
+        model: the target.
+        begin: tokens of the prompt.
+        limit: tokens at most, the prompt's included.
+        unread: tokens of the prompt that the cache lacks.
+        generation_config: of this call.
+        model_kwargs: of this call.
+
+    Raises:
+        ValueError: with what to change.
+    """
+    mask, embeds = model_kwargs.get("attention_mask"), model_kwargs.get("inputs_embeds")
+    described = getattr(generation_config, "_mask_length", begin) if mask is None else mask.shape[1]
+    if described != begin or unread < 1:
+        raise ValueError(
+            "With past_key_values, pass the whole input_ids, the cached ones and at least one more: the drafter reads them too."
+        )
+    if embeds is not None and embeds.shape[1] != begin:
+        raise ValueError(f"inputs_embeds has {embeds.shape[1]} positions and input_ids {begin}: the drafter needs one id each.")
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    if kinds & {"dynamic", "longrope"}:
+        switch = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+        switch = switch or config.max_position_embeddings
+        if limit > switch and ("dynamic" in kinds or begin <= switch):
+            raise ValueError(
+                f"This target's rotary positions change their scale beyond {switch} tokens, and this call may reach {limit}: "
+                f"keep prompt and new tokens within {switch}, or generate without a drafter."
+            )
+
+
+def left_padding(attention_mask: Tensor | None) -> int:
+    """How many padding tokens stand before the prompt.
+
+    Args:
+        attention_mask: `(1, n)`, or None for no padding.
+
+    Raises:
+        ValueError: the padding is on the right.
+    """
+    if attention_mask is None:
+        return 0
+    if not bool(attention_mask[0, -1]):
+        raise ValueError("The prompt is padded on the right: set the tokenizer's padding_side to 'left'.")
+    return int(attention_mask[0].argmax())
