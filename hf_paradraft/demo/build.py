@@ -53,10 +53,10 @@ STAGES = (
     Stage("target-4a", None, 4, 600, 0.02, 0.0, 0),
     Stage("target-4b", "target-4a", 4, 1200, 0.01, 0.3, 600),
     Stage("draft", None, 3, 450, 0.01, 0.5, 0),
-    Stage("target-16", "target-4b", 16, 400, 0.008, 0.7, 1800, harder=True),
+    Stage("target-16", "target-4b", 16, 480, 0.008, 0.7, 1800, harder=True),
 )
 REGENERATED_PER_CATEGORY = 600
-PARD_STEPS = 700
+PARD_STEPS = 600
 
 
 def build_stage(stage: Stage, tokenizer: PreTrainedTokenizerFast, work: Path, seed: int) -> None:
