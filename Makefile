@@ -19,6 +19,9 @@ quality: $(VENV)/installed
 family: $(VENV)/installed
 	$(BIN)/python -m hf_paradraft.demo.build --work-dir build/family --output-dir hf_paradraft/demo/family
 
+card: $(VENV)/installed
+	$(BIN)/python hub_cards/render.py
+
 clean:
 	rm -rf $(VENV) build dist
 

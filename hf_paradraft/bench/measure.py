@@ -6,6 +6,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
+import transformers
 from torch import LongTensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,6 +33,17 @@ class Measurement:
     seconds: float
     forwards: int
     same: bool | None
+
+
+def environment(model: PreTrainedModel) -> str:
+    """What the figures were measured with: dtype, versions, device and threads."""
+    if model.device.type == "cuda":
+        device = torch.cuda.get_device_name(model.device)
+    else:
+        amx = "with" if torch.cpu._is_amx_tile_supported() else "without"
+        device = f"a {torch.backends.cpu.get_cpu_capability()} CPU {amx} AMX, {torch.get_num_threads()} threads"
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{dtype}, transformers {transformers.__version__}, torch {torch.__version__}, {device}"
 
 
 @dataclass

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from ..bench import Method, assisted, bench, pard_chain, pard_tree, plain, prompt_lookup, records, table
-from ..bench.measure import encode_prompts
+from ..bench.measure import encode_prompts, environment
 from ..drafters.pard import PardDrafter
 from .tasks import tasks
 
@@ -125,7 +125,7 @@ def compare(
     """Measure, print the table, and return its records."""
     prompts = encode_prompts(tokenizer, texts)
     results = bench(target, methods, prompts, max_new_tokens, temperature, repeats)
-    rows = records(results)
+    rows = [{**row, "environment": environment(target)} for row in records(results)]
     equal = None
     if temperature == 0 and target.dtype != torch.float32:
         equal = fp32_equality(target, methods, prompts, max_new_tokens)
