@@ -26,7 +26,8 @@ def readme_with_table(readme: str) -> str:
     bench = json.loads((FAMILY / "bench.json").read_text())
     before, rest = readme.split("<!-- measured -->\n", 1)
     after = rest.split("<!-- /measured -->\n", 1)[1]
-    return f"{before}<!-- measured -->\n{markdown(bench)}\nGreedy, batch 1, up to 128 new tokens; {bench[0]['environment']}.\n<!-- /measured -->\n{after}"
+    note = f"Greedy, batch 1, up to 128 new tokens; {bench[0]['environment']}."
+    return f"{before}<!-- measured -->\n{markdown(bench)}\n{note}\n<!-- /measured -->\n{after}"
 
 
 if __name__ == "__main__":
