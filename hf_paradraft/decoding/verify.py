@@ -12,31 +12,30 @@ from transformers.utils import ModelOutput
 
 from .draft import Draft
 
-# Inputs with one entry per token, and what new tokens get.
-CONTINUED = {"attention_mask": "one", "position_ids": "next", "token_type_ids": "last", "mm_token_type_ids": "zero"}
+PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 
 
 def extend_to(length: int, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
     """The per-token inputs of the whole call, once, so that a round only slices them.
+
+    New tokens are seen (mask 1), stand at the next positions, and have the last token's type, or none of the multimodal ones.
 
     Args:
         length: tokens at most, prompt included.
         model_kwargs: the call's; tensors `(…, prompt length)` among them.
     """
     extended = {}
-    for name, fill in CONTINUED.items():
-        known = model_kwargs.get(name)
-        if known is None:
+    for name in PER_TOKEN:
+        if (known := model_kwargs.get(name)) is None:
             continue
-        shape = (*known.shape[:-1], length - known.shape[-1])
-        last = known[..., -1:].expand(shape)
-        new = {
-            "one": lambda known=known, shape=shape: known.new_ones(shape),
-            "zero": lambda known=known, shape=shape: known.new_zeros(shape),
-            "last": lambda last=last: last,
-            "next": lambda last=last, shape=shape: last + torch.arange(1, shape[-1] + 1, device=last.device),
-        }[fill]()
-        extended[name] = torch.cat([known, new.to(known.dtype)], dim=-1)
+        new = known[..., -1:].repeat(*[1] * (known.ndim - 1), length - known.shape[-1])
+        if name == "attention_mask":
+            new.fill_(1)
+        elif name == "position_ids":
+            new += torch.arange(1, new.shape[-1] + 1, device=new.device)
+        elif name == "mm_token_type_ids":
+            new.zero_()
+        extended[name] = torch.cat([known, new], dim=-1)
     return extended
 
 
