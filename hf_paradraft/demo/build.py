@@ -55,7 +55,7 @@ STAGES = (
     Stage("draft", None, 3, 450, 0.01, 0.5, 0),
     Stage("target-16", "target-4b", 16, 480, 0.008, 0.7, 1800, harder=True),
 )
-REGENERATED_PER_CATEGORY = 600
+REGENERATED_PER_CATEGORY, REFERENCES_PER_CATEGORY = 288, 1312  # the target writes slowly here
 PARD_STEPS = 600
 
 
@@ -124,11 +124,14 @@ def build(
     answers = work_dir / "answers.jsonl"
     questions = write_tasks(work_dir / "questions.jsonl", seed + 1, REGENERATED_PER_CATEGORY, held_out=False)
     regenerate(target, tokenizer, questions, answers, max_new_tokens=160, batch_size=192)
+    references = write_tasks(work_dir / "references.jsonl", seed + 2, REFERENCES_PER_CATEGORY, held_out=False)
+    lessons = work_dir / "lessons.jsonl"
+    lessons.write_text(answers.read_text() + references.read_text())
     held_out = write_tasks(work_dir / "held_out.jsonl", seed, 10, held_out=True)
     if not (work_dir / "pard" / "model.safetensors").exists():
         train_pard(
             work_dir / "draft",
-            answers,
+            lessons,
             work_dir / "pard",
             mask_token_id=tokenizer.convert_tokens_to_ids(MASK),
             eval_file=held_out,
@@ -146,6 +149,7 @@ def build(
     record = {
         "stages": [asdict(stage) for stage in STAGES],
         "pard": PardDrafter.from_pretrained(work_dir / "pard").paradraft["training"],
+        "answers_by_target": REGENERATED_PER_CATEGORY * len(CATEGORIES),
         "held_out_library_loss": library_loss(target, tokenizer),
         "held_out_tasks": {name: asdict(quality) for name, quality in measure(target, tokenizer, 100).items()},
         "parameters": {
