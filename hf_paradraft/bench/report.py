@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
 
 from .measure import Measurement
@@ -55,35 +56,37 @@ def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
     return made
 
 
-def table(rows: Sequence[dict[str, Any]], title: str, equal: dict[str, float] | None = None) -> Table:
-    """Speed-ups by category and on average.
+def table(rows: Sequence[dict[str, Any]], title: str) -> Group:
+    """Two tables that fit a terminal of 80 columns: every method on average, and its speed-up by category.
 
     Args:
         rows: from `records`.
-        title: above it.
-        equal: share of outputs equal to plain's, by method, from a pass in fp32; default: what `rows` says.
+        title: above them.
     """
-    grid = Table(title=title, title_justify="left")
-    grid.add_column("method")
+    average = Table(title=title, title_justify="left")
+    average.add_column("method", no_wrap=True)
     for name in ("tokens/s", "speed-up", "quartiles", "τ", "equal (fp32)"):
-        grid.add_column(name, justify="right")
+        average.add_column(name, justify="right")
+    detail = Table(title="speed-up by category", title_justify="left")
+    detail.add_column("method", no_wrap=True)
     for category in rows[0]["by_category"]:
-        grid.add_column(category, justify="right")
+        detail.add_column(category, justify="right")
     best = max(row["speedup"] for row in rows)
     for row in rows:
-        share = (equal or {}).get(row["method"], row["matches_reference"])
+        share = row["matches_reference"]
         low, _, high = row["speedup_quartiles"]
-        grid.add_row(
+        style = "bold green" if row["speedup"] == best else None
+        average.add_row(
             row["method"],
             f"{row['tokens_per_second']:.0f}",
             f"{row['speedup']:.2f}×",
             f"{low:.2f}–{high:.2f}",
             f"{row['tau']:.2f}",
             "–" if share is None else f"{share:.0%}",
-            *(f"{value:.2f}" for value in row["by_category"].values()),
-            style="bold green" if row["speedup"] == best else None,
+            style=style,
         )
-    return grid
+        detail.add_row(row["method"], *(f"{value:.2f}" for value in row["by_category"].values()), style=style)
+    return Group(average, detail)
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

@@ -126,13 +126,13 @@ def compare(
     prompts = encode_prompts(tokenizer, texts)
     results = bench(target, methods, prompts, max_new_tokens, temperature, repeats)
     rows = [{**row, "environment": environment(target)} for row in records(results)]
-    equal = None
     if temperature == 0 and target.dtype != torch.float32:
         equal = fp32_equality(target, methods, prompts, max_new_tokens)
         for row in rows:
             row["matches_reference"] = equal[row["method"]]
     kind = "greedy" if temperature == 0 else f"temperature {temperature}"
-    console.print(table(rows, f"{len(prompts)} held-out prompts, up to {max_new_tokens} tokens, {kind}, {target.dtype}", equal))
+    dtype = str(target.dtype).removeprefix("torch.")
+    console.print(table(rows, f"{len(prompts)} held-out prompts, up to {max_new_tokens} tokens, {kind}, {dtype}"))
     return rows
 
 
