@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 app = typer.Typer(
     help="Parallel drafters for transformers: the same output from generate, several times faster.",
@@ -240,7 +240,7 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError) as error:
-        Console(stderr=True).print(Panel(str(error), title="paradraft", border_style="red"))
+        Console(stderr=True).print(Text.assemble(("paradraft: ", "bold red"), str(error)), soft_wrap=True)
         raise SystemExit(1) from None
 
 
