@@ -41,7 +41,7 @@ def environment(model: PreTrainedModel) -> str:
         device = torch.cuda.get_device_name(model.device)
     else:
         amx = "with" if torch.cpu._is_amx_tile_supported() else "without"
-        device = f"a {torch.backends.cpu.get_cpu_capability()} CPU {amx} AMX, {torch.get_num_threads()} threads"
+        device = f"CPU ({torch.backends.cpu.get_cpu_capability()}, {amx} AMX), {torch.get_num_threads()} threads"
     dtype = str(model.dtype).removeprefix("torch.")
     return f"{dtype}, transformers {transformers.__version__}, torch {torch.__version__}, {device}"
 

@@ -127,6 +127,6 @@ def plot(rows: Sequence[dict[str, Any]], file: Path) -> None:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks([i + 0.4 - width / 2 for i in range(len(categories))], categories)
     axes.set_ylabel("tokens per second ÷ plain generate's")
-    axes.legend(fontsize="small", ncols=2)
+    figure.legend(loc="outside upper center", fontsize="small", ncols=5)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
