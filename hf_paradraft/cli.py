@@ -239,6 +239,12 @@ def main() -> None:
     """Run the command; errors that a person can mend are one sentence, not a traceback."""
     try:
         app()
+    except ModuleNotFoundError as error:
+        extra = {"accelerate": "train", "datasets": "train", "matplotlib": "bench"}.get(error.name or "")
+        if extra is None:
+            raise
+        Console(stderr=True).print(Text(f"{error.name} is not installed: pip install 'hf-paradraft[{extra}]'"), soft_wrap=True)
+        raise SystemExit(1) from None
     except (ValueError, OSError) as error:
         Console(stderr=True).print(Text.assemble(("paradraft: ", "bold red"), str(error)), soft_wrap=True)
         raise SystemExit(1) from None
