@@ -207,7 +207,7 @@ def train_pard(
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the output folder.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Write into an output folder that has files.")] = False,
 ) -> None:
-    """Teach a small causal LM to draft K tokens in one forward. Under `accelerate launch` it runs on many devices."""
+    """Teach a small causal LM to draft K tokens in one forward. Many devices: run it under `accelerate launch`."""
     from .drafters.pard.run import train_pard as run
 
     run(

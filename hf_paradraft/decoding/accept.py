@@ -36,7 +36,7 @@ class Emitted:
 
 
 def _match(draft: Draft, node: int, token: int) -> tuple[int, int | None]:
-    return token, next((child for child in draft.children(node) if draft.tokens[child] == token), None)
+    return token, next((child for child in draft.children(node) if draft.token_ids[child] == token), None)
 
 
 def greedy(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
@@ -60,7 +60,7 @@ def rejection(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]
     p = scores.softmax(-1)[0]
     q = None
     for child in draft.children(node):
-        token = int(draft.tokens[child])
+        token = draft.token_ids[child]
         q = draft.q[child].to(p.device).clone() if q is None else q
         if torch.rand((), device=p.device) * q[token] < p[token]:
             return token, child

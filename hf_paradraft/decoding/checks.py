@@ -19,7 +19,7 @@ def check_call(
     if drafter is None:
         raise ValueError("speculative_decoding needs a drafter: pass drafter=… to generate.")
     if model.config.model_type == "doge":
-        raise ValueError("Doge's attention mask depends on the whole input, so drafts would change its output.")
+        raise ValueError("Doge targets gave other output with drafts than without: generate without a drafter.")
     if model.config.is_encoder_decoder:
         raise ValueError(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
     if input_ids.shape[0] != 1:

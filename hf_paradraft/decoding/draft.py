@@ -1,9 +1,9 @@
 """What a drafter gives the loop, and what the loop gives a drafter."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
-import torch
 from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList
 
@@ -34,6 +34,11 @@ class Draft:
     def is_chain(self) -> bool:
         """Whether every token follows the one before it."""
         return self.parents == list(range(-1, len(self.parents) - 1))
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """`tokens` on the host, fetched once: a comparison per node would wait for the device each time."""
+        return self.tokens.tolist()
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -79,7 +84,6 @@ class Drafter(Protocol):
 
     speculation_config: SpeculationConfig
     last_stats: SpeculationStats | None
-    device: torch.device
 
     def start_drafting(self) -> Drafting:
         """Begin a `generate` call."""

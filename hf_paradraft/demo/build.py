@@ -112,7 +112,7 @@ def build(
     output_dir: Annotated[Path, typer.Option(help="Gets target/, draft/ and pard/ in bfloat16, and family.json.")],
     seed: int = 0,
 ) -> None:
-    """Rebuild the embedded family. About two hours and a half on two cores without matrix units."""
+    """Rebuild the embedded family. Takes hours on two cores."""
     work_dir.mkdir(parents=True, exist_ok=True)
     if not (work_dir / "tokenizer").exists():
         train_tokenizer(seed).save_pretrained(work_dir / "tokenizer")

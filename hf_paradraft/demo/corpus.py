@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 # Build paths, dead packages and giant generated tables teach a small model nothing but repetition.
-LEFT_OUT = ("_sysconfigdata", "lib2to3", "idlelib", "encodings", "pydoc_data", "site-packages", "test", "tests")
+LEFT_OUT = ("_sysconfigdata", "lib2to3", "idlelib", "encodings", "pydoc_data", "site-packages", "test")
 
 
 def library_files(held_out: bool) -> list[Path]:

@@ -13,9 +13,9 @@ from transformers.generation.streamers import BaseStreamer
 from ..bench import Method, assisted, bench, pard_chain, pard_tree, plain, prompt_lookup, records, table
 from ..bench.measure import encode_prompts, environment
 from ..drafters.pard import PardDrafter
-from .tasks import tasks
+from .tasks import CATEGORIES, tasks
 
-# Python and word problems for models that know more than the embedded family does.
+# For models from the Hub, which were not taught the embedded family's tasks.
 GENERAL_PROMPTS = (
     ("code", "Write a Python function that checks whether a string is a palindrome."),
     ("code", "Write a Python class for a bank account with deposit and withdraw."),
@@ -97,8 +97,6 @@ def demo_prompts(per_category: int, general: bool, seed: int = 0) -> list[tuple[
     """(category, prompt) pairs: held-out tasks, or general prompts for models from the Hub."""
     if general:
         return list(GENERAL_PROMPTS)
-    from .tasks import CATEGORIES
-
     return [(name, task.prompt) for name in CATEGORIES for task in islice(tasks(name, seed, True), per_category)]
 
 
@@ -132,7 +130,7 @@ def compare(
             row["matches_reference"] = equal[row["method"]]
     kind = "greedy" if temperature == 0 else f"temperature {temperature}"
     dtype = str(target.dtype).removeprefix("torch.")
-    console.print(table(rows, f"{len(prompts)} held-out prompts, up to {max_new_tokens} tokens, {kind}, {dtype}"))
+    console.print(table(rows, f"{len(prompts)} prompts, up to {max_new_tokens} tokens, {kind}, {dtype}"))
     return rows
 
 

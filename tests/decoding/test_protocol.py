@@ -14,7 +14,6 @@ TARGET = tiny_model()
 class Bigrams:
     """Continues with what followed the last token before; remembers what it was shown."""
 
-    device = torch.device("cpu")
     last_stats = None
 
     def __init__(self):
