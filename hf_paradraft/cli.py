@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .hardware import fast_dtype
+
 app = typer.Typer(
     help="Parallel drafters for transformers: the same output from generate, several times faster.",
     no_args_is_help=True,
@@ -29,13 +31,6 @@ class Dtype(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
-
-
-def fast_dtype() -> torch.dtype:
-    """bfloat16 on a GPU or a CPU with matrix units for it, else float32."""
-    if torch.cuda.is_available() or torch.cpu._is_amx_tile_supported():
-        return torch.bfloat16
-    return torch.float32
 
 
 def _load_pair(target: str | None, drafter: str | None, parent: str | None, dtype: Dtype) -> tuple[Any, Any, Any, Any]:

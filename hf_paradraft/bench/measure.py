@@ -11,6 +11,7 @@ from torch import LongTensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..hardware import device_name
 from .methods import Method
 
 
@@ -37,13 +38,8 @@ class Measurement:
 
 def environment(model: PreTrainedModel) -> str:
     """What the figures were measured with: dtype, versions, device and threads."""
-    if model.device.type == "cuda":
-        device = torch.cuda.get_device_name(model.device)
-    else:
-        amx = "with" if torch.cpu._is_amx_tile_supported() else "without"
-        device = f"CPU ({torch.backends.cpu.get_cpu_capability()}, {amx} AMX), {torch.get_num_threads()} threads"
     dtype = str(model.dtype).removeprefix("torch.")
-    return f"{dtype}, transformers {transformers.__version__}, torch {torch.__version__}, {device}"
+    return f"{dtype}, transformers {transformers.__version__}, torch {torch.__version__}, {device_name(model.device)}"
 
 
 @dataclass

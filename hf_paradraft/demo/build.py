@@ -54,6 +54,7 @@ STAGES = (
     Stage("target-4b", "target-4a", 4, 1200, 0.01, 0.3, 600),
     Stage("draft", None, 3, 450, 0.01, 0.5, 0),
     Stage("target-16", "target-4b", 16, 480, 0.008, 0.7, 1800, harder=True),
+    Stage("target", "target-16", 16, 3000, 0.008, 0.8, 2280, harder=True),
 )
 REGENERATED_PER_CATEGORY, REFERENCES_PER_CATEGORY = 288, 1312  # the target writes slowly here
 PARD_STEPS = 600
@@ -68,7 +69,7 @@ def build_stage(stage: Stage, tokenizer: PreTrainedTokenizerFast, work: Path, se
     if stage.start is None:
         model = new_model(tokenizer, stage.layers)
     else:
-        model = LlamaForCausalLM.from_pretrained(work / stage.start)
+        model = LlamaForCausalLM.from_pretrained(work / stage.start, dtype=torch.float32)
         if model.config.num_hidden_layers != stage.layers:
             model = grow(model, tokenizer, stage.layers)
     corpus = Corpus(tokenizer, seed, weights=HARDER if stage.harder else {})
@@ -119,7 +120,7 @@ def build(
     tokenizer = PreTrainedTokenizerFast.from_pretrained(work_dir / "tokenizer")
     for stage in STAGES:
         build_stage(stage, tokenizer, work_dir, seed)
-    target = LlamaForCausalLM.from_pretrained(work_dir / "target-16").eval()
+    target = LlamaForCausalLM.from_pretrained(work_dir / "target").eval()
 
     answers = work_dir / "answers.jsonl"
     questions = write_tasks(work_dir / "questions.jsonl", seed + 1, REGENERATED_PER_CATEGORY, held_out=False)
@@ -135,7 +136,7 @@ def build(
             work_dir / "pard",
             mask_token_id=tokenizer.convert_tokens_to_ids(MASK),
             eval_file=held_out,
-            target=work_dir / "target-16",
+            target=work_dir / "target",
             max_length=320,
             resume=(work_dir / "pard").exists(),
             max_steps=PARD_STEPS,
@@ -154,10 +155,10 @@ def build(
         "held_out_tasks": {name: asdict(quality) for name, quality in measure(target, tokenizer, 100).items()},
         "parameters": {
             name: LlamaForCausalLM.from_pretrained(work_dir / folder).num_parameters()
-            for name, folder in (("target", "target-16"), ("draft", "draft"), ("pard", "pard"))
+            for name, folder in (("target", "target"), ("draft", "draft"), ("pard", "pard"))
         },
     }
-    for name, folder in (("target", "target-16"), ("draft", "draft"), ("pard", "pard")):
+    for name, folder in (("target", "target"), ("draft", "draft"), ("pard", "pard")):
         export(work_dir / folder, output_dir / name, tokenizer)
     (output_dir / "family.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record["held_out_tasks"], indent=1))

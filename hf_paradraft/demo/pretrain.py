@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..hardware import fast_dtype
 from .corpus import Corpus
 from .muon import Muon
 
@@ -92,18 +93,22 @@ def pretrain(
             optimizer.load_state_dict(saved)
         start = state["step"]
     model.train()
+    model.set_attn_implementation("eager")  # with compiled layers twice as fast as SDPA on a CPU
+    for layer in model.model.layers:
+        layer.compile(dynamic=True)
     bar = tqdm(range(start, steps), initial=start, total=steps, desc=output_dir.name, mininterval=10)
     average = None
     for step, batch in zip(bar, corpus.batches(first_batch + start), strict=False):
         factor = learning_rate(step, steps, decay=decay)
         for optimizer, rate in zip(optimizers, (lr, lr * 0.1), strict=True):
             optimizer.param_groups[0]["lr"] = rate * factor
-        loss = answer_loss(model, batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=fast_dtype() == torch.bfloat16):
+            loss = answer_loss(model, batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
         average = loss.item() if average is None else 0.95 * average + 0.05 * loss.item()
         bar.set_postfix(loss=f"{average:.3f}")
         if (step + 1) % 100 == 0 or step + 1 == steps:
