@@ -1,0 +1,19 @@
+"""What the hardware is called, and which number format it is fast at."""
+
+import torch
+
+
+def fast_dtype() -> torch.dtype:
+    """bfloat16 on a GPU or a CPU with instructions for it (AMX or AVX-512), else float32."""
+    if torch.cuda.is_available() or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
+        return torch.bfloat16
+    return torch.float32
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the CPU's instruction set and the threads torch uses on it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
+    bfloat16 = "bf16 instructions" if fast_dtype() == torch.bfloat16 else "no bf16 instructions"
+    return f"CPU ({torch.backends.cpu.get_cpu_capability()}{amx}, {bfloat16}), {torch.get_num_threads()} threads"
