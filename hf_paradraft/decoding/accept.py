@@ -76,22 +76,28 @@ RULES: dict[str, Rule] = {"greedy": greedy, "sample_match": sample_match, "rejec
 
 
 def accept(
-    draft: Draft, logits: Tensor, buffer: LongTensor, length: int, logits_processor: LogitsProcessorList, rule: Rule
+    draft: Draft,
+    logits: Tensor,
+    buffer: LongTensor,
+    length: int,
+    logits_processor: LogitsProcessorList,
+    rule: Rule,
+    choices: list[int] | None = None,
 ) -> Iterator[Emitted]:
     """Yield the new tokens of a round: accepted drafts, then one token of the target's own.
 
     Args:
         draft: `N` nodes.
-        logits: `(N + 1, V)`; row 0 follows the known prefix, row `i + 1` follows node `i`.
+        logits: `(at least N + 1, V)`; row 0 follows the known prefix, row `i + 1` follows node `i`.
         buffer: int64 `(1, at least length + N + 1)`; its first `length` ids are the prefix. Each token is written behind it
             before it is yielded.
         length: of the prefix.
         logits_processor: the target's.
         rule: one of `RULES`.
+        choices: the most probable token of each row, where that alone decides.
 
     Stop iterating where decoding stops; nothing is computed ahead of what is asked for.
     """
-    choices = logits.argmax(-1).tolist() if rule is greedy and not logits_processor else None
     node = -1
     while True:
         raw = logits[node + 1 : node + 2]

@@ -1,12 +1,18 @@
-"""The target's cache: what it must be, and going back to the accepted path."""
+"""The target's cache: what it must be, and keeping the accepted path of every row."""
 
 from typing import Any
 
 import torch
 from transformers import Cache, QuantizedCache
-from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 
-from .draft import Draft
+REPLACED = {DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer}
 
 
 def recording_cache(model_kwargs: dict[str, Any]) -> Cache:
@@ -23,35 +29,83 @@ def recording_cache(model_kwargs: dict[str, Any]) -> Cache:
             "This target has linear-attention or state-space layers, whose state cannot go back to before a rejected draft: "
             "generate without a drafter."
         )
-    if cache.is_compileable or isinstance(cache, QuantizedCache):
+    if isinstance(cache, QuantizedCache):
         raise ValueError(
-            f"Speculative decoding cannot roll back a {type(cache).__name__} yet: leave cache_implementation and "
-            "past_key_values unset, or pass a DynamicCache."
+            f"Speculative decoding cannot roll back a {type(cache).__name__}: leave cache_implementation and "
+            "past_key_values unset, or pass a DynamicCache or a StaticCache."
         )
     cache.activate_past_recording()
     return cache
 
 
-def keeps_branches(cache: Cache) -> bool:
-    """Whether any path of a tree can be kept: full attention in every layer. To be asked once the cache has been filled."""
-    return all(type(layer) is DynamicLayer for layer in cache.layers)
-
-
-def keep_path(cache: Cache, draft: Draft, path: list[int]) -> None:
-    """Drop the rejected nodes; the accepted ones' entries move up, nothing is computed again.
+def use_plain_layers(cache: Cache, num_slots: int) -> bool:
+    """Let an empty cache keep every token in every layer: a rejected branch must not push out what a window still needs.
 
     Args:
-        cache: its last entries are those of the whole draft.
-        draft: as verified.
-        path: accepted nodes to keep, from the root down.
+        cache: of the call; its layers are replaced if they are empty.
+        num_slots: what a static cache must hold, drafts included.
+
+    Returns:
+        Whether all layers are plain, so that any path of a tree can be kept and rows may differ in length.
     """
-    depth = len(path)
-    if path == list(range(depth)):
-        cache.crop(-(len(draft) - depth))  # also with 0: sliding windows shrink back to their size here
-        return
-    for layer in cache.layers:
-        begin = layer.keys.shape[-2] - len(draft)
-        nodes = torch.tensor(path, device=layer.keys.device) + begin
-        for states in (layer.keys, layer.values):
-            states[..., begin : begin + depth, :] = states[..., nodes, :]
-    cache.crop(-(len(draft) - depth))
+    if cache.get_seq_length() == 0 and all(type(layer) in REPLACED for layer in cache.layers):
+        if cache.is_compileable:
+            cache.layers = [StaticLayer(num_slots) for _ in cache.layers]
+        else:
+            cache.layers = [DynamicLayer() for _ in cache.layers]
+    return all(type(layer) in (DynamicLayer, StaticLayer) for layer in cache.layers)
+
+
+class RaggedCache:
+    """A key-value cache whose rows grow at their own pace.
+
+    Row `r` has its tokens in the slots before `lengths[r]`; a forward writes its new entries, for all rows alike, from slot
+    `end` on, the longest row's length. Afterwards `keep` moves each row's accepted ones down to its own end. What lies
+    between a row's end and `end` is stale, and `TreeAttention` hides it.
+
+    Args:
+        cache: with plain layers only, dynamic or static, holding `length` entries per row.
+        batch_size: rows.
+        length: of all rows.
+    """
+
+    def __init__(self, cache: Cache, batch_size: int, length: int):
+        self.cache, self.lengths = cache, [length] * batch_size
+
+    @property
+    def end(self) -> int:
+        """The slot where the next forward writes."""
+        return max(self.lengths)
+
+    @property
+    def num_slots(self) -> int | None:
+        """The width of a static cache, None for a dynamic one."""
+        return self.cache.layers[0].max_cache_len if self.cache.is_compileable else None
+
+    def keep(self, kept: list[list[int]], written: int) -> None:
+        """Keep some of the last forward's entries; the rest is dropped, and nothing is computed again.
+
+        Args:
+            kept: for each row, indices of its new entries in the order of its tokens.
+            written: new entries per row of that forward.
+        """
+        begin = self.end
+        moves = [
+            (row, begin + entry, length + place)
+            for row, (length, entries) in enumerate(zip(self.lengths, kept, strict=True))
+            for place, entry in enumerate(entries)
+            if begin + entry != length + place
+        ]
+        self.lengths = [length + len(entries) for length, entries in zip(self.lengths, kept, strict=True)]
+        index = torch.tensor(moves).T if moves else None
+        for layer in self.cache.layers:
+            if not layer.is_initialized:  # it shares another layer's entries
+                continue
+            if index is not None:
+                rows, sources, places = index.to(layer.keys.device)
+                for states in (layer.keys, layer.values):
+                    states[rows, :, places] = states[rows, :, sources]
+            if isinstance(layer, StaticLayer):
+                layer.cumulative_length.fill_(self.end)
+            else:
+                layer.crop(self.end - begin - written)

@@ -3,13 +3,37 @@
 from typing import Any
 
 from torch import LongTensor, Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    GenerationConfig,
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    PreTrainedModel,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from transformers.generation.streamers import BaseStreamer
 
 from .draft import Drafter
 
+WHOLE_BATCH = (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+
 
 def check_call(
-    model: PreTrainedModel, input_ids: LongTensor, generation_config: GenerationConfig, drafter: Drafter | None, synced_gpus: bool
+    model: PreTrainedModel,
+    input_ids: LongTensor,
+    generation_config: GenerationConfig,
+    logits_processor: LogitsProcessorList,
+    drafter: Drafter | None,
+    streamer: BaseStreamer | None,
+    synced_gpus: bool,
 ) -> str:
     """Refuse a kind of call that the loop does not serve; returns the name of the acceptance rule.
 
@@ -22,11 +46,15 @@ def check_call(
         raise ValueError("Doge targets gave other output with drafts than without: generate without a drafter.")
     if model.config.is_encoder_decoder:
         raise ValueError(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
-    if input_ids.shape[0] != 1:
-        raise ValueError(
-            f"Speculative decoding takes one prompt at a time, but input_ids has {input_ids.shape[0]} rows: "
-            "call generate once per prompt, with num_return_sequences=1 and num_beams=1."
-        )
+    if input_ids.shape[0] > 1:
+        if streamer is not None:
+            raise ValueError(f"A streamer shows one text, but there are {input_ids.shape[0]} rows: leave the streamer out.")
+        for processor in logits_processor:
+            if isinstance(processor, WHOLE_BATCH):
+                raise ValueError(
+                    f"{type(processor).__name__} knows rows by their place in the batch, and rows go at their own pace here: "
+                    "call generate once per prompt."
+                )
     if input_ids.shape[1] == 0:
         raise ValueError(
             "The drafter reads token ids and got none: pass input_ids beside inputs_embeds, or generate without a drafter."
@@ -79,17 +107,20 @@ def check_lengths(
             )
 
 
-def left_padding(attention_mask: Tensor | None) -> int:
-    """How many padding tokens stand before the prompt.
+def left_padding(attention_mask: Tensor | None, batch_size: int) -> list[int]:
+    """How many padding tokens stand before each row's prompt.
 
     Args:
-        attention_mask: `(1, n)`, or None for no padding.
+        attention_mask: `(B, n)`, or None for no padding.
+        batch_size: B.
 
     Raises:
-        ValueError: the padding is on the right.
+        ValueError: there is padding on the right, or a row has nothing but padding.
     """
     if attention_mask is None:
-        return 0
-    if not bool(attention_mask[0, -1]):
-        raise ValueError("The prompt is padded on the right: set the tokenizer's padding_side to 'left'.")
-    return int(attention_mask[0].argmax())
+        return [0] * batch_size
+    if not bool(attention_mask[:, -1].all()):
+        raise ValueError(
+            "The prompts are padded on the right (the attention mask ends in 0): set the tokenizer's padding_side to 'left'."
+        )
+    return attention_mask.int().argmax(dim=1).tolist()

@@ -32,6 +32,11 @@ class SpeculationConfig:
         if self.acceptance not in ACCEPTANCE_RULES:
             raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCE_RULES)}, but is {self.acceptance!r}.")
 
+    @property
+    def max_nodes(self) -> int:
+        """The most tokens that a draft can have."""
+        return max(self.num_draft_tokens, self.tree_size or 0)
+
     def rule(self, do_sample: bool) -> str:
         """The acceptance rule for a call.
 

@@ -50,11 +50,11 @@ class Draft:
 
 @dataclass
 class Prefix:
-    """What is known when a round begins.
+    """What is known of one row when a round begins.
 
     Attributes:
         ids: int64 `(1, n)` on the target's device, without padding: prompt and tokens so far.
-        room: how many tokens may be drafted before the target's last token is due.
+        room: how many tokens may be drafted before the target's last token is due; 0 where none are wanted.
         logits_processor: the target's, to be called with `(1, length)` ids and `(1, V)` logits.
         sampled: whether the acceptance rule needs drafts sampled from `q`.
         branches: whether the target can verify a tree in this round; otherwise only a chain.
@@ -72,11 +72,14 @@ class Prefix:
 class Drafting(Protocol):
     """One `generate` call's drafting: it owns the state, so a drafter serves many calls at once."""
 
-    def propose(self, prefix: Prefix) -> Draft:
-        """Guess what follows `prefix`: at most `prefix.room` levels of tokens."""
+    def propose(self, prefixes: list[Prefix]) -> list[Draft]:
+        """Guess what follows each row's prefix: at most `prefix.room` levels of tokens."""
 
-    def observe(self, outputs: Any, path: list[int]) -> None:
-        """See the target's outputs over the draft and the accepted nodes; most drafters do nothing."""
+    def observe(self, outputs: Any, paths: list[list[int] | None]) -> None:
+        """See the target's outputs over the drafts and each row's accepted nodes, None for a row that had ended before.
+
+        Most drafters do nothing.
+        """
 
 
 class Drafter(Protocol):

@@ -1,5 +1,6 @@
 """The round: draft, verify, accept, roll back. Every method runs through here."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -10,12 +11,12 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from .accept import RULES, accept
-from .cache import keep_path, keeps_branches, recording_cache
+from .accept import RULES, accept, greedy
 from .checks import check_call, check_lengths, left_padding
 from .draft import Draft, Drafter, Prefix
+from .rows import Row, collect, processors_of_rows
 from .stats import SpeculationStats
-from .verify import extend_to, supports_branches, verify
+from .verify import make_verifier
 
 
 @dataclass
@@ -43,102 +44,112 @@ def speculative_decoding(
     `model.generate(..., custom_generate=speculative_decoding, drafter=drafter)`, which prepare every argument.
 
     Args:
-        model: the target, decoder-only, with a dynamic cache.
-        input_ids: int64 `(1, n)`.
-        logits_processor: run as in plain decoding, once per emitted token.
-        stopping_criteria: asked after every emitted token.
+        model: the target, decoder-only, with a dynamic or static cache.
+        input_ids: int64 `(B, n)`, padded on the left.
+        logits_processor: run as in plain decoding, once per emitted token, a row at a time.
+        stopping_criteria: asked after every emitted token, a row at a time.
         generation_config: of this call.
         drafter: guesses; see `Drafter`.
-        streamer: gets each round's tokens as they are accepted.
+        streamer: gets each round's tokens as they are accepted; for one row.
         synced_gpus: must be False.
         model_kwargs: for the target's forward.
 
     Returns:
-        Ids `(1, n + new)`, or a `SpeculativeOutput` if `generation_config.return_dict_in_generate`.
+        Ids `(B, n + new)`, shorter rows padded, or a `SpeculativeOutput` if `generation_config.return_dict_in_generate`.
 
     Raises:
         ValueError: an argument that this loop cannot serve; the message says what to change.
     """
     started = perf_counter()
-    rule_name = check_call(model, input_ids, generation_config, drafter, synced_gpus)
+    rule_name = check_call(model, input_ids, generation_config, logits_processor, drafter, streamer, synced_gpus)
     rule, sampled = RULES[rule_name], rule_name == "rejection"
+    only_argmax = rule is greedy and not logits_processor
     vocab_size = model.config.get_text_config().vocab_size
-    cache = recording_cache(model_kwargs)
-    drafting, stats = drafter.start_drafting(), SpeculationStats()
-    begin, keeps = input_ids.shape[1], generation_config.return_dict_in_generate
+    batch_size, begin = input_ids.shape
     lengths = [stop.max_length for stop in stopping_criteria if type(stop) is MaxLengthCriteria]
     # An own length criterion replaces max_length, as in plain decoding, which too gives one token at least.
     limit = max(begin + 1, min(lengths, default=generation_config.max_length))
-    num_draft_tokens = drafter.speculation_config.num_draft_tokens
+    config = drafter.speculation_config
 
-    buffer = torch.cat([input_ids, input_ids.new_zeros((1, limit - begin + 1))], dim=1)
-    per_token = extend_to(limit + 1, model_kwargs)
-    padding = left_padding(model_kwargs.get("attention_mask"))
-    branches = supports_branches(model, per_token)
+    buffer = torch.cat([input_ids, input_ids.new_zeros((batch_size, limit - begin + 1))], dim=1)
+    padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
+    verifier = make_verifier(model, batch_size, begin, limit, config, model_kwargs)
+    check_lengths(model, begin, limit, verifier.unread, generation_config, model_kwargs)
+    drafting = drafter.start_drafting()
     ends, slow_criteria = _split(stopping_criteria)
-    scores, logits = (), ()
-    length, unread, finished = begin, begin - cache.get_seq_length(), False
-    check_lengths(model, begin, limit, unread, generation_config, model_kwargs)
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or limit + padding
-    reads_more_than_ids = any(
-        value is not None for name, value in model_kwargs.items() if name == "inputs_embeds" or "pixel" in name
-    )
-    while not finished:
-        prefix = buffer[:, :length]
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or limit + max(padding)
+    keeps = generation_config.return_dict_in_generate
+    rows = [Row(processors, begin) for processors in processors_of_rows(logits_processor, batch_size)]
+    stats = SpeculationStats(by_row=[SpeculationStats() for _ in rows] if batch_size > 1 else [])
+    # The first forward may read images or embeddings, which a drafter cannot.
+    first, reads_more_than_ids = True, any(v is not None for k, v in model_kwargs.items() if k == "inputs_embeds" or "pixel" in k)
+    while not all(row.finished for row in rows):
         # 1. draft
         clock = perf_counter()
-        first = length == begin
-        room = 0 if first and reads_more_than_ids else min(num_draft_tokens, limit - length - 1, context - length + padding)
-        draft = Draft.chain(prefix[0, :0])
-        if room > 0:
-            may_branch = branches and not first and keeps_branches(cache)
-            draft = drafting.propose(Prefix(prefix[:, padding:], room, logits_processor, sampled, may_branch, vocab_size))
-        stats.draft_seconds += perf_counter() - clock
+        may_draft, may_branch = not (first and reads_more_than_ids), verifier.branches and not first
+        prefixes = []
+        for index, row in enumerate(rows):
+            room = min(config.num_draft_tokens, limit - row.length - 1, context - row.length + padding[index])
+            room = max(room, 0) if may_draft and not row.finished else 0
+            ids = buffer[index : index + 1, padding[index] : row.length]
+            prefixes.append(Prefix(ids, room, row.logits_processor, sampled, may_branch, vocab_size))
+        drafts = [Draft.chain(input_ids[0, :0])] * batch_size
+        if any(prefix.room for prefix in prefixes):
+            drafts = drafting.propose(prefixes)
+        draft_seconds = perf_counter() - clock
 
         # 2. verify
         clock = perf_counter()
-        num_new = None if first and unread == begin else unread + len(draft)
-        rows, outputs = verify(model, prefix, draft, num_new, first, model_kwargs, per_token)
-        stats.verify_seconds += perf_counter() - clock
+        logits, outputs = verifier.verify(buffer, [row.length for row in rows], drafts)
+        choices = logits.argmax(-1).tolist() if only_argmax else [None] * batch_size
+        verify_seconds = perf_counter() - clock
 
         # 3. accept
-        new, path, judged = [], [], 0
-        for emitted in accept(draft, rows, buffer, length, logits_processor, rule):
-            new.append(emitted.token)
-            judged += bool(draft.children(path[-1] if path else -1))
-            if emitted.node is not None:
-                path.append(emitted.node)
-            if keeps and generation_config.output_scores:
-                scores += (emitted.scores.float(),)
-            if keeps and generation_config.output_logits:
-                logits += (emitted.logits.float(),)
-            now = length + len(new)
-            finished = now >= limit or emitted.token in ends
-            if slow_criteria:
-                finished = bool(slow_criteria(buffer[:, :now], scores or None).all()) or finished
-            if finished:
-                break
+        paths: list[list[int] | None] = [None] * batch_size
+        kept: list[list[int] | None] = [None] * batch_size
+        for index, row in enumerate(rows):
+            if row.finished:
+                continue
+            draft, path, known, judged = drafts[index], [], row.length, 0
+            own = buffer[index : index + 1]
+            for emitted in accept(draft, logits[index], own, known, row.logits_processor, rule, choices[index]):
+                judged += bool(draft.children(path[-1] if path else -1))
+                if emitted.node is not None:
+                    path.append(emitted.node)
+                row.add(emitted, keeps and generation_config.output_scores, keeps and generation_config.output_logits)
+                row.finished = row.length >= limit or emitted.token in ends
+                if slow_criteria:
+                    stop = slow_criteria(own[:, : row.length], tuple(row.scores) or None)
+                    row.finished = bool(stop.all()) or row.finished
+                if row.finished:
+                    break
+            new = row.length - known
+            paths[index], kept[index] = path, path[: new - 1]
+            stats.add_row(len(draft), new, len(path), judged)
+            for own_stats in stats.by_row[index : index + 1]:
+                own_stats.add_round(0, 0)
+                own_stats.add_row(len(draft), new, len(path), judged)
+            if streamer is not None:
+                streamer.put(buffer[0, known : row.length][None].cpu())
 
         # 4. roll back, tell everyone
-        keep_path(cache, draft, path[: len(new) - 1])
-        drafting.observe(outputs, path)
-        stats.add_round(len(draft), len(new), len(path), judged)
-        length, unread = length + len(new), 1
-        if streamer is not None:
-            streamer.put(buffer[:, length - len(new) : length].cpu())
+        verifier.keep(kept)
+        drafting.observe(outputs, paths)
+        stats.add_round(draft_seconds, verify_seconds)
+        first = False
     if streamer is not None:
         streamer.end()
     stats.total_seconds = perf_counter() - started
     drafter.last_stats = stats
-    sequences = buffer[:, :length].clone()
+    sequences, scores, raw = collect(rows, buffer, generation_config)
     if not keeps:
         return sequences
     return SpeculativeOutput(
-        sequences=sequences, scores=scores or None, logits=logits or None, past_key_values=cache, speculation=stats
+        sequences=sequences, scores=scores, logits=raw, past_key_values=model_kwargs["past_key_values"], speculation=stats
     )
 
 
-def _split(stopping_criteria: StoppingCriteriaList) -> tuple[set[int], StoppingCriteriaList]:
+def _split(stopping_criteria: Iterable) -> tuple[set[int], StoppingCriteriaList]:
     """End-of-text ids, which the loop looks up itself, and all other criteria but the length, which it knows."""
     ends = {token for stop in stopping_criteria if type(stop) is EosTokenCriteria for token in stop.eos_token_id.tolist()}
     rest = [stop for stop in stopping_criteria if type(stop) not in (EosTokenCriteria, MaxLengthCriteria)]

@@ -9,14 +9,15 @@ class SpeculationStats:
     """Counts and times of one `generate` call.
 
     Attributes:
-        num_rounds: target forwards.
+        num_rounds: target forwards; in `by_row`, those before the row ended.
         num_drafted: tokens that drafts held, accepted or not.
-        emitted_per_round: new tokens of each round, the target's own (bonus) token included.
+        emitted_per_round: new tokens of each round and row, the target's own (bonus) token included.
         attempts: how often draft position `d` (from 0) was judged, which happens when `d - 1` was accepted.
         successes: how often position `d` was accepted.
         draft_seconds: in the drafter.
         verify_seconds: in the target's forwards.
         total_seconds: wall time of the loop.
+        by_row: of a batch, each row's own counts, without times; empty for one row.
     """
 
     num_rounds: int = 0
@@ -27,6 +28,7 @@ class SpeculationStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     total_seconds: float = 0.0
+    by_row: list["SpeculationStats"] = field(default_factory=list)
 
     @property
     def num_emitted(self) -> int:
@@ -35,16 +37,22 @@ class SpeculationStats:
 
     @property
     def mean_emitted(self) -> float:
-        """τ: new tokens per target forward, the bonus token included (plain decoding has τ = 1); 0.0 before any round."""
-        return self.num_emitted / self.num_rounds if self.num_rounds else 0.0
+        """τ: new tokens per row and target forward, the bonus token included (plain decoding has τ = 1); 0.0 before any round."""
+        return self.num_emitted / len(self.emitted_per_round) if self.emitted_per_round else 0.0
 
     @property
     def acceptance_by_position(self) -> list[float]:
         """P(position `d` accepted | `d - 1` accepted), for each draft position that was ever judged."""
         return [good / tried for good, tried in zip(self.successes, self.attempts, strict=True)]
 
-    def add_round(self, num_drafted: int, num_emitted: int, num_accepted: int, num_judged: int) -> None:
-        """Count one round.
+    def add_round(self, draft_seconds: float, verify_seconds: float) -> None:
+        """Count one target forward."""
+        self.num_rounds += 1
+        self.draft_seconds += draft_seconds
+        self.verify_seconds += verify_seconds
+
+    def add_row(self, num_drafted: int, num_emitted: int, num_accepted: int, num_judged: int) -> None:
+        """Count what one row got from a round.
 
         Args:
             num_drafted: tokens in the draft.
@@ -52,7 +60,6 @@ class SpeculationStats:
             num_accepted: those of them that were drafted.
             num_judged: draft positions that were accepted or rejected; later ones were never looked at.
         """
-        self.num_rounds += 1
         self.num_drafted += num_drafted
         self.emitted_per_round.append(num_emitted)
         missing = num_judged - len(self.attempts)
@@ -75,6 +82,7 @@ class SpeculationStats:
             self.draft_seconds + other.draft_seconds,
             self.verify_seconds + other.verify_seconds,
             self.total_seconds + other.total_seconds,
+            [*self.by_row, *other.by_row],
         )
 
     def __str__(self) -> str:

@@ -1,16 +1,17 @@
-"""One target forward over the draft."""
+"""One target forward over the drafts of all rows."""
 
-import inspect
 from typing import Any
 
 import numpy
 import torch
 from torch import LongTensor, Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from .cache import RaggedCache, recording_cache, use_plain_layers
+from .config import SpeculationConfig
 from .draft import Draft
+from .tree_attention import TreeAttention, attention_windows, tree_shape
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 
@@ -39,85 +40,164 @@ def extend_to(length: int, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
     return extended
 
 
-# Positions counted from the cache's length, whatever position_ids says: a tree's rows would be misplaced.
-COUNT_FROM_CACHE = {"gpt_neo", "llama4", "llama4_text"}
+def stack(drafts: list[Draft], size: int, device: torch.device) -> LongTensor:
+    """Tokens of all drafts, int64 `(B, size)`, padded with 0."""
+    tokens = torch.zeros((len(drafts), size), dtype=torch.long, device=device)
+    for row, draft in enumerate(drafts):
+        tokens[row, : len(draft)] = draft.tokens
+    return tokens
 
 
-def supports_branches(model: PreTrainedModel, per_token: dict[str, Tensor]) -> bool:
-    """Whether `model` takes a mask and positions as given: SDPA or eager attention, in full, with positions by number."""
-    config = model.config.get_text_config()
-    return (
-        config._attn_implementation in ("sdpa", "eager")
-        and config.model_type not in COUNT_FROM_CACHE
-        and not getattr(config, "alibi", False)
-        and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
-        and "position_ids" in inspect.signature(model.forward).parameters
-        and per_token.keys() <= {"attention_mask", "position_ids"}
-        and all(tensor.ndim == 2 for tensor in per_token.values())
-    )
-
-
-def tree_inputs(draft: Draft, known: int, per_token: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Mask and positions for the last known token and the tree below it.
-
-    Args:
-        draft: N nodes.
-        known: n, tokens before the draft.
-        per_token: from `extend_to`: the call's own 2-D mask, or none, and its positions.
-        dtype: of the additive mask.
-
-    Returns:
-        `attention_mask` `(1, 1, N + 1, n + N)`, 0 where a row may attend, and `position_ids` int64 `(1, N + 1)`.
-    """
-    size = len(draft) + 1
-    sees = numpy.eye(size, dtype=bool)  # a row per node: itself and its ancestors
-    sees[:, 0] = True
-    depth = [0] * size
-    for node, parent in enumerate(draft.parents, 1):
-        sees[node] |= sees[parent + 1]
-        depth[node] = depth[parent + 1] + 1
-    device = draft.tokens.device
-    mask = torch.zeros(1, 1, size, known - 1 + size, dtype=dtype, device=device)
-    mask[..., known - 1 :].masked_fill_(~torch.from_numpy(sees).to(device), torch.finfo(dtype).min)
-    if (padding := per_token.get("attention_mask")) is not None:
-        mask[..., :known].masked_fill_(padding[:, None, None, :known].to(device) == 0, torch.finfo(dtype).min)
-    given = per_token.get("position_ids")
-    last = known - 1 if given is None else given[:, known - 1 : known].to(device)
-    return {"attention_mask": mask, "position_ids": torch.tensor([depth], device=device) + last}
-
-
-def verify(
-    model: PreTrainedModel,
-    prefix: LongTensor,
-    draft: Draft,
-    num_new: int | None,
-    first: bool,
-    model_kwargs: dict[str, Any],
-    per_token: dict[str, Tensor],
-) -> tuple[Tensor, ModelOutput]:
-    """Run the target over what its cache lacks: the end of the prefix, and the draft.
+class ChainVerifier:
+    """The target as transformers itself would call it: any kind of input, but only chains, and after the prompt one row.
 
     Args:
         model: the target.
-        prefix: int64 `(1, n)`.
-        draft: N nodes; anything but a chain needs `supports_branches`, `keeps_branches` and `num_new = 1 + N`.
-        num_new: how many of the n + N ids the cache lacks; None for all.
-        first: whether this is the call's first forward, which reads images and embeddings too.
         model_kwargs: the call's, with the cache.
         per_token: from `extend_to`.
-
-    Returns:
-        Logits `(N + 1, V)` in the target's dtype, on the prefix's device, and the target's whole output.
+        unread: tokens of the prompt that the cache lacks.
     """
-    ids = torch.cat([prefix, draft.tokens[None]], dim=1)
-    if draft.is_chain:
-        by_token = {name: tensor[..., : ids.shape[1]] for name, tensor in per_token.items()}
-    else:
-        by_token = tree_inputs(draft, prefix.shape[1], per_token, model.dtype)
-    inputs = model.prepare_inputs_for_generation(
-        ids, next_sequence_length=num_new, is_first_iteration=first, **{**model_kwargs, **by_token}
+
+    branches = False
+
+    def __init__(self, model: PreTrainedModel, model_kwargs: dict[str, Any], per_token: dict[str, Tensor], unread: int):
+        self.model, self.model_kwargs, self.per_token = model, model_kwargs, per_token
+        self.cache: Cache = model_kwargs["past_key_values"]
+        self.unread, self.first, self.written = unread, True, 0
+
+    def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> tuple[Tensor, ModelOutput]:
+        """Run the target over what its cache lacks: the end of the prefix, and the drafts.
+
+        Args:
+            buffer: int64 `(B, …)`, the tokens so far.
+            lengths: of the rows; after the first round only one row is served.
+            drafts: a chain for each row.
+
+        Returns:
+            Logits `(B, N + 1, V)` in the target's dtype, on the buffer's device, N being the longest draft's length, and the
+            target's whole output.
+        """
+        size = max(map(len, drafts))
+        length = lengths[0]
+        ids = torch.cat([buffer[:, :length], stack(drafts, size, buffer.device)], dim=1)
+        whole = self.first and self.unread == length
+        inputs = self.model.prepare_inputs_for_generation(
+            ids,
+            next_sequence_length=None if whole else self.unread + size,
+            is_first_iteration=self.first,
+            **{**self.model_kwargs, **{name: tensor[..., : length + size] for name, tensor in self.per_token.items()}},
+        )
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = size + 1
+        outputs = self.model(**inputs, return_dict=True)
+        self.unread, self.first, self.written = 1, False, size
+        return outputs.logits[:, -size - 1 :].to(buffer.device), outputs
+
+    def keep(self, paths: list[list[int] | None]) -> None:
+        """Drop the rejected tokens' entries.
+
+        Args:
+            paths: for each row the accepted nodes to keep: a chain's first ones.
+        """
+        self.cache.crop(len(paths[0] or []) - self.written)  # also by 0: sliding windows shrink back to their size here
+
+
+class TreeVerifier:
+    """The target with explicit masks and positions: trees, and rows of different lengths.
+
+    The first forward, over the prompt, is transformers' own way; its drafts are chains.
+
+    Args:
+        first: does the first forward.
+        attention: masks.
+        size: rows of every later forward, where shapes are to stay the same; None for as few as are needed.
+    """
+
+    branches = True
+
+    def __init__(self, first: ChainVerifier, attention: TreeAttention, batch_size: int, length: int, size: int | None = None):
+        self.first, self.attention, self.size = first, attention, size
+        self.model, self.model_kwargs = first.model, first.model_kwargs
+        self.cache = RaggedCache(first.cache, batch_size, length)
+        self.written, self.known, self.extra = 0, 0, None
+
+    def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> tuple[Tensor, ModelOutput]:
+        """As `ChainVerifier.verify`, for trees and ragged rows: row 0 follows the last known token, row `i + 1` node `i`."""
+        if self.first.first:
+            logits, outputs = self.first.verify(buffer, lengths, drafts)
+            self.written, self.known = self.first.written, 0
+            return logits, outputs
+        size = self.size or 1 + max(map(len, drafts))
+        ids = torch.empty((len(drafts), size), dtype=torch.long, device=buffer.device)
+        ids[:, 1:] = stack(drafts, size - 1, buffer.device)
+        ids[:, :1] = torch.stack([row[length - 1 : length] for row, length in zip(buffer, lengths, strict=True)])
+        shapes = [tree_shape(draft.parents, size) for draft in drafts]
+        sees, depths = (torch.from_numpy(numpy.stack(part)) for part in zip(*shapes, strict=True))
+        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
+        if self.extra is None:
+            self.extra = self.model.prepare_inputs_for_generation(
+                ids, next_sequence_length=size, is_first_iteration=False, **{**self.model_kwargs, "attention_mask": None}
+            )
+            for name in ("logits_to_keep", *PER_TOKEN):
+                self.extra.pop(name, None)
+        outputs = self.model(
+            **{**self.extra, "input_ids": ids, "attention_mask": mask, "position_ids": positions, "return_dict": True}
+        )
+        self.written, self.known = size, 1
+        return outputs.logits.to(buffer.device), outputs
+
+    def keep(self, paths: list[list[int] | None]) -> None:
+        """Keep the accepted nodes' entries, and drop the rejected ones'.
+
+        Args:
+            paths: for each row the accepted nodes to keep, from the root down; None for a row that is finished.
+        """
+        root = range(self.known)
+        kept = [[] if path is None else [*root, *(node + self.known for node in path)] for path in paths]
+        self.cache.keep(kept, self.written)
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt that the cache lacked at first."""
+        return self.first.unread
+
+
+def make_verifier(
+    model: PreTrainedModel, batch_size: int, begin: int, limit: int, config: SpeculationConfig, model_kwargs: dict[str, Any]
+) -> ChainVerifier | TreeVerifier:
+    """The verifier that serves this call: trees and batches where model, cache and inputs allow it.
+
+    Args:
+        model: the target.
+        batch_size: B.
+        begin: tokens of the prompt.
+        limit: tokens at most.
+        config: the drafter's.
+        model_kwargs: of this call, with the cache, which may be changed.
+
+    Raises:
+        ValueError: the cache cannot roll back, or a batch is asked for where only one row can be served.
+    """
+    cache = recording_cache(model_kwargs)
+    per_token = extend_to(limit + 1, model_kwargs)
+    windows = attention_windows(model)
+    explicit = (
+        windows is not None
+        and per_token.keys() <= {"attention_mask", "position_ids"}
+        and all(tensor.ndim == 2 for tensor in per_token.values())
+        and use_plain_layers(cache, limit + 1 + config.max_nodes)
     )
-    if "logits_to_keep" in inputs:
-        inputs["logits_to_keep"] = len(draft) + 1
-    outputs = model(**inputs, return_dict=True)
-    return outputs.logits[0, -len(draft) - 1 :].to(ids.device), outputs
+    chains = ChainVerifier(model, model_kwargs, per_token, begin - int(cache.get_seq_length()))
+    if not explicit:
+        if batch_size > 1 or cache.is_compileable:
+            raise ValueError(
+                f"{type(model).__name__} with {model.config.get_text_config()._attn_implementation} attention and these inputs "
+                "can be served one prompt at a time and with a dynamic cache only: use attn_implementation='sdpa', or call "
+                "generate once per prompt, without cache_implementation."
+            )
+        return chains
+    mask = model_kwargs.get("attention_mask")
+    mask = torch.ones((batch_size, begin), dtype=torch.bool, device=model.device) if mask is None else mask
+    positions = per_token["position_ids"][:, begin - 1] if "position_ids" in per_token else mask.long().sum(1) - 1
+    attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
+    return TreeVerifier(chains, attention, batch_size, begin)

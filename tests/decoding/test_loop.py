@@ -182,11 +182,9 @@ def test_other_assistants_are_left_to_transformers(target, prompt):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences"),
         ({"num_beams": 2}, "num_beams is 2"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "attentions or hidden states"),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "attentions or hidden states"),
-        ({"cache_implementation": "static"}, "roll back"),
     ],
 )
 def test_refused_before_it_starts(target, drafter, prompt, options, message):
@@ -197,13 +195,16 @@ def test_refused_before_it_starts(target, drafter, prompt, options, message):
     assert not calls
 
 
+def test_a_static_cache_of_the_callers(target, drafter, prompt):
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=30)
+    cache = StaticCache(config=target.config, max_cache_len=36)
+    assert torch.equal(plain, generate(target, drafter, prompt, past_key_values=cache))
+    assert int(cache.get_seq_length()) == plain.shape[1] - 1
+
+
 def test_refused_prompts(target, drafter, prompt):
-    with pytest.raises(ValueError, match="2 rows"):
-        generate(target, drafter, prompt.repeat(2, 1))
     with pytest.raises(ValueError, match="reads token ids"):
         generate(target, drafter, None, inputs_embeds=target.get_input_embeddings()(prompt))
-    with pytest.raises(ValueError, match="roll back"):
-        generate(target, drafter, prompt, past_key_values=StaticCache(config=target.config, max_cache_len=64))
     with pytest.raises(ValueError, match="needs a drafter"):
         target.generate(prompt, custom_generate=pd.speculative_decoding, max_new_tokens=3)
 

@@ -23,22 +23,25 @@ class Bigrams:
     def start_drafting(self):
         return self
 
-    def propose(self, prefix):
+    def propose(self, prefixes):
+        return [self.guess(prefix) for prefix in prefixes]
+
+    def guess(self, prefix):
         ids = prefix.ids[0].tolist()
         seen = [i for i, token in enumerate(ids[:-1]) if token == ids[-1]]
         guess = ids[seen[-1] + 1 :][: prefix.room] if seen else []
         return pd.Draft.chain(torch.tensor(guess, dtype=torch.long))
 
-    def observe(self, outputs, path):
-        self.observed.append((outputs.logits.shape[1], len(path)))
+    def observe(self, outputs, paths):
+        self.observed.append((outputs.logits.shape[1], len(paths[0])))
 
 
 class Forest(Bigrams):
     """Random trees: almost always wrong, sometimes right, of any shape."""
 
-    def propose(self, prefix):
+    def guess(self, prefix):
         if not prefix.branches:
-            return super().propose(prefix)
+            return super().guess(prefix)
         size = int(torch.randint(1, 12, ()))
         parents, depth = [], []
         for node in range(size):

@@ -15,9 +15,9 @@ from transformers import (
     OPTConfig,
 )
 
+import hf_paradraft as pd
 from hf_paradraft.decoding import Draft
-from hf_paradraft.decoding.cache import keep_path
-from hf_paradraft.decoding.verify import verify
+from hf_paradraft.decoding.verify import make_verifier
 
 PAIRS = {name: (model := tiny_model(name), near_copy(model, 0.05)) for name in ARCHITECTURES}
 
@@ -50,12 +50,15 @@ def test_a_tree_is_verified_as_its_paths_are(attention):
     paths = [[], [5], [5, 6], [5, 7], [8], [8, 9]]
     with torch.no_grad():
         cache = DynamicCache(config=target.config)
-        target(prefix[:, :-1], past_key_values=cache)
-        rows, _ = verify(target, prefix, draft, 6, False, {"past_key_values": cache, "use_cache": True}, {})
-        for row, path in zip(rows, paths, strict=True):
+        options = {"past_key_values": cache, "use_cache": True}
+        verifier = make_verifier(target, 1, 3, 12, pd.SpeculationConfig(), options)
+        verifier.verify(prefix, [3], [Draft.chain(prefix[0, :0])])
+        verifier.keep([[]])
+        rows, _ = verifier.verify(prefix, [4], [draft])
+        for row, path in zip(rows[0], paths, strict=True):
             alone = target(torch.tensor([[1, 2, 3, 4, *path]])).logits[0, -1]
             torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-4)
-        keep_path(cache, draft, [3, 4])
+        verifier.keep([[3, 4]])
         assert cache.get_seq_length() == 6
         fresh = DynamicCache(config=target.config)
         target(torch.tensor([[1, 2, 3, 4, 8, 9]]), past_key_values=fresh)

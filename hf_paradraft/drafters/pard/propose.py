@@ -15,13 +15,17 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.utils import logging
 
 from ...decoding import Draft, Prefix
+from ...decoding.cache import RaggedCache, use_plain_layers
+from ...decoding.tree_attention import TreeAttention, attention_windows
 from ...trees import best_first_tree
 
 if TYPE_CHECKING:
     from .model import PardDrafter
 
+logger = logging.get_logger(__name__)
 
 STATELESS = (
     MinPLogitsWarper,
@@ -86,7 +90,7 @@ def sequential_choice(
 
 
 class PardDrafting:
-    """One call's drafting: a cache over the prefix, refilled when the drafter's context runs out.
+    """One call's drafting: a cache over the prefixes, refilled when the drafter's context runs out.
 
     Args:
         drafter: shared with other calls; nothing of it changes.
@@ -95,31 +99,107 @@ class PardDrafting:
     def __init__(self, drafter: PardDrafter):
         self.drafter = drafter
         self.context = getattr(drafter.config.get_text_config(), "max_position_embeddings", None)
-        self.begin = 0  # the prefix's first token that the cache knows
-        self.cache = drafter.new_cache()
+        self.windows = attention_windows(drafter)
+        self.cache: RaggedCache | Cache | None = None
+        self.begins: list[int] = []  # of each row, the first token that the cache knows
+        self.known: list[int] = []  # of each row, the tokens before this one are in the cache
 
-    def propose(self, prefix: Prefix) -> Draft:
-        """A chain of at most `prefix.room` tokens, or a tree as deep; nothing where the drafter's context is too short."""
-        ids = prefix.ids.to(self.drafter.device)
-        room, length = prefix.room, ids.shape[1]
+    def propose(self, prefixes: list[Prefix]) -> list[Draft]:
+        """For each row a chain of at most `prefix.room` tokens, or a tree as deep; empty where the context is too short."""
+        rows = [prefix.ids[0].to(self.drafter.device) for prefix in prefixes]
+        room = max(prefix.room for prefix in prefixes)
+        self.begins = self.begins or [0] * len(rows)
         if self.context is not None:
             room = min(room, self.context // 2)
-            if length - self.begin + room > self.context:  # keep the newer half, and go on from there
-                self.begin = length - self.context // 2
-                self.cache = self.drafter.new_cache()
+            if any(len(ids) - begin + room > self.context for ids, begin in zip(rows, self.begins, strict=True)):
+                # Keep the newer half, and go on from there.
+                self.begins = [max(begin, len(ids) - self.context // 2) for ids, begin in zip(rows, self.begins, strict=True)]
+                self.cache = None
         if room < 1:
-            return Draft.chain(prefix.ids[0, :0])
-        logits = draft_logits(self.drafter, ids[:, self.begin :], self.cache, room)
+            return [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
+        if self.windows is None:
+            logits = self._read_as_usual(rows, room)
+        elif self.cache is None:
+            logits = self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], room)
+        else:
+            logits = self._read_new([ids[known:] for ids, known in zip(rows, self.known, strict=True)], room)
+        self.known = [len(ids) for ids in rows]
+        return [self._choose(row, prefix) for row, prefix in zip(logits, prefixes, strict=True)]
+
+    def observe(self, outputs: Any, paths: list[list[int] | None]) -> None:
+        """Nothing: the accepted tokens come back with the next prefixes."""
+
+    def _fed(self, rows: list[LongTensor], num_draft_tokens: int) -> tuple[LongTensor, LongTensor]:
+        """The rows' ids `(B, U + K - 1)`, padded on the left, with masks behind; and how long each row's padding is."""
+        vocab_size = self.drafter.get_input_embeddings().num_embeddings
+        longest = max(map(len, rows))
+        fed = rows[0].new_full((len(rows), longest + num_draft_tokens - 1), self.drafter.mask_token_id)
+        for index, ids in enumerate(rows):
+            fed[index, longest - len(ids) : longest] = ids.where(ids < vocab_size, self.drafter.mask_token_id)
+        return fed, torch.tensor([longest - len(ids) for ids in rows], device=fed.device)[:, None]
+
+    def _forward(self, cache: Cache, num_draft_tokens: int, **inputs: Any) -> Tensor:
+        return self.drafter(past_key_values=cache, use_cache=True, logits_to_keep=num_draft_tokens, **inputs).logits
+
+    def _read_as_usual(self, rows: list[LongTensor], num_draft_tokens: int) -> Tensor:
+        """For models that take no explicit masks; logits `(1, K, V)`."""
+        if len(rows) > 1:
+            raise ValueError(
+                f"{type(self.drafter).__name__} with {self.drafter.config._attn_implementation} attention drafts for one prompt "
+                "at a time: load the drafter with attn_implementation='sdpa', or call generate once per prompt."
+            )
+        self.cache = self.cache or self.drafter.new_cache()
+        return draft_logits(self.drafter, rows[0][None, self.begins[0] :], self.cache, num_draft_tokens)[None]
+
+    def _read_prefixes(self, rows: list[LongTensor], num_draft_tokens: int) -> Tensor:
+        """Fill a new cache; logits `(B, K, V)`."""
+        fed, padding = self._fed(rows, num_draft_tokens)
+        length = fed.shape[1] - num_draft_tokens + 1
+        slots = torch.arange(fed.shape[1], device=fed.device)[None]
+        seen = slots >= padding
+        cache = self.drafter.new_cache()
+        use_plain_layers(cache, 0)
+        self.cache = RaggedCache(cache, len(rows), length)
+        self.attention = TreeAttention(self.windows, seen[:, :length], length - 1 - padding[:, 0], self.drafter.dtype)
+        logits = self._forward(
+            cache,
+            num_draft_tokens,
+            input_ids=fed,
+            attention_mask=None if bool(seen.all()) else seen.long(),
+            position_ids=(slots - padding).clamp(min=0),
+        )
+        self.cache.keep([[]] * len(rows), num_draft_tokens - 1)
+        return logits
+
+    def _read_new(self, rows: list[LongTensor], num_draft_tokens: int) -> Tensor:
+        """Read what was accepted since; logits `(B, K, V)`."""
+        fed, padding = self._fed(rows, num_draft_tokens)
+        size = fed.shape[1]
+        depths = torch.arange(size, device=fed.device) - padding
+        # A row sees the new tokens and masks before it, padding only itself.
+        sees = ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | torch.eye(
+            size, dtype=torch.bool, device=fed.device
+        )
+        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths.clamp(min=0))
+        logits = self._forward(self.cache.cache, num_draft_tokens, input_ids=fed, attention_mask=mask, position_ids=positions)
+        longest = size - num_draft_tokens + 1
+        self.cache.keep([list(range(longest - len(ids), longest)) for ids in rows], size)
+        return logits
+
+    def _choose(self, logits: Tensor, prefix: Prefix) -> Draft:
+        """One row's draft from its logits `(K, V)`; none from logits that are no numbers."""
         width = min(logits.shape[-1], prefix.vocab_size)
-        logits = logits[:, :width]
+        logits = logits[: prefix.room, :width].to(prefix.ids.device)
+        best, tokens = logits.max(-1)
+        if prefix.room == 0 or bool(best.isnan().any()):
+            if prefix.room:
+                logger.warning_once("The drafter's logits are not numbers: going on without drafts where they are not.")
+            return Draft.chain(prefix.ids[0, :0])
         tree_size = self.drafter.speculation_config.tree_size
         if prefix.branches and tree_size is not None and not prefix.sampled:
-            return best_first_tree(logits.to(prefix.ids.device), tree_size)
+            return best_first_tree(logits, tree_size)
         if not prefix.sampled:
-            return Draft.chain(logits.argmax(-1).to(prefix.ids.device))
+            return Draft.chain(tokens)
         logits = torch.nn.functional.pad(logits.float(), (0, prefix.vocab_size - width), value=-torch.inf)
-        tokens, scores = sequential_choice(logits.to(prefix.ids.device), prefix.ids, prefix.logits_processor, True)
+        tokens, scores = sequential_choice(logits, prefix.ids, prefix.logits_processor, True)
         return Draft.chain(tokens, scores.softmax(-1))
-
-    def observe(self, outputs: Any, path: list[int]) -> None:
-        """Nothing: the accepted tokens come back with the next prefix."""

@@ -1,0 +1,104 @@
+"""Tree attention on unmodified models: an explicit mask and explicit positions say what every row of a forward sees."""
+
+import inspect
+from collections.abc import Sequence
+
+import numpy
+import torch
+from torch import BoolTensor, LongTensor, Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+# Positions counted from the cache's length, whatever position_ids says: a tree's rows would be misplaced.
+COUNT_FROM_CACHE = {"gpt_neo", "llama4", "llama4_text"}
+
+
+def attention_windows(model: PreTrainedModel) -> dict[str, int | None] | None:
+    """How far back each kind of the model's attention layers sees.
+
+    Returns:
+        The window by the kind's name in `config.layer_types`, None for full attention; or None instead of the dict if the model
+        does not take a mask and positions as they are given (flash attention, ALiBi, chunked or linear attention).
+    """
+    config = model.config.get_text_config()
+    if (
+        config._attn_implementation not in ("sdpa", "eager")
+        or config.model_type in COUNT_FROM_CACHE
+        or getattr(config, "alibi", False)
+        or "position_ids" not in inspect.signature(model.forward).parameters
+    ):
+        return None
+    layers = DynamicCache(config=config).layers
+    if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+        return None
+    found = [layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None for layer in layers]
+    kinds = getattr(config, "layer_types", None) or [str(window) for window in found]
+    if "chunked_attention" in kinds:
+        return None
+    return dict(zip(kinds, found, strict=False))  # layers that share another's cache come last and have a kind seen before
+
+
+def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """What the rows of one tree see of each other, and how deep they are.
+
+    Args:
+        parents: of the nodes, which are rows 1 … N; row 0 is the last known token, -1 as a parent.
+        size: rows in all, at least N + 1; those beyond the tree are padding and see only themselves.
+
+    Returns:
+        Bool `(size, size)`, each node's own and its ancestors' columns, and depths int64 `(size,)`.
+    """
+    sees = numpy.eye(size, dtype=bool)
+    depths = numpy.zeros(size, dtype=numpy.int64)
+    for row, parent in enumerate(parents, 1):
+        sees[row] |= sees[parent + 1]
+        depths[row] = depths[parent + 1] + 1
+    return sees, depths
+
+
+class TreeAttention:
+    """Masks and positions for forwards over a ragged cache.
+
+    Args:
+        windows: from `attention_windows`.
+        prompt_mask: bool or int `(B, n)`, what may be seen of the prompt, on the target's device.
+        positions: int64 `(B,)`, of the prompt's last tokens.
+        dtype: of the additive mask.
+    """
+
+    def __init__(self, windows: dict[str, int | None], prompt_mask: Tensor, positions: LongTensor, dtype: torch.dtype):
+        self.windows, self.prompt_mask, self.dtype = windows, prompt_mask.bool(), dtype
+        self.offsets = (positions - (prompt_mask.shape[1] - 1))[:, None]
+
+    def inputs(
+        self, lengths: list[int], sees: BoolTensor, depths: LongTensor, num_slots: int | None = None
+    ) -> tuple[Tensor | dict[str, Tensor], LongTensor]:
+        """For M new rows behind the longest row's end.
+
+        Args:
+            lengths: of the B rows, in slots.
+            sees: bool `(B, M, M)`, what each new row sees of the new ones.
+            depths: int64 `(B, M)`, how far behind its row's end each stands.
+            num_slots: the width of a static cache.
+
+        Returns:
+            An additive mask `(B, 1, M, slots)`, or a dict of them by kind where layers differ, and positions int64 `(B, M)`.
+        """
+        end, size, device = max(lengths), sees.shape[1], self.prompt_mask.device
+        slots = torch.arange(num_slots or end + size, device=device)
+        ends = torch.tensor(lengths, device=device)[:, None]
+        visible = (slots < ends)[:, None].repeat(1, size, 1)
+        prompt = self.prompt_mask.shape[1]
+        visible[:, :, :prompt] &= self.prompt_mask[:, None]
+        visible[:, :, end : end + size] = sees.to(device)
+        stands = ends + depths.to(device)
+        masks = {}
+        for kind, window in self.windows.items():
+            seen = visible
+            if window is not None:
+                places = slots.repeat(len(lengths), 1)
+                places[:, end : end + size] = stands
+                seen = visible & (places[:, None] > stands[:, :, None] - window)
+            mask = torch.zeros(seen.shape, dtype=self.dtype, device=device)
+            masks[kind] = mask.masked_fill_(~seen, torch.finfo(self.dtype).min)[:, None]
+        return masks.popitem()[1] if len(masks) == 1 else masks, stands + self.offsets

@@ -1,0 +1,168 @@
+"""Rows of a batch decode as they would alone, each at its own pace."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import ARCHITECTURES, EOS, near_copy, tiny_model
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+MIXED = Gemma3TextConfig(
+    vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    initializer_range=0.3, eos_token_id=EOS, bos_token_id=None, pad_token_id=0, max_position_embeddings=256,
+)  # fmt: skip
+torch.manual_seed(0)
+TARGETS = {name: tiny_model(name) for name in ARCHITECTURES} | {"mixed windows": AutoModelForCausalLM.from_config(MIXED).eval()}
+PAIRS = {name: (target, near_copy(target, 0.04)) for name, target in TARGETS.items()}
+
+
+def left_padded(prompts):
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def prompts_of(sizes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(1, EOS, (size,), generator=generator).tolist() for size in sizes]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(list(PAIRS)),
+    st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=14), min_size=1, max_size=5),
+    st.integers(1, 30),
+    st.integers(0, 9),
+    st.sampled_from([None, 1, 5, 20]),
+    st.sampled_from([None, "static"]),
+    st.sampled_from([{}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 3}, {"min_new_tokens": 6}]),
+)
+def test_every_row_is_as_alone(name, prompts, new, depth, size, cache, options):
+    target, drafter = PAIRS[name]
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = depth, size
+    options = {"do_sample": False, "max_new_tokens": new, "pad_token_id": 0, **options}
+    together = target.generate(**left_padded(prompts), assistant_model=drafter, cache_implementation=cache, **options)
+    width = max(map(len, prompts))
+    for row, prompt in zip(together, prompts, strict=True):
+        alone = target.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
+        answer = row[width:].tolist()
+        assert answer[: len(alone)] == alone
+        assert set(answer[len(alone) :]) <= {0}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("tree_size", [None, 12])
+def test_batch_sizes(batch_size, tree_size):
+    target, drafter = PAIRS["llama"]
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 6, tree_size
+    prompts = prompts_of([3 + row % 5 for row in range(batch_size)])
+    options = {**left_padded(prompts), "do_sample": False, "max_new_tokens": 40, "pad_token_id": 0}
+    plain, drafted = target.generate(**options), target.generate(**options, assistant_model=drafter)
+    assert torch.equal(plain, drafted)
+    stats = drafter.last_stats
+    alone = [target.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=40).shape[1] - len(ids) for ids in prompts]
+    assert stats.num_emitted == sum(alone)
+    assert stats.num_rounds < max(alone) or max(alone) == 1
+    if batch_size > 1:
+        assert [row.num_emitted for row in stats.by_row] == alone
+        assert max(row.num_rounds for row in stats.by_row) == stats.num_rounds
+
+
+def test_several_samples_of_one_prompt(prompt):
+    target, drafter = PAIRS["llama"]
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 4, None
+    for rule in ("auto", "rejection"):
+        drafter.speculation_config.acceptance = rule
+        torch.manual_seed(0)
+        samples = target.generate(
+            prompt, do_sample=True, num_return_sequences=6, max_new_tokens=12, assistant_model=drafter, pad_token_id=0
+        )
+        assert samples.shape[0] == 6
+        assert len({tuple(row.tolist()) for row in samples}) > 3
+    drafter.speculation_config.acceptance = "auto"
+
+
+def test_samples_of_a_batch_have_the_targets_distribution():
+    """The first two tokens of 4,000 samples, drawn eight at a time, against the exact joint distribution."""
+    target = tiny_model(vocab_size=32)
+    drafter = near_copy(target, 0.05)
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 3, 6
+    options = {"do_sample": True, "top_k": 3, "temperature": 1.3, "eos_token_id": None, "pad_token_id": 0}
+    ids = torch.tensor([[1, 2, 3]])
+    torch.manual_seed(0)
+    counts = torch.zeros(32, 32)
+    for _ in range(10):
+        samples = target.generate(ids, num_return_sequences=400, max_new_tokens=2, assistant_model=drafter, **options)
+        counts.index_put_((samples[:, 3], samples[:, 4]), torch.ones(400), accumulate=True)
+
+    def warped(logits):
+        logits = logits / 1.3
+        return logits.masked_fill(logits < logits.topk(3).values[..., -1:], -torch.inf).softmax(-1)
+
+    expected = torch.zeros(32, 32)
+    with torch.no_grad():
+        first = warped(target(ids).logits[0, -1])
+        for token in first.nonzero()[:, 0].tolist():
+            expected[token] = first[token] * warped(target(torch.tensor([[1, 2, 3, token]])).logits[0, -1])
+    assert (counts[expected == 0] == 0).all()
+    cells = expected > 0
+    statistic = ((counts[cells] - 4000 * expected[cells]) ** 2 / (4000 * expected[cells])).sum().item()
+    assert int(cells.sum()) == 9
+    assert statistic < 26.1  # chi-square, 8 degrees of freedom, p = 0.001
+
+
+def test_scores_of_a_batch():
+    target, drafter = PAIRS["llama"]
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, 8
+    options = {"do_sample": False, "max_new_tokens": 12, "return_dict_in_generate": True, "output_logits": True}
+    options |= {"eos_token_id": None, "pad_token_id": 0}
+    batch = left_padded(prompts_of([4, 7, 2]))
+    plain, drafted = target.generate(**batch, **options), target.generate(**batch, **options, assistant_model=drafter)
+    torch.testing.assert_close(torch.stack(plain.logits), torch.stack(drafted.logits), rtol=1e-3, atol=1e-3)
+
+
+def test_own_criteria_stop_their_row_alone():
+    target, drafter = PAIRS["llama"]
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, None
+
+    class Small(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return input_ids[:, -1] < 8
+
+    prompts = prompts_of([5, 5, 5, 5])
+    options = {"do_sample": False, "max_new_tokens": 25, "pad_token_id": 0, "stopping_criteria": [Small()]}
+    together = target.generate(**left_padded(prompts), assistant_model=drafter, **options)
+    for row, prompt in zip(together, prompts, strict=True):
+        alone = target.generate(torch.tensor([prompt]), **options)[0].tolist()
+        assert row[: len(alone)].tolist() == alone
+
+
+class Silent(BaseStreamer):
+    def put(self, value):
+        pass
+
+    def end(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"streamer": Silent()}, "streamer"),
+        ({"prefix_allowed_tokens_fn": lambda row, ids: [1, 2, 3]}, "place in the batch"),
+    ],
+)
+def test_refused(options, message):
+    target, drafter = PAIRS["llama"]
+    with pytest.raises(ValueError, match=message):
+        target.generate(**left_padded(prompts_of([3, 4])), do_sample=False, assistant_model=drafter, **options)
+
+
+def test_right_padding_is_refused():
+    target, drafter = PAIRS["llama"]
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    with pytest.raises(ValueError, match="padding_side"):
+        target.generate(torch.tensor([[1, 2, 3], [1, 2, 0]]), attention_mask=mask, do_sample=False, assistant_model=drafter)
