@@ -62,7 +62,9 @@ def near_copy(model, noise: float = 0.02, seed: int = 1):
     with torch.no_grad():
         for parameter in copy.parameters():
             parameter.add_(noise * torch.randn_like(parameter))
-    return pd.PardDrafter.from_causal_lm(copy, mask_token_id=MASK)
+    drafter = pd.PardDrafter.from_causal_lm(copy, mask_token_id=MASK)
+    drafter.speculation_config.never_slower = False  # it is as large as its target: drafting never pays
+    return drafter
 
 
 def make_tokenizer(words: str = "a b c d e f g h", size: int = VOCAB) -> PreTrainedTokenizerFast:

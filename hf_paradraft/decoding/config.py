@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+MAX_TREE = 64  # nodes of a tree that chooses its own size
 ACCEPTANCE_RULES = ("auto", "greedy", "sample_match", "rejection")
 
 
@@ -12,30 +13,34 @@ class SpeculationConfig:
 
     Args:
         num_draft_tokens: tokens drafted in a round (K): the length of a chain, the depth of a tree; 0 turns drafting off.
-        tree_size: None for a chain; an int for that many draft nodes, the most probable paths of all.
+        tree_size: None for a chain; an int for that many draft nodes, the most probable paths of all; `"auto"` for as many as
+            give the most tokens per second on this hardware, chosen in every round.
         acceptance: how drafts are judged. `auto` is `greedy` without sampling and `sample_match` with it; both, and
             `rejection`, leave the target's output (or its distribution) as it is.
+        never_slower: draft less, or nothing for a while, where the measured times say that it does not pay. Not with `rejection`,
+            whose random draws would then depend on the clock.
 
     Raises:
         ValueError: an option out of range.
     """
 
     num_draft_tokens: int = 12
-    tree_size: int | None = None
+    tree_size: int | Literal["auto"] | None = None
     acceptance: Literal["auto", "greedy", "sample_match", "rejection"] = "auto"
+    never_slower: bool = True
 
     def __post_init__(self):
         if not isinstance(self.num_draft_tokens, int) or self.num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens must be an integer of at least 0, but is {self.num_draft_tokens!r}.")
-        if self.tree_size is not None and (not isinstance(self.tree_size, int) or self.tree_size < 1):
-            raise ValueError(f"tree_size must be None or an integer of at least 1, but is {self.tree_size!r}.")
+        if self.tree_size not in (None, "auto") and (not isinstance(self.tree_size, int) or self.tree_size < 1):
+            raise ValueError(f"tree_size must be None, 'auto' or an integer of at least 1, but is {self.tree_size!r}.")
         if self.acceptance not in ACCEPTANCE_RULES:
             raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCE_RULES)}, but is {self.acceptance!r}.")
 
     @property
     def max_nodes(self) -> int:
         """The most tokens that a draft can have."""
-        return max(self.num_draft_tokens, self.tree_size or 0)
+        return max(self.num_draft_tokens, MAX_TREE if self.tree_size == "auto" else self.tree_size or 0)
 
     def rule(self, do_sample: bool) -> str:
         """The acceptance rule for a call.

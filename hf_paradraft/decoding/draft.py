@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList
 
 from .config import SpeculationConfig
 from .stats import SpeculationStats
+
+if TYPE_CHECKING:
+    from .pace import Pace
 
 
 @dataclass
@@ -19,16 +22,23 @@ class Draft:
         tokens: int64 `(N,)`, parents before children. `N = 0` means: just decode one token.
         parents: `N` indices into `tokens`, -1 for a child of the last known token.
         q: float32 `(N, V)`, the distribution each token was sampled from, or None where the tokens were not sampled.
+        beliefs: `N` chances that a node is accepted if its parent is, as the drafter sees it; None where it does not say.
     """
 
     tokens: LongTensor
     parents: list[int]
     q: Tensor | None = None
+    beliefs: list[float] | None = None
 
     @classmethod
     def chain(cls, tokens: LongTensor, q: Tensor | None = None) -> "Draft":
         """A draft of `(N,)` tokens in a row."""
         return cls(tokens, list(range(-1, len(tokens) - 1)), q)
+
+    def first(self, size: int) -> "Draft":
+        """The tree of the first `size` nodes, which no sampled tree may be cut to."""
+        beliefs = None if self.beliefs is None else self.beliefs[:size]
+        return Draft(self.tokens[:size], self.parents[:size], beliefs=beliefs)
 
     @property
     def is_chain(self) -> bool:
@@ -57,16 +67,18 @@ class Prefix:
         room: how many tokens may be drafted before the target's last token is due; 0 where none are wanted.
         logits_processor: the target's, to be called with `(1, length)` ids and `(1, V)` logits.
         sampled: whether the acceptance rule needs drafts sampled from `q`.
-        branches: whether the target can verify a tree in this round; otherwise only a chain.
         vocab_size: the target's width `V`.
+        branches: whether the target can verify a tree in this round; otherwise only a chain.
+        pace: chooses a tree's size, where that is free.
     """
 
     ids: LongTensor
     room: int
     logits_processor: LogitsProcessorList
     sampled: bool
-    branches: bool
     vocab_size: int
+    branches: bool
+    pace: "Pace"
 
 
 class Drafting(Protocol):

@@ -11,9 +11,11 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
+from ..trees.latency import row_latency
 from .accept import RULES, accept, greedy
 from .checks import check_call, check_lengths, left_padding
 from .draft import Draft, Drafter, Prefix
+from .pace import Pace
 from .rows import Row, collect, processors_of_rows
 from .stats import SpeculationStats
 from .verify import make_verifier
@@ -82,17 +84,21 @@ def speculative_decoding(
     rows = [Row(processors, begin) for processors in processors_of_rows(logits_processor, batch_size)]
     stats = SpeculationStats(by_row=[SpeculationStats() for _ in rows] if batch_size > 1 else [])
     # The first forward may read images or embeddings, which a drafter cannot.
+    chain = config.tree_size is None or not verifier.branches
+    latency = row_latency(model) if config.tree_size == "auto" and not chain else None
+    pace = Pace(config.num_draft_tokens, chain, latency, config.never_slower and not sampled, batch_size)
     first, reads_more_than_ids = True, any(v is not None for k, v in model_kwargs.items() if k == "inputs_embeds" or "pixel" in k)
     while not all(row.finished for row in rows):
         # 1. draft
-        clock = perf_counter()
-        may_draft, may_branch = not (first and reads_more_than_ids), verifier.branches and not first
+        clock = begun = perf_counter()
+        depth = 0 if first and reads_more_than_ids else pace.depth()
         prefixes = []
         for index, row in enumerate(rows):
-            room = min(config.num_draft_tokens, limit - row.length - 1, context - row.length + padding[index])
-            room = max(room, 0) if may_draft and not row.finished else 0
+            room = min(depth, limit - row.length - 1, context - row.length + padding[index])
+            room = 0 if row.finished else max(room, 0)
             ids = buffer[index : index + 1, padding[index] : row.length]
-            prefixes.append(Prefix(ids, room, row.logits_processor, sampled, may_branch, vocab_size))
+            branches = verifier.branches and not first
+            prefixes.append(Prefix(ids, room, row.logits_processor, sampled, vocab_size, branches, pace))
         drafts = [Draft.chain(input_ids[0, :0])] * batch_size
         if any(prefix.room for prefix in prefixes):
             drafts = drafting.propose(prefixes)
@@ -136,6 +142,7 @@ def speculative_decoding(
         verifier.keep(kept)
         drafting.observe(outputs, paths)
         stats.add_round(draft_seconds, verify_seconds)
+        pace.observe(drafts, paths, draft_seconds, verify_seconds, perf_counter() - begun)
         first = False
     if streamer is not None:
         streamer.end()

@@ -17,7 +17,7 @@ class Bigrams:
     last_stats = None
 
     def __init__(self):
-        self.speculation_config = pd.SpeculationConfig(num_draft_tokens=4)
+        self.speculation_config = pd.SpeculationConfig(num_draft_tokens=4, never_slower=False)
         self.observed = []
 
     def start_drafting(self):

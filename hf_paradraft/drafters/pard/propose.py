@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from ...decoding import Draft, Prefix
 from ...decoding.cache import RaggedCache, use_plain_layers
+from ...decoding.config import MAX_TREE
 from ...decoding.tree_attention import TreeAttention, attention_windows
 from ...trees import best_first_tree
 
@@ -196,6 +197,9 @@ class PardDrafting:
                 logger.warning_once("The drafter's logits are not numbers: going on without drafts where they are not.")
             return Draft.chain(prefix.ids[0, :0])
         tree_size = self.drafter.speculation_config.tree_size
+        if prefix.branches and tree_size == "auto" and not prefix.sampled:
+            tree = best_first_tree(logits, MAX_TREE, prefix.pace.factors[1 : 1 + len(logits)])
+            return tree.first(prefix.pace.tree_size(tree))
         if prefix.branches and tree_size is not None and not prefix.sampled:
             return best_first_tree(logits, tree_size)
         if not prefix.sampled:

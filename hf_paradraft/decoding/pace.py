@@ -1,0 +1,148 @@
+"""How much to draft: measured as decoding goes, so that drafting is never slower than decoding without it.
+
+A round with `k` drafted tokens brings `1 + S_1 + … + S_k` tokens, `S_d` being the chance that `d` drafts in a row are accepted,
+and costs one draft and one verification. Both are measured; the most tokens per second wins, and `k = 0`, plain decoding, is
+one of the choices.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import numpy
+
+from .draft import Draft
+
+TRIAL = 4  # drafted rounds before anything is decided
+GAIN = 1.05  # a change has to promise this much
+DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has to be measured first
+DECAY = 0.98  # of a round's weight with each later round
+
+
+class Pace:
+    """One call's decisions.
+
+    Args:
+        num_draft_tokens: K, the most that is drafted.
+        chain: whether drafts are chains, which may be shortened; trees are drafted whole or not at all.
+        latency: seconds of a target forward by its rows, where they were measured.
+        adaptive: whether to decide anything; if not, K tokens are drafted in every round.
+        batch_size: rows of the call.
+    """
+
+    def __init__(
+        self, num_draft_tokens: int, chain: bool, latency: Callable | None = None, adaptive: bool = True, batch_size: int = 1
+    ):
+        self.num_draft_tokens, self.chain, self.latency, self.adaptive = num_draft_tokens, chain, latency, adaptive
+        self.batch_size = batch_size
+        self.plain: deque[float] = deque(maxlen=9)  # seconds of whole rounds
+        self.draft: deque[float] = deque(maxlen=9)
+        self.verify: deque[float] = deque(maxlen=9)
+        self.other: deque[float] = deque(maxlen=9)
+        self.rows: deque[int] = deque(maxlen=9)
+        self.speed: deque[float] = deque(maxlen=9)  # measured against the table
+        self.emitted: deque[float] = deque(maxlen=16)
+        self.tried = numpy.zeros(num_draft_tokens + 1)
+        self.held = numpy.zeros(num_draft_tokens + 1)
+        self.hits = numpy.full(num_draft_tokens + 1, 2.0)
+        self.mass = numpy.full(num_draft_tokens + 1, 2.0)
+        self.rounds, self.drafted, self.wait, self.pause = 0, 0, 0, 8
+
+    @property
+    def factors(self) -> numpy.ndarray:
+        """By depth, how many of the drafter's promises come true: accepted ÷ believed."""
+        return self.hits / self.mass
+
+    def depth(self) -> int:
+        """How many tokens to draft in the next round; 0 for none."""
+        if not self.adaptive or self.drafted < TRIAL + 1:
+            return self.num_draft_tokens
+        if self.wait > 0:
+            self.wait -= 1
+            return 0
+        if (best := self._best()) > 0:
+            return best
+        if len(self.plain) < 2:
+            return 0
+        # Not worth it: decode plainly for a while, then look again, each time later.
+        self.wait, self.pause = self.pause, min(2 * self.pause, 256)
+        self.drafted = TRIAL - 1
+        return 0
+
+    def _best(self) -> int:
+        """The number of drafts that promises the most tokens per second; 0 where none beats plain decoding."""
+        draft, verify, other, rows = (median(part) for part in (self.draft, self.verify, self.other, self.rows))
+        # Until a plain round was timed, half a verification's time is its least.
+        plain = median(self.plain) if self.plain else verify / 2
+        if not self.chain:
+            gain = sum(self.emitted) / len(self.emitted) * plain / (draft + verify + other)
+            return self.num_draft_tokens if gain * GAIN >= 1 else 0
+        depths = numpy.arange(1, self.num_draft_tokens + 1)
+        accepted = ((self.held + 0.5) / (self.tried + 1))[1:]
+        tokens = 1 + numpy.cumsum(numpy.cumprod(accepted))
+        slope = max(0.0, (verify - plain) / max(1, rows - 1))
+        seconds = draft + other + verify - slope * (rows - 1) + slope * depths
+        rates = tokens / seconds * plain
+        best = int(rates.argmax())
+        if rates[-1] * (GAIN if self.plain else DOUBT) >= rates[best]:
+            best = self.num_draft_tokens - 1
+        elif not self.plain:
+            return 0
+        return best + 1 if rates[best] * GAIN >= 1 else 0
+
+    def tree_size(self, draft: Draft) -> int:
+        """How many nodes of a best-first tree to verify.
+
+        Args:
+            draft: with `beliefs`, calibrated by `factors`.
+        """
+        reach: list[float] = []
+        for belief, parent in zip(draft.beliefs, draft.parents, strict=True):
+            reach.append(belief * (reach[parent] if parent >= 0 else 1.0))
+        overhead = median(self.draft) + median(self.other) if self.draft else 0.25 * float(self.latency(1))
+        speed = median(self.speed) if self.speed else 1.0
+        sizes = numpy.arange(1, len(reach) + 1)
+        seconds = overhead + speed * self.latency(self.batch_size * (sizes + 1))
+        return 1 + int(((1 + numpy.cumsum(reach)) / seconds).argmax())
+
+    def observe(
+        self, drafts: Sequence[Draft], paths: Sequence[list[int] | None], draft: float, verify: float, whole: float
+    ) -> None:
+        """Learn from a round.
+
+        Args:
+            drafts: of all rows.
+            paths: accepted nodes of each row; None for one that had ended before.
+            draft, verify, whole: seconds of the drafter, of the target's forward and of the round.
+        """
+        self.rounds += 1
+        if self.rounds == 1:  # it read the prompt
+            return
+        active = [(tree, path) for tree, path in zip(drafts, paths, strict=True) if path is not None]
+        size = max(len(tree) for tree, _ in active)
+        if size == 0:
+            self.plain.append(whole)
+            return
+        self.drafted += 1
+        for kept, value in ((self.draft, draft), (self.verify, verify), (self.other, whole - draft - verify)):
+            kept.append(value)
+        self.rows.append(size + 1)
+        if self.latency is not None:
+            self.speed.append(verify / float(self.latency(self.batch_size * (size + 1))))
+        self.emitted.append(1 + sum(len(path) for _, path in active) / len(active))
+        for counts in (self.tried, self.held):
+            counts *= DECAY
+        for counts in (self.hits, self.mass):
+            counts *= DECAY
+            counts += 2 * (1 - DECAY)
+        for tree, path in active:
+            for depth, node in enumerate((-1, *path), 1):
+                if not (children := tree.children(node)):
+                    break
+                hit = depth <= len(path)
+                self.tried[depth] += 1
+                self.held[depth] += hit
+                if tree.beliefs is not None:
+                    believed = sum(tree.beliefs[child] for child in children) / max(1e-6, self.factors[depth])
+                    self.mass[depth] += believed
+                    self.hits[depth] += hit

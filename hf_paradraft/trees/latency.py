@@ -1,0 +1,96 @@
+"""How long the target's forward takes here, by its number of new rows: measured once, remembered on disk."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy
+import torch
+from huggingface_hub.constants import HF_HOME
+from transformers import DynamicCache, PreTrainedModel
+
+from ..hardware import device_name
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+BUDGET_SECONDS = 1.5
+CONTEXT = 128
+FOLDER = Path(HF_HOME) / "paradraft" / "latency"
+
+
+@dataclass
+class RowLatency:
+    """Measured latencies.
+
+    Attributes:
+        rows: new rows of a forward, rising.
+        seconds: median time of each.
+    """
+
+    rows: list[int]
+    seconds: list[float]
+
+    def __call__(self, rows: numpy.ndarray | int) -> numpy.ndarray:
+        """Seconds for `rows`, in between by interpolation, beyond the largest by its slope."""
+        slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2]) if len(self.rows) > 1 else 0.0
+        beyond = numpy.maximum(0, numpy.asarray(rows) - self.rows[-1])
+        return numpy.interp(rows, self.rows, self.seconds) + max(0.0, slope) * beyond
+
+
+def _file(model: PreTrainedModel) -> Path:
+    """Named by what the latency depends on: the model's shape, its dtype, the device and the number of threads."""
+    config = model.config.get_text_config()
+    shape = {name: value for name, value in config.to_dict().items() if isinstance(value, int) and not name.endswith("_id")}
+    key = [
+        type(model).__name__,
+        shape,
+        str(model.dtype),
+        config._attn_implementation,
+        device_name(model.device),
+        torch.__version__,
+    ]
+    return FOLDER / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]}.json"
+
+
+@torch.no_grad()
+def measure(model: PreTrainedModel) -> RowLatency:
+    """Time forwards over a short context, small and large ones in turn, for at most some 1.5 seconds."""
+    synchronise = torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
+    cache = DynamicCache(config=model.config.get_text_config())
+    cache.activate_past_recording()
+    ids = torch.zeros((1, CONTEXT), dtype=torch.long, device=model.device)
+    model(ids, past_key_values=cache, use_cache=True)
+    times: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    started = perf_counter()
+    while perf_counter() - started < BUDGET_SECONDS and len(times[1]) < 12:
+        for rows in ROWS:
+            if times[1] and perf_counter() - started > BUDGET_SECONDS:
+                break
+            synchronise()
+            clock = perf_counter()
+            model(ids[:, :rows], past_key_values=cache, use_cache=True)
+            synchronise()
+            times[rows].append(perf_counter() - clock)
+            cache.crop(-rows)
+    # A model whose first forwards fill the budget is known at few sizes; more rows never take less time.
+    known = [rows for rows in ROWS if times[rows]]
+    return RowLatency(known, numpy.maximum.accumulate([median(times[rows]) for rows in known]).tolist())
+
+
+def row_latency(model: PreTrainedModel) -> RowLatency:
+    """The latencies of `model` here: from disk, or measured now and written there."""
+    file = _file(model)
+    try:
+        return RowLatency(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        latency = measure(model)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"rows": latency.rows, "seconds": latency.seconds}))
+        temporary.replace(file)
+    except OSError:
+        pass  # nowhere to write: measured again next time
+    return latency

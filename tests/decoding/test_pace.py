@@ -1,0 +1,125 @@
+"""Drafting stops where it does not pay, comes back where it does, and chooses its size by what sizes cost."""
+
+import pytest
+import torch
+from tiny import EOS, MASK, near_copy, tiny_model
+
+import hf_paradraft as pd
+from hf_paradraft.decoding import Draft
+from hf_paradraft.decoding.pace import Pace
+from hf_paradraft.trees import best_first_tree
+from hf_paradraft.trees.latency import RowLatency, row_latency
+
+K = 8
+
+
+def play(pace, tokens, accepted, draft=0.4, row=0.02):
+    """Decode with made-up costs (a plain forward is 1 second): seconds, and the depths that were chosen."""
+    done = seconds = 0
+    depths = []
+    while done < tokens:
+        depth = pace.depth()
+        depths.append(depth)
+        path = list(range(min(depth, accepted(done))))
+        costs = (draft if depth else 0.0, 1 + row * depth)
+        whole = sum(costs) + 0.02
+        pace.observe([Draft.chain(torch.arange(depth))], [path], *costs, whole)
+        seconds += whole
+        done += 1 + len(path)
+    return seconds, depths
+
+
+def test_a_hopeless_drafter_costs_little():
+    seconds, depths = play(Pace(K, chain=True), 256, lambda done: 0)
+    assert seconds < 1.04 * 256 * 1.02
+    assert depths[-20:].count(0) > 15
+    assert any(depths[20:])  # it still looks again
+
+
+def test_a_good_drafter_is_never_interrupted():
+    seconds, depths = play(Pace(K, chain=True), 400, lambda done: 4)
+    assert set(depths) == {K}
+    assert seconds < 400 / 3
+
+
+def test_drafting_comes_back():
+    _, depths = play(Pace(K, chain=True), 2000, lambda done: 0 if done < 300 else 5)
+    assert depths.count(0) > 150
+    assert depths[-50:].count(K) > 45
+
+
+def test_a_chain_is_shortened_where_rows_are_dear():
+    _, depths = play(Pace(K, chain=True), 400, lambda done: 2, draft=0.1, row=0.15)
+    assert depths[-1] in (2, 3)
+
+
+def test_trees_are_drafted_whole_or_not_at_all():
+    _, depths = play(Pace(K, chain=False), 400, lambda done: 0)
+    assert set(depths) == {0, K}
+
+
+def test_without_adaption_nothing_changes():
+    _, depths = play(Pace(K, chain=True, adaptive=False), 60, lambda done: 0)
+    assert set(depths) == {K}
+
+
+def tree_of(size=64):
+    logits = torch.randn(K, 100, generator=torch.Generator().manual_seed(0)) * 2
+    return best_first_tree(logits, size)
+
+
+@pytest.mark.parametrize(("slope", "expected"), [(0.0, range(64, 65)), (1.0, range(1, 3)), (0.02, range(3, 64))])
+def test_a_trees_size_follows_the_latency(slope, expected):
+    latency = RowLatency([1, 64], [1.0, 1.0 + 63 * slope])
+    assert Pace(K, chain=False, latency=latency).tree_size(tree_of()) in expected
+
+
+def test_the_first_nodes_of_a_best_first_tree_are_the_smaller_tree():
+    big, small = tree_of(64).first(20), tree_of(20)
+    assert big.token_ids == small.token_ids
+    assert big.parents == small.parents
+
+
+def test_promises_that_do_not_come_true_are_corrected():
+    pace = Pace(2, chain=False, latency=RowLatency([1, 64], [1.0, 1.0]))
+    for turn in range(400):
+        tree = Draft(torch.tensor([1, 2]), [-1, -1], beliefs=[0.6 * pace.factors[1], 0.3 * pace.factors[1]])
+        pace.observe([tree], [[0] if turn % 3 == 0 else []], 0.1, 1.0, 1.2)
+    assert pace.factors[1] == pytest.approx((1 / 3) / 0.9, rel=0.15)
+
+
+def test_latency_is_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_paradraft.trees.latency.FOLDER", tmp_path / "here")
+    target = tiny_model()
+    first = row_latency(target)
+    assert first.seconds == sorted(first.seconds)
+    assert all(seconds > 0 for seconds in first.seconds)
+    target.forward = None  # a second measurement would call it
+    assert row_latency(target) == first
+    file = next((tmp_path / "here").iterdir())
+    file.write_text("{broken")
+    with pytest.raises(TypeError):
+        row_latency(target)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_auto_is_lossless(tmp_path, monkeypatch, batch_size):
+    monkeypatch.setattr("hf_paradraft.trees.latency.FOLDER", tmp_path)
+    target = tiny_model()
+    drafter = near_copy(target, 0.05)
+    drafter.speculation_config.tree_size = "auto"
+    for seed in range(6):
+        ids = torch.randint(1, EOS, (batch_size, 7), generator=torch.Generator().manual_seed(seed))
+        options = {"do_sample": False, "max_new_tokens": 30, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+        assert torch.equal(target.generate(ids, **options), target.generate(ids, assistant_model=drafter, **options))
+
+
+def test_a_worse_than_useless_drafter_is_rarely_asked(prompt):
+    target = tiny_model()
+    drafter = pd.PardDrafter.from_causal_lm(tiny_model(seed=5, num_hidden_layers=8), mask_token_id=MASK)
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=200, eos_token_id=None)
+    assert torch.equal(
+        plain, target.generate(prompt, do_sample=False, max_new_tokens=200, eos_token_id=None, assistant_model=drafter)
+    )
+    assert drafter.last_stats.num_drafted < 40 * drafter.speculation_config.num_draft_tokens
+    assert drafter.last_stats.num_rounds > 150
