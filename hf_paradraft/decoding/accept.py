@@ -72,7 +72,39 @@ def rejection(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]
     return int(torch.multinomial(p, 1)), None
 
 
-RULES: dict[str, Rule] = {"greedy": greedy, "sample_match": sample_match, "rejection": rejection}
+def typical(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
+    """A token drawn from the target; `accept` replaces it by a drafted child that is probable enough. Lossy."""
+    return int(torch.multinomial(scores.softmax(-1), 1)), None
+
+
+RULES: dict[str, Rule] = {"greedy": greedy, "sample_match": sample_match, "rejection": rejection, "typical": typical}
+EPSILON, DELTA = 0.09, 0.3
+
+
+def typical_path(
+    draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList, node: int = -1
+) -> list[int]:
+    """The longest path below `node` of tokens with `p > min(ε, δ exp(-H(p)))` (PPD, section 4.2, after Medusa).
+
+    Args:
+        draft: `N` nodes.
+        logits: as for `accept`.
+        prefix: int64 `(1, n)`, up to and with `node`.
+        logits_processor: run on every path that is looked at.
+        node: -1 for the last known token.
+    """
+    children = draft.children(node)
+    if not children:
+        return []
+    p = logits_processor(prefix, logits[node + 1 : node + 2].float()).softmax(-1)[0]
+    threshold = min(EPSILON, DELTA * float(torch.exp(torch.special.entr(p).sum().neg())))
+    paths = []
+    for child in children:
+        token = draft.token_ids[child]
+        if p[token] > threshold:
+            longer = torch.cat([prefix, prefix.new_tensor([[token]])], dim=1)
+            paths.append([child, *typical_path(draft, logits, longer, logits_processor, child)])
+    return max(paths, key=len, default=[])
 
 
 def accept(
@@ -99,6 +131,7 @@ def accept(
     Stop iterating where decoding stops; nothing is computed ahead of what is asked for.
     """
     node = -1
+    path = typical_path(draft, logits, buffer[:, :length], logits_processor) if rule is typical else []
     while True:
         raw = logits[node + 1 : node + 2]
         if choices is not None:
@@ -107,7 +140,7 @@ def accept(
         else:
             raw = raw.float()
             scores = logits_processor(buffer[:, :length], raw.clone())
-            token, child = rule(draft, node, scores)
+            token, child = (draft.token_ids[path[0]], path.pop(0)) if path else rule(draft, node, scores)
         buffer[0, length] = token
         length += 1
         yield Emitted(token, child, raw, scores)

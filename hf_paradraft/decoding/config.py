@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAX_TREE = 64  # nodes of a tree that chooses its own size
-ACCEPTANCE_RULES = ("auto", "greedy", "sample_match", "rejection")
+ACCEPTANCE_RULES = ("auto", "greedy", "sample_match", "rejection", "typical")
 
 
 @dataclass
@@ -16,9 +16,11 @@ class SpeculationConfig:
         tree_size: None for a chain; an int for that many draft nodes, the most probable paths of all; `"auto"` for as many as
             give the most tokens per second on this hardware, chosen in every round.
         acceptance: how drafts are judged. `auto` is `greedy` without sampling and `sample_match` with it; both, and
-            `rejection`, leave the target's output (or its distribution) as it is.
+            `rejection`, leave the target's output (or its distribution) as it is. `typical` does not: it accepts what is
+            probable enough, for more tokens per round.
         never_slower: draft less, or nothing for a while, where the measured times say that it does not pay. Not with `rejection`,
             whose random draws would then depend on the clock.
+        trace: keep every round's draft, accepted path and times in `SpeculationStats.trace`.
 
     Raises:
         ValueError: an option out of range.
@@ -26,8 +28,9 @@ class SpeculationConfig:
 
     num_draft_tokens: int = 12
     tree_size: int | Literal["auto"] | None = None
-    acceptance: Literal["auto", "greedy", "sample_match", "rejection"] = "auto"
+    acceptance: Literal["auto", "greedy", "sample_match", "rejection", "typical"] = "auto"
     never_slower: bool = True
+    trace: bool = False
 
     def __post_init__(self):
         if not isinstance(self.num_draft_tokens, int) or self.num_draft_tokens < 0:

@@ -17,7 +17,7 @@ from .checks import check_call, check_lengths, left_padding
 from .draft import Draft, Drafter, Prefix
 from .pace import Pace
 from .rows import Row, collect, processors_of_rows
-from .stats import SpeculationStats
+from .stats import RoundTrace, SpeculationStats
 from .verify import make_verifier
 
 
@@ -111,6 +111,7 @@ def speculative_decoding(
         verify_seconds = perf_counter() - clock
 
         # 3. accept
+        begins = [row.length for row in rows]
         paths: list[list[int] | None] = [None] * batch_size
         kept: list[list[int] | None] = [None] * batch_size
         for index, row in enumerate(rows):
@@ -142,7 +143,15 @@ def speculative_decoding(
         verifier.keep(kept)
         drafting.observe(outputs, paths)
         stats.add_round(draft_seconds, verify_seconds)
-        pace.observe(drafts, paths, draft_seconds, verify_seconds, perf_counter() - begun)
+        seconds = perf_counter() - begun
+        pace.observe(drafts, paths, draft_seconds, verify_seconds, seconds)
+        if config.trace:
+            times = draft_seconds, verify_seconds, seconds
+            stats.trace += [
+                RoundTrace(index, draft.token_ids, draft.parents, path, buffer[index, known : row.length].tolist(), *times)
+                for index, (draft, path, known, row) in enumerate(zip(drafts, paths, begins, rows, strict=True))
+                if path is not None
+            ]
         first = False
     if streamer is not None:
         streamer.end()

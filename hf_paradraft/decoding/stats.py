@@ -5,6 +5,29 @@ from itertools import zip_longest
 
 
 @dataclass
+class RoundTrace:
+    """One row in one round.
+
+    Attributes:
+        row: of the batch.
+        drafted: token ids of the draft's nodes.
+        parents: of the nodes; -1 is the last known token.
+        accepted: the accepted nodes, from the root down.
+        emitted: ids of the new tokens.
+        draft_seconds, verify_seconds, total_seconds: of the whole batch's round.
+    """
+
+    row: int
+    drafted: list[int]
+    parents: list[int]
+    accepted: list[int]
+    emitted: list[int]
+    draft_seconds: float
+    verify_seconds: float
+    total_seconds: float
+
+
+@dataclass
 class SpeculationStats:
     """Counts and times of one `generate` call.
 
@@ -17,6 +40,7 @@ class SpeculationStats:
         draft_seconds: in the drafter.
         verify_seconds: in the target's forwards.
         total_seconds: wall time of the loop.
+        trace: every round of every row, if `SpeculationConfig.trace`.
         by_row: of a batch, each row's own counts, without times; empty for one row.
     """
 
@@ -28,6 +52,7 @@ class SpeculationStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     total_seconds: float = 0.0
+    trace: list[RoundTrace] = field(default_factory=list)
     by_row: list["SpeculationStats"] = field(default_factory=list)
 
     @property
@@ -82,15 +107,20 @@ class SpeculationStats:
             self.draft_seconds + other.draft_seconds,
             self.verify_seconds + other.verify_seconds,
             self.total_seconds + other.total_seconds,
+            [*self.trace, *other.trace],
             [*self.by_row, *other.by_row],
         )
 
     def __str__(self) -> str:
         engine = self.total_seconds - self.draft_seconds - self.verify_seconds
+        parts = {"draft": self.draft_seconds, "verify": self.verify_seconds, "engine": engine}
+        shares = [f"{name} {100 * seconds / (self.total_seconds or 1):.0f} %" for name, seconds in parts.items()]
+        rates = self.acceptance_by_position
         lines = [
-            f"{self.num_emitted} tokens in {self.num_rounds} rounds: τ = {self.mean_emitted:.2f} (bonus token included)",
-            f"{self.num_drafted} drafted; accepted by position: "
-            + " ".join(f"{rate:.2f}" for rate in self.acceptance_by_position),
-            f"{self.total_seconds:.3f} s: draft {self.draft_seconds:.3f}, verify {self.verify_seconds:.3f}, engine {engine:.3f}",
+            f"new tokens      {self.num_emitted} in {self.num_rounds} rounds, {self.num_drafted} drafted",
+            f"per round       τ = {self.mean_emitted:.2f} (the target's own token included)",
+            "draft position  " + " ".join(f"{position:4d}" for position in range(1, len(rates) + 1)),
+            "accepted, %     " + " ".join(f"{100 * rate:4.0f}" for rate in rates),
+            f"seconds         {self.total_seconds:.3f}: {', '.join(shares)}",
         ]
         return "\n".join(lines)

@@ -11,6 +11,7 @@ from transformers import (
     JambaConfig,
     JambaForCausalLM,
     LogitsProcessor,
+    LogitsProcessorList,
     PreTrainedTokenizerFast,
     StaticCache,
     StoppingCriteria,
@@ -19,6 +20,7 @@ from transformers.generation import MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft as pd
+from hf_paradraft.decoding.accept import typical_path
 
 
 class Recorder(BaseStreamer):
@@ -137,6 +139,25 @@ def test_stats(target, drafter, prompt):
     assert doubled.acceptance_by_position == stats.acceptance_by_position
 
 
+@pytest.mark.parametrize("tree_size", [None, 10])
+def test_the_trace_tells_every_round(target, drafter, tree_size):
+    drafter.speculation_config = pd.SpeculationConfig(5, tree_size, trace=True, never_slower=False)
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    output = generate(target, drafter, ids, attention_mask=torch.ones_like(ids), pad_token_id=0)
+    trace = drafter.last_stats.trace
+    assert len(trace) == len(drafter.last_stats.emitted_per_round)
+    for row in range(2):
+        emitted = [token for part in trace if part.row == row for token in part.emitted]
+        assert emitted == output[row, 3 : 3 + len(emitted)].tolist()
+    for part in trace:
+        assert [part.drafted[node] for node in part.accepted] == part.emitted[: len(part.accepted)]
+        assert [part.parents[node] for node in part.accepted] == [-1, *part.accepted][: len(part.accepted)]
+        assert part.total_seconds > max(part.draft_seconds, part.verify_seconds)
+    drafter.speculation_config.trace = False
+    generate(target, drafter, ids[:1])
+    assert drafter.last_stats.trace == []
+
+
 def test_one_forward_of_each_model_per_round(target, drafter, prompt):
     counts = {"target": 0, "drafter": 0}
     for name, model in (("target", target), ("drafter", drafter)):
@@ -200,6 +221,74 @@ def test_a_static_cache_of_the_callers(target, drafter, prompt):
     cache = StaticCache(config=target.config, max_cache_len=36)
     assert torch.equal(plain, generate(target, drafter, prompt, past_key_values=cache))
     assert int(cache.get_seq_length()) == plain.shape[1] - 1
+
+
+def test_typical_acceptance_takes_more_than_the_exact_rules(target, drafter, prompt):
+    emitted = {}
+    for rule in ("sample_match", "typical"):
+        drafter.speculation_config = pd.SpeculationConfig(4, 12, acceptance=rule, never_slower=False)
+        torch.manual_seed(0)
+        rounds = 0
+        for _ in range(20):
+            generate(target, drafter, prompt, do_sample=True, eos_token_id=None)
+            rounds += drafter.last_stats.num_rounds
+        emitted[rule] = 20 * 30 / rounds
+    assert emitted["typical"] > emitted["sample_match"]
+
+
+def test_typical_acceptance_follows_its_threshold():
+    """Two paths: the longer one wins although its first token is the less probable, and what is too improbable never does."""
+    logits = torch.log(torch.tensor([[0.6, 0.3, 0.08, 0.02], [0.25, 0.25, 0.25, 0.25], [0.1, 0.1, 0.1, 0.7], [1.0, 0, 0, 0]]))
+    draft = pd.Draft(torch.tensor([0, 1, 3]), [-1, -1, 1])
+    path = typical_path(draft, logits[[0, 1, 2, 3]], torch.tensor([[0]]), LogitsProcessorList())
+    assert path == [1, 2]
+    unlikely = pd.Draft(torch.tensor([3]), [-1])
+    assert typical_path(unlikely, logits, torch.tensor([[0]]), LogitsProcessorList()) == []
+
+
+def test_a_drafter_whose_numbers_are_none(target, prompt):
+    drafter = near_copy(target)
+    with torch.no_grad():
+        drafter.lm_head.weight.fill_(torch.nan)
+    for tree_size in (None, 8, "auto"):
+        drafter.speculation_config.tree_size = tree_size
+        plain = target.generate(prompt, do_sample=False, max_new_tokens=10)
+        assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=10))
+        assert drafter.last_stats.num_drafted == 0
+
+
+def test_a_target_whose_numbers_are_none(drafter, prompt):
+    target = tiny_model()
+    with torch.no_grad():
+        target.lm_head.weight.fill_(torch.nan)
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=5)
+    assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=5))
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        generate(target, drafter, prompt, do_sample=True)
+
+
+def test_a_criterion_that_raises_leaves_nothing_behind(target, drafter, prompt):
+    class Broken(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            if input_ids.shape[1] > 9:
+                raise RuntimeError("stop here")
+            return torch.tensor([False])
+
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=30)
+    with pytest.raises(RuntimeError, match="stop here"):
+        generate(target, drafter, prompt, stopping_criteria=[Broken()])
+    assert torch.equal(plain, generate(target, drafter, prompt))
+
+
+def test_a_tree_larger_than_the_context_that_is_left():
+    target = tiny_model(max_position_embeddings=32)
+    drafter = near_copy(target, 0.05)
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 12, 60
+    ids = torch.arange(24)[None]
+    options = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None}
+    plain = target.generate(ids, **options)
+    for cache in (None, "static"):
+        assert torch.equal(plain, generate(target, drafter, ids, cache_implementation=cache, **options))
 
 
 def test_refused_prompts(target, drafter, prompt):
