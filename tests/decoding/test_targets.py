@@ -1,0 +1,130 @@
+"""Targets as people have them: adapters, quantised weights, images, parts on several devices."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tiny import EOS, SHARED, near_copy, tiny_model
+from transformers import (
+    AutoModelForCausalLM,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    TorchAoConfig,
+)
+
+import hf_paradraft as pd
+
+IDS = torch.tensor([[1, 2, 3, 4, 5, 6]])
+SIZES = [None, 12]
+
+
+def same_with_and_without(target, drafter, tree_size, **inputs):
+    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, tree_size
+    options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0, **inputs}
+    plain = target.generate(**options)
+    assert torch.equal(plain, target.generate(**options, assistant_model=drafter))
+    assert drafter.last_stats.mean_emitted > 1
+
+
+@pytest.mark.parametrize("tree_size", SIZES)
+def test_an_adapter(tree_size):
+    target = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)).eval()
+    same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS)
+    same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS.repeat(3, 1))
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao's own
+@pytest.mark.parametrize("tree_size", SIZES)
+def test_quantised_weights(tmp_path, tree_size):
+    quantization = pytest.importorskip("torchao.quantization")
+    tiny_model().save_pretrained(tmp_path)
+    target = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, quantization_config=TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    )
+    assert type(target.model.layers[0].mlp.up_proj.weight) is not torch.nn.Parameter
+    same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS)
+
+
+class Oracle:
+    """Knows the answers, all but every fifth token; beside each first guess stands a wrong one."""
+
+    last_stats = None
+
+    def __init__(self, answers):
+        self.speculation_config, self.answers = pd.SpeculationConfig(6, never_slower=False), answers
+
+    def start_drafting(self):
+        return self
+
+    def propose(self, prefixes):
+        return [self.guess(row, prefix) for row, prefix in enumerate(prefixes)]
+
+    def guess(self, row, prefix):
+        length = prefix.ids.shape[1]
+        tokens = self.answers[row, length : length + prefix.room].clone()
+        tokens[(length + torch.arange(len(tokens))) % 5 == 0] += 1
+        tree = pd.Draft.chain(tokens)
+        if prefix.branches and len(tree):
+            tree = pd.Draft(torch.cat([tokens[:1] + 1, tokens]), [-1, -1, *range(1, len(tree))])
+        return tree
+
+    def observe(self, outputs, paths):
+        pass
+
+
+def same_with_an_oracle(target, **inputs):
+    options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0, **inputs}
+    plain = target.generate(**options)
+    oracle = Oracle(plain)
+    assert torch.equal(plain, target.generate(**options, custom_generate=pd.speculative_decoding, drafter=oracle))
+    assert oracle.last_stats.mean_emitted > 2
+
+
+def test_images():
+    torch.manual_seed(0)
+    vision = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+    )
+    config = LlavaConfig(vision_config=vision, text_config=LlamaConfig(**SHARED), image_token_index=29, image_seq_length=4)
+    target = LlavaForConditionalGeneration(config).eval()
+    ids = torch.tensor([[29, 29, 29, 29, 5, 6, 7]])
+    same_with_an_oracle(target, input_ids=ids, pixel_values=torch.randn(1, 3, 8, 8))
+    twice = {"input_ids": ids.repeat(2, 1), "pixel_values": torch.randn(2, 3, 8, 8)}
+    same_with_an_oracle(target, **twice, attention_mask=torch.ones_like(twice["input_ids"]))
+
+
+def test_positions_in_three_dimensions():
+    """Qwen2-VL counts positions in time, height and width: chains, one prompt at a time."""
+    torch.manual_seed(0)
+    config = Qwen2VLConfig(
+        text_config={**SHARED, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}},
+        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 1, "patch_size": 2,
+                       "spatial_merge_size": 2, "temporal_patch_size": 1},
+        image_token_id=29, video_token_id=28, vision_start_token_id=27, vision_end_token_id=26,
+    )  # fmt: skip
+    target = Qwen2VLForConditionalGeneration(config).eval()
+    ids = torch.tensor([[27, 29, 29, 29, 29, 26, 5, 6, 7]])
+    images = {"pixel_values": torch.randn(16, 12), "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    same_with_an_oracle(target, input_ids=ids, **images, mm_token_type_ids=(ids == 29).long())
+
+
+def test_the_drafter_has_its_own_dtype_and_vocabulary():
+    target = tiny_model()
+    larger = pd.PardDrafter.from_causal_lm(tiny_model(vocab_size=48).to(torch.bfloat16), mask_token_id=47)
+    larger.speculation_config.never_slower = False
+    for tree_size in SIZES:
+        larger.speculation_config.tree_size = tree_size
+        plain = target.generate(IDS, do_sample=False, max_new_tokens=20)
+        assert torch.equal(plain, target.generate(IDS, do_sample=False, max_new_tokens=20, assistant_model=larger))
+
+
+def test_two_targets_and_one_drafter_in_turn():
+    first, second = tiny_model(), tiny_model("qwen2", seed=4)
+    drafter = near_copy(first)
+    for target in (first, second, first):
+        options = {"do_sample": False, "max_new_tokens": 20}
+        plain = target.generate(IDS[:, :EOS], **options)
+        assert torch.equal(plain, target.generate(IDS[:, :EOS], **options, assistant_model=drafter))
