@@ -50,6 +50,7 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
     """
     if cache.get_seq_length() == 0 and all(type(layer) in REPLACED for layer in cache.layers):
         if cache.is_compileable:
+            num_slots = max(num_slots, *(layer.max_cache_len for layer in cache.layers))
             cache.layers = [StaticLayer(num_slots) for _ in cache.layers]
         else:
             cache.layers = [DynamicLayer() for _ in cache.layers]

@@ -20,6 +20,8 @@ class SpeculationConfig:
             probable enough, for more tokens per round.
         never_slower: draft less, or nothing for a while, where the measured times say that it does not pay. Not with `rejection`,
             whose random draws would then depend on the clock.
+        compile: run drafter and target through `torch.compile` over static caches, every round in the same shapes; on a GPU as
+            CUDA graphs. The first calls compile, for some seconds to minutes.
         trace: keep every round's draft, accepted path and times in `SpeculationStats.trace`.
 
     Raises:
@@ -30,6 +32,7 @@ class SpeculationConfig:
     tree_size: int | Literal["auto"] | None = None
     acceptance: Literal["auto", "greedy", "sample_match", "rejection", "typical"] = "auto"
     never_slower: bool = True
+    compile: bool = False
     trace: bool = False
 
     def __post_init__(self):
@@ -44,6 +47,13 @@ class SpeculationConfig:
     def max_nodes(self) -> int:
         """The most tokens that a draft can have."""
         return max(self.num_draft_tokens, MAX_TREE if self.tree_size == "auto" else self.tree_size or 0)
+
+    @property
+    def row_counts(self) -> list[int] | None:
+        """How many rows a compiled target forward may have; None where that is free."""
+        if not self.compile:
+            return None
+        return [9, 17, 33, 65] if self.tree_size == "auto" else [1, 1 + self.max_nodes]
 
     def rule(self, do_sample: bool) -> str:
         """The acceptance rule for a call.

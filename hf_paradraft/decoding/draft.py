@@ -100,5 +100,5 @@ class Drafter(Protocol):
     speculation_config: SpeculationConfig
     last_stats: SpeculationStats | None
 
-    def start_drafting(self) -> Drafting:
-        """Begin a `generate` call."""
+    def start_drafting(self, max_length: int) -> Drafting:
+        """Begin a `generate` call whose rows get no longer than `max_length` tokens, the prompt's padding included."""

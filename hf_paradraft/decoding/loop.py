@@ -77,7 +77,7 @@ def speculative_decoding(
     padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
     verifier = make_verifier(model, batch_size, begin, limit, config, model_kwargs)
     check_lengths(model, begin, limit, verifier.unread, generation_config, model_kwargs)
-    drafting = drafter.start_drafting()
+    drafting = drafter.start_drafting(limit)
     ends, slow_criteria = _split(stopping_criteria)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or limit + max(padding)
     keeps = generation_config.return_dict_in_generate

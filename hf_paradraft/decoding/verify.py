@@ -9,6 +9,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .cache import RaggedCache, recording_cache, use_plain_layers
+from .compiled import compiled_forward, static_cache
 from .config import SpeculationConfig
 from .draft import Draft
 from .tree_attention import TreeAttention, attention_windows, tree_shape
@@ -110,14 +111,18 @@ class TreeVerifier:
     Args:
         first: does the first forward.
         attention: masks.
-        size: rows of every later forward, where shapes are to stay the same; None for as few as are needed.
+        batch_size, length: of the prompts.
+        row_counts: how many rows a later forward may have, if it is compiled for these; None for as few as are needed.
     """
 
     branches = True
 
-    def __init__(self, first: ChainVerifier, attention: TreeAttention, batch_size: int, length: int, size: int | None = None):
-        self.first, self.attention, self.size = first, attention, size
+    def __init__(
+        self, first: ChainVerifier, attention: TreeAttention, batch_size: int, length: int, row_counts: list[int] | None
+    ):
+        self.first, self.attention, self.row_counts = first, attention, row_counts
         self.model, self.model_kwargs = first.model, first.model_kwargs
+        self.forward = self.model if row_counts is None else compiled_forward(self.model)
         self.cache = RaggedCache(first.cache, batch_size, length)
         self.written, self.known, self.extra = 0, 0, None
 
@@ -127,7 +132,9 @@ class TreeVerifier:
             logits, outputs = self.first.verify(buffer, lengths, drafts)
             self.written, self.known = self.first.written, 0
             return logits, outputs
-        size = self.size or 1 + max(map(len, drafts))
+        size = 1 + max(map(len, drafts))
+        if self.row_counts is not None:
+            size = next(count for count in self.row_counts if count >= size)
         ids = torch.empty((len(drafts), size), dtype=torch.long, device=buffer.device)
         ids[:, 1:] = stack(drafts, size - 1, buffer.device)
         ids[:, :1] = torch.stack([row[length - 1 : length] for row, length in zip(buffer, lengths, strict=True)])
@@ -140,7 +147,7 @@ class TreeVerifier:
             )
             for name in ("logits_to_keep", *PER_TOKEN):
                 self.extra.pop(name, None)
-        outputs = self.model(
+        outputs = self.forward(
             **{**self.extra, "input_ids": ids, "attention_mask": mask, "position_ids": positions, "return_dict": True}
         )
         self.written, self.known = size, 1
@@ -178,14 +185,16 @@ def make_verifier(
     Raises:
         ValueError: the cache cannot roll back, or a batch is asked for where only one row can be served.
     """
+    windows, num_slots = attention_windows(model), limit + 2 + config.max_nodes
     cache = recording_cache(model_kwargs)
+    if config.compile and windows is not None and cache.get_seq_length() == 0:
+        cache = model_kwargs["past_key_values"] = static_cache(model, num_slots)
     per_token = extend_to(limit + 1, model_kwargs)
-    windows = attention_windows(model)
     explicit = (
         windows is not None
         and per_token.keys() <= {"attention_mask", "position_ids"}
         and all(tensor.ndim == 2 for tensor in per_token.values())
-        and use_plain_layers(cache, limit + 1 + config.max_nodes)
+        and use_plain_layers(cache, num_slots)
     )
     chains = ChainVerifier(model, model_kwargs, per_token, begin - int(cache.get_seq_length()))
     if not explicit:
@@ -200,4 +209,4 @@ def make_verifier(
     mask = torch.ones((batch_size, begin), dtype=torch.bool, device=model.device) if mask is None else mask
     positions = per_token["position_ids"][:, begin - 1] if "position_ids" in per_token else mask.long().sum(1) - 1
     attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
-    return TreeVerifier(chains, attention, batch_size, begin)
+    return TreeVerifier(chains, attention, batch_size, begin, config.row_counts)

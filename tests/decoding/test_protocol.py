@@ -20,7 +20,7 @@ class Bigrams:
         self.speculation_config = pd.SpeculationConfig(num_draft_tokens=4, never_slower=False)
         self.observed = []
 
-    def start_drafting(self):
+    def start_drafting(self, max_length):
         return self
 
     def propose(self, prefixes):

@@ -56,7 +56,7 @@ class Oracle:
     def __init__(self, answers):
         self.speculation_config, self.answers = pd.SpeculationConfig(6, never_slower=False), answers
 
-    def start_drafting(self):
+    def start_drafting(self, max_length):
         return self
 
     def propose(self, prefixes):

@@ -97,9 +97,9 @@ class PardDrafter:
         """What this library keeps in `config.json`: how to use the drafter, how it was trained, what it measured."""
         return getattr(self.config, "paradraft", None) or {}
 
-    def start_drafting(self) -> PardDrafting:
-        """Begin a `generate` call; its state is its own."""
-        return PardDrafting(self)
+    def start_drafting(self, max_length: int) -> PardDrafting:
+        """Begin a `generate` call of rows up to `max_length` tokens; its state is its own."""
+        return PardDrafting(self, max_length)
 
     def new_cache(self) -> Cache:
         """An empty cache that can drop the masks' entries again."""

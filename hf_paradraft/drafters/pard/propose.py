@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from ...decoding import Draft, Prefix
 from ...decoding.cache import RaggedCache, use_plain_layers
+from ...decoding.compiled import compiled_forward, static_cache
 from ...decoding.config import MAX_TREE
 from ...decoding.tree_attention import TreeAttention, attention_windows
 from ...trees import best_first_tree
@@ -95,12 +96,16 @@ class PardDrafting:
 
     Args:
         drafter: shared with other calls; nothing of it changes.
+        max_length: tokens of a row at most.
     """
 
-    def __init__(self, drafter: PardDrafter):
-        self.drafter = drafter
+    def __init__(self, drafter: PardDrafter, max_length: int):
+        self.drafter, self.max_length = drafter, max_length
         self.context = getattr(drafter.config.get_text_config(), "max_position_embeddings", None)
         self.windows = attention_windows(drafter)
+        config = drafter.speculation_config
+        self.compiled = config.compile and self.windows is not None
+        self.num_draft_tokens = config.num_draft_tokens
         self.cache: RaggedCache | Cache | None = None
         self.begins: list[int] = []  # of each row, the first token that the cache knows
         self.known: list[int] = []  # of each row, the tokens before this one are in the cache
@@ -108,7 +113,7 @@ class PardDrafting:
     def propose(self, prefixes: list[Prefix]) -> list[Draft]:
         """For each row a chain of at most `prefix.room` tokens, or a tree as deep; empty where the context is too short."""
         rows = [prefix.ids[0].to(self.drafter.device) for prefix in prefixes]
-        room = max(prefix.room for prefix in prefixes)
+        room = self.num_draft_tokens if self.compiled else max(prefix.room for prefix in prefixes)
         self.begins = self.begins or [0] * len(rows)
         if self.context is not None:
             room = min(room, self.context // 2)
@@ -130,17 +135,17 @@ class PardDrafting:
     def observe(self, outputs: Any, paths: list[list[int] | None]) -> None:
         """Nothing: the accepted tokens come back with the next prefixes."""
 
-    def _fed(self, rows: list[LongTensor], num_draft_tokens: int) -> tuple[LongTensor, LongTensor]:
-        """The rows' ids `(B, U + K - 1)`, padded on the left, with masks behind; and how long each row's padding is."""
+    def _fed(self, rows: list[LongTensor], num_draft_tokens: int, longest: int) -> tuple[LongTensor, LongTensor]:
+        """The rows' ids `(B, longest + K - 1)`, padded on the left, with masks behind; and how long each row's padding is."""
         vocab_size = self.drafter.get_input_embeddings().num_embeddings
-        longest = max(map(len, rows))
         fed = rows[0].new_full((len(rows), longest + num_draft_tokens - 1), self.drafter.mask_token_id)
         for index, ids in enumerate(rows):
             fed[index, longest - len(ids) : longest] = ids.where(ids < vocab_size, self.drafter.mask_token_id)
         return fed, torch.tensor([longest - len(ids) for ids in rows], device=fed.device)[:, None]
 
-    def _forward(self, cache: Cache, num_draft_tokens: int, **inputs: Any) -> Tensor:
-        return self.drafter(past_key_values=cache, use_cache=True, logits_to_keep=num_draft_tokens, **inputs).logits
+    def _forward(self, cache: Cache, num_draft_tokens: int, compiled: bool = False, **inputs: Any) -> Tensor:
+        forward = compiled_forward(self.drafter) if compiled else self.drafter
+        return forward(past_key_values=cache, use_cache=True, logits_to_keep=num_draft_tokens, **inputs).logits
 
     def _read_as_usual(self, rows: list[LongTensor], num_draft_tokens: int) -> Tensor:
         """For models that take no explicit masks; logits `(1, K, V)`."""
@@ -154,12 +159,15 @@ class PardDrafting:
 
     def _read_prefixes(self, rows: list[LongTensor], num_draft_tokens: int) -> Tensor:
         """Fill a new cache; logits `(B, K, V)`."""
-        fed, padding = self._fed(rows, num_draft_tokens)
-        length = fed.shape[1] - num_draft_tokens + 1
+        length = max(map(len, rows))
+        fed, padding = self._fed(rows, num_draft_tokens, length)
         slots = torch.arange(fed.shape[1], device=fed.device)[None]
         seen = slots >= padding
-        cache = self.drafter.new_cache()
-        use_plain_layers(cache, 0)
+        if self.compiled:
+            cache = static_cache(self.drafter, self.max_length + 2 * num_draft_tokens + 2)
+        else:
+            cache = self.drafter.new_cache()
+            use_plain_layers(cache, 0)
         self.cache = RaggedCache(cache, len(rows), length)
         self.attention = TreeAttention(self.windows, seen[:, :length], length - 1 - padding[:, 0], self.drafter.dtype)
         logits = self._forward(
@@ -174,15 +182,20 @@ class PardDrafting:
 
     def _read_new(self, rows: list[LongTensor], num_draft_tokens: int) -> Tensor:
         """Read what was accepted since; logits `(B, K, V)`."""
-        fed, padding = self._fed(rows, num_draft_tokens)
+        usual = num_draft_tokens + 1  # after a round in which every draft was accepted
+        longest = max(map(len, rows))
+        compiled = self.compiled and longest <= usual
+        fed, padding = self._fed(rows, num_draft_tokens, usual if compiled else longest)
         size = fed.shape[1]
         depths = torch.arange(size, device=fed.device) - padding
         # A row sees the new tokens and masks before it, padding only itself.
         sees = ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | torch.eye(
             size, dtype=torch.bool, device=fed.device
         )
-        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths.clamp(min=0))
-        logits = self._forward(self.cache.cache, num_draft_tokens, input_ids=fed, attention_mask=mask, position_ids=positions)
+        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths.clamp(min=0), self.cache.num_slots)
+        logits = self._forward(
+            self.cache.cache, num_draft_tokens, compiled, input_ids=fed, attention_mask=mask, position_ids=positions
+        )
         longest = size - num_draft_tokens + 1
         self.cache.keep([list(range(longest - len(ids), longest)) for ids in rows], size)
         return logits

@@ -1,0 +1,34 @@
+"""Compiled rounds: the same tokens, and nothing is compiled again once it is warm."""
+
+import pytest
+import torch
+from tiny import EOS, near_copy, tiny_model
+
+import hf_paradraft as pd
+
+
+def compilations():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("tree_size", [None, 12])
+def test_compiled_rounds(tree_size):
+    torch._dynamo.reset()
+    target = tiny_model(num_hidden_layers=1)
+    drafter = near_copy(target, 0.05)
+    options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
+
+    def both(seed, **more):
+        drafter.speculation_config = pd.SpeculationConfig(4, tree_size, compile=True, never_slower=False)
+        ids = torch.randint(1, EOS, (1, 4 + seed), generator=torch.Generator().manual_seed(seed))
+        plain = target.generate(ids, **{**options, **more})
+        assert torch.equal(plain, target.generate(ids, assistant_model=drafter, **{**options, **more}))
+
+    before = compilations()
+    both(0)
+    both(1)
+    warm = compilations()
+    assert warm - before <= 3  # the target's forward with a draft and without, and the drafter's
+    for seed in range(2, 9):
+        both(seed, max_new_tokens=10 + 5 * seed)
+    assert compilations() == warm
