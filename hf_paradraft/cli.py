@@ -33,6 +33,12 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"a tree size is a whole number of at least 1, or auto, but not {text}")
+    return int(text)
+
+
 def _load_pair(target: str | None, drafter: str | None, parent: str | None, dtype: Dtype) -> tuple[Any, Any, Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -103,7 +109,7 @@ def bench(
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw speed-ups by category here (png, svg, pdf).")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the table here as Markdown.")] = None,
     draft_tokens: Annotated[list[int] | None, typer.Option("-k", help="Draft lengths of PARD; repeatable.")] = None,
-    tree_nodes: Annotated[list[int] | None, typer.Option("-n", help="Tree sizes of PARD; repeatable.")] = None,
+    tree_nodes: Annotated[list[str] | None, typer.Option("-n", help="Tree sizes of PARD, or auto; repeatable.")] = None,
     per_category: Annotated[int, typer.Option(min=1, help="Held-out prompts of each category.")] = 8,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 1,
     max_new_tokens: NewTokens = 128,
@@ -116,7 +122,8 @@ def bench(
 
     model, draft, small, tokenizer = _load_pair(target, drafter, parent, dtype)
     texts = demo_prompts(per_category, general=target is not None)
-    methods = demo_methods(draft, small, draft_tokens or (4, 8, 12), tree_nodes or (16,))
+    sizes = [size if size == "auto" else _whole(size) for size in tree_nodes or ("16", "auto")]
+    methods = demo_methods(draft, small, draft_tokens or (4, 8, 12), sizes)
     rows = compare(model, methods, tokenizer, texts, console, max_new_tokens, temperature, repeats)
     if json_file is not None:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")

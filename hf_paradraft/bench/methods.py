@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
@@ -58,12 +58,12 @@ def pard_chain(drafter: PardDrafter, num_tokens: int) -> Method:
     return Method(f"pard-chain-k{num_tokens}", {"assistant_model": drafter}, lambda: _configure(drafter, num_tokens, None))
 
 
-def pard_tree(drafter: PardDrafter, num_tokens: int, tree_size: int) -> Method:
-    """Our loop with the best trees of `tree_size` nodes, at most `num_tokens` deep."""
-    name = f"pard-tree-k{num_tokens}-n{tree_size}"
+def pard_tree(drafter: PardDrafter, num_tokens: int, tree_size: int | Literal["auto"]) -> Method:
+    """Our loop with the best trees of `tree_size` nodes, or of as many as pay, at most `num_tokens` deep."""
+    name = f"pard-tree-k{num_tokens}-{tree_size if tree_size == 'auto' else f'n{tree_size}'}"
     return Method(name, {"assistant_model": drafter}, lambda: _configure(drafter, num_tokens, tree_size))
 
 
-def _configure(drafter: PardDrafter, num_tokens: int, tree_size: int | None) -> None:
+def _configure(drafter: PardDrafter, num_tokens: int, tree_size: int | Literal["auto"] | None) -> None:
     drafter.speculation_config.num_draft_tokens = num_tokens
     drafter.speculation_config.tree_size = tree_size

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 
 from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.run import train_pard
+from ..hardware import fast_dtype
 from ..training.regenerate import regenerate
 from .corpus import MASK, Corpus, library_files, train_tokenizer
 from .pretrain import answer_loss, grow, new_model, pretrain
@@ -56,8 +57,8 @@ STAGES = (
     Stage("target-16", "target-4b", 16, 480, 0.008, 0.7, 1800, harder=True),
     Stage("target", "target-16", 16, 3000, 0.008, 0.8, 2280, harder=True),
 )
-REGENERATED_PER_CATEGORY, REFERENCES_PER_CATEGORY = 288, 1312  # the target writes slowly here
-PARD_STEPS = 600
+REGENERATED_PER_CATEGORY, REFERENCES_PER_CATEGORY = 400, 5000  # where the target is right, both are the same
+PARD_STEPS = 2400
 
 
 def build_stage(stage: Stage, tokenizer: PreTrainedTokenizerFast, work: Path, seed: int) -> None:
@@ -145,6 +146,7 @@ def build(
             lr_scheduler_type="cosine",
             warmup_steps=30,
             save_steps=100,
+            bf16=fast_dtype() == torch.bfloat16,
             seed=seed,
         )
     record = {

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import islice
 from time import perf_counter
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -101,7 +102,10 @@ def demo_prompts(per_category: int, general: bool, seed: int = 0) -> list[tuple[
 
 
 def demo_methods(
-    drafter: PardDrafter, parent: PreTrainedModel | None, draft_lengths: Sequence[int], tree_sizes: Sequence[int] = ()
+    drafter: PardDrafter,
+    parent: PreTrainedModel | None,
+    draft_lengths: Sequence[int],
+    tree_sizes: Sequence[int | Literal["auto"]] = ("auto",),
 ) -> list[Method]:
     """Plain, transformers' own methods, ours; trees as deep as the longest chain."""
     peers = [] if parent is None else [assisted(parent, k) for k in (3, 5, 8, None)]
