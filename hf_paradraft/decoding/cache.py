@@ -7,7 +7,6 @@ from transformers import Cache, QuantizedCache
 from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    LinearAttentionCacheLayerMixin,
     StaticLayer,
     StaticSlidingWindowLayer,
 )
@@ -15,26 +14,20 @@ from transformers.cache_utils import (
 REPLACED = {DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer}
 
 
-def recording_cache(model_kwargs: dict[str, Any]) -> Cache:
-    """The call's cache, made able to roll back.
+def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
+    """The call's cache.
 
     Raises:
         ValueError: there is none, or it is of a kind that cannot drop its last tokens.
     """
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get("past_key_values", model_kwargs.get("cache_params"))
     if not model_kwargs.get("use_cache", True) or cache is None:
         raise ValueError("Speculative decoding needs the target's key-value cache: pass use_cache=True and a model that has one.")
-    if any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
-        raise ValueError(
-            "This target has linear-attention or state-space layers, whose state cannot go back to before a rejected draft: "
-            "generate without a drafter."
-        )
     if isinstance(cache, QuantizedCache):
         raise ValueError(
             f"Speculative decoding cannot roll back a {type(cache).__name__}: leave cache_implementation and "
             "past_key_values unset, or pass a DynamicCache or a StaticCache."
         )
-    cache.activate_past_recording()
     return cache
 
 

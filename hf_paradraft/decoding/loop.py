@@ -10,15 +10,19 @@ from torch import LongTensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging
 
 from ..trees.latency import row_latency
 from .accept import RULES, accept, greedy
+from .cache import cache_of_call
 from .checks import check_call, check_lengths, left_padding
 from .draft import Draft, Drafter, Prefix
 from .pace import Pace
 from .rows import Row, collect, processors_of_rows
+from .serve import make_verifier
 from .stats import RoundTrace, SpeculationStats
-from .verify import make_verifier
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -85,13 +89,15 @@ def speculative_decoding(
     stats = SpeculationStats(by_row=[SpeculationStats() for _ in rows] if batch_size > 1 else [])
     # The first forward may read images or embeddings, which a drafter cannot.
     chain = config.tree_size is None or not verifier.branches
+    if chain and config.tree_size is not None:
+        logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
     latency = row_latency(model) if config.tree_size == "auto" and not chain else None
     pace = Pace(config.num_draft_tokens, chain, latency, config.never_slower and not sampled, batch_size)
     first, reads_more_than_ids = True, any(v is not None for k, v in model_kwargs.items() if k == "inputs_embeds" or "pixel" in k)
     while not all(row.finished for row in rows):
         # 1. draft
         clock = begun = perf_counter()
-        depth = 0 if first and reads_more_than_ids else pace.depth()
+        depth = pace.depth() if verifier.may_draft and not (first and reads_more_than_ids) else 0
         prefixes = []
         for index, row in enumerate(rows):
             room = min(depth, limit - row.length - 1, context - row.length + padding[index])
@@ -161,7 +167,7 @@ def speculative_decoding(
     if not keeps:
         return sequences
     return SpeculativeOutput(
-        sequences=sequences, scores=scores, logits=raw, past_key_values=model_kwargs["past_key_values"], speculation=stats
+        sequences=sequences, scores=scores, logits=raw, past_key_values=cache_of_call(model_kwargs), speculation=stats
     )
 
 

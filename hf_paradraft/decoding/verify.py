@@ -8,11 +8,10 @@ from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .cache import RaggedCache, recording_cache, use_plain_layers
-from .compiled import compiled_forward, static_cache
-from .config import SpeculationConfig
+from .cache import RaggedCache, cache_of_call
+from .compiled import compiled_forward
 from .draft import Draft
-from .tree_attention import TreeAttention, attention_windows, tree_shape
+from .tree_attention import TreeAttention, tree_shape
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 
@@ -60,10 +59,11 @@ class ChainVerifier:
     """
 
     branches = False
+    may_draft = True
 
     def __init__(self, model: PreTrainedModel, model_kwargs: dict[str, Any], per_token: dict[str, Tensor], unread: int):
         self.model, self.model_kwargs, self.per_token = model, model_kwargs, per_token
-        self.cache: Cache = model_kwargs["past_key_values"]
+        self.cache: Cache = cache_of_call(model_kwargs)
         self.unread, self.first, self.written = unread, True, 0
 
     def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> tuple[Tensor, ModelOutput]:
@@ -116,6 +116,7 @@ class TreeVerifier:
     """
 
     branches = True
+    may_draft = True
 
     def __init__(
         self, first: ChainVerifier, attention: TreeAttention, batch_size: int, length: int, row_counts: list[int] | None
@@ -167,46 +168,3 @@ class TreeVerifier:
     def unread(self) -> int:
         """Tokens of the prompt that the cache lacked at first."""
         return self.first.unread
-
-
-def make_verifier(
-    model: PreTrainedModel, batch_size: int, begin: int, limit: int, config: SpeculationConfig, model_kwargs: dict[str, Any]
-) -> ChainVerifier | TreeVerifier:
-    """The verifier that serves this call: trees and batches where model, cache and inputs allow it.
-
-    Args:
-        model: the target.
-        batch_size: B.
-        begin: tokens of the prompt.
-        limit: tokens at most.
-        config: the drafter's.
-        model_kwargs: of this call, with the cache, which may be changed.
-
-    Raises:
-        ValueError: the cache cannot roll back, or a batch is asked for where only one row can be served.
-    """
-    windows, num_slots = attention_windows(model), limit + 2 + config.max_nodes
-    cache = recording_cache(model_kwargs)
-    if config.compile and windows is not None and cache.get_seq_length() == 0:
-        cache = model_kwargs["past_key_values"] = static_cache(model, num_slots)
-    per_token = extend_to(limit + 1, model_kwargs)
-    explicit = (
-        windows is not None
-        and per_token.keys() <= {"attention_mask", "position_ids"}
-        and all(tensor.ndim == 2 for tensor in per_token.values())
-        and use_plain_layers(cache, num_slots)
-    )
-    chains = ChainVerifier(model, model_kwargs, per_token, begin - int(cache.get_seq_length()))
-    if not explicit:
-        if batch_size > 1 or cache.is_compileable:
-            raise ValueError(
-                f"{type(model).__name__} with {model.config.get_text_config()._attn_implementation} attention and these inputs "
-                "can be served one prompt at a time and with a dynamic cache only: use attn_implementation='sdpa', or call "
-                "generate once per prompt, without cache_implementation."
-            )
-        return chains
-    mask = model_kwargs.get("attention_mask")
-    mask = torch.ones((batch_size, begin), dtype=torch.bool, device=model.device) if mask is None else mask
-    positions = per_token["position_ids"][:, begin - 1] if "position_ids" in per_token else mask.long().sum(1) - 1
-    attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
-    return TreeVerifier(chains, attention, batch_size, begin, config.row_counts)

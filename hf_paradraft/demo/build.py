@@ -4,7 +4,8 @@
 """
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -35,7 +36,7 @@ class Stage:
         lr: of Muon.
         decay: the share of the steps over which the learning rate falls to nothing.
         first_batch: where in the corpus it begins.
-        harder: draw the categories in `HARDER` more often.
+        weights: how many times as often as others a category is drawn.
     """
 
     name: str
@@ -45,17 +46,19 @@ class Stage:
     lr: float
     decay: float
     first_batch: int
-    harder: bool = False
+    weights: Mapping[str, int] = field(default_factory=dict)
 
 
 HARDER = {"CSV": 4, "JSON": 2, "dates and units": 2}
+HARDEST = {"CSV": 6, "JSON": 5}  # copying by position is learnt last
 # Most of the target's learning happens while it has 4 layers, at a quarter of the cost; then it grows to 16.
 STAGES = (
     Stage("target-4a", None, 4, 600, 0.02, 0.0, 0),
     Stage("target-4b", "target-4a", 4, 1200, 0.01, 0.3, 600),
     Stage("draft", None, 3, 450, 0.01, 0.5, 0),
-    Stage("target-16", "target-4b", 16, 480, 0.008, 0.7, 1800, harder=True),
-    Stage("target", "target-16", 16, 3000, 0.008, 0.8, 2280, harder=True),
+    Stage("target-16", "target-4b", 16, 480, 0.008, 0.7, 1800, HARDER),
+    Stage("target-16b", "target-16", 16, 3000, 0.008, 0.8, 2280, HARDER),
+    Stage("target", "target-16b", 16, 900, 0.005, 1.0, 5280, HARDEST),
 )
 REGENERATED_PER_CATEGORY, REFERENCES_PER_CATEGORY = 400, 5000  # where the target is right, both are the same
 PARD_STEPS = 2400
@@ -73,7 +76,7 @@ def build_stage(stage: Stage, tokenizer: PreTrainedTokenizerFast, work: Path, se
         model = LlamaForCausalLM.from_pretrained(work / stage.start, dtype=torch.float32)
         if model.config.num_hidden_layers != stage.layers:
             model = grow(model, tokenizer, stage.layers)
-    corpus = Corpus(tokenizer, seed, weights=HARDER if stage.harder else {})
+    corpus = Corpus(tokenizer, seed, weights=stage.weights)
     pretrain(model, corpus, folder, stage.steps, stage.lr, stage.decay, stage.first_batch)
     tokenizer.save_pretrained(folder)
 

@@ -4,12 +4,12 @@ Two methods of `GenerationMixin` are wrapped; both do as before unless the assis
 transformers has changed them, nothing is wrapped: drafters then work in its own assisted loop, one chain at a time.
 """
 
-import copy
 import inspect
 import warnings
 from functools import wraps
 
 from transformers import GenerationMixin, __version__
+from transformers.generation import GenerationMode
 
 from ..decoding import speculative_decoding
 from ..drafters.pard import PardDrafter
@@ -69,9 +69,8 @@ def _with_our_checks(original):
                 for name, value in generation_mode_kwargs.items()
                 if name not in ("assistant_model", "assistant_tokenizer")
             }
-            # Several samples of a prompt are a batch to our loop, but not to transformers' own.
-            generation_config = copy.copy(generation_config)
-            generation_config.num_return_sequences = 1
+            # Samples, batches and recurrent states, which transformers' own assisted loop refuses, are none of its business here.
+            generation_mode = GenerationMode.SAMPLE if generation_config.do_sample else GenerationMode.GREEDY_SEARCH
         return original(self, generation_mode, generation_config, generation_mode_kwargs)
 
     validate_generation_mode.paradraft = True

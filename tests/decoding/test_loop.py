@@ -8,8 +8,6 @@ from tiny import EOS, near_copy, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     DynamicCache,
-    JambaConfig,
-    JambaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerFast,
@@ -341,18 +339,6 @@ def test_a_target_at_the_end_of_its_context(prompt):
     drafter = near_copy(target)
     plain = target.generate(prompt, do_sample=False, max_new_tokens=19)
     assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=19))
-
-
-def test_recurrent_layers(drafter, prompt):
-    config = JambaConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        attn_layer_period=2, attn_layer_offset=1, num_experts=1, num_experts_per_tok=1,
-        mamba_d_state=4, mamba_expand=1, eos_token_id=EOS, pad_token_id=0, bos_token_id=None,
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="linear-attention or state-space"):
-        JambaForCausalLM(config).eval().generate(
-            prompt, max_new_tokens=5, custom_generate=pd.speculative_decoding, drafter=drafter
-        )
 
 
 def test_rejection_leaves_processors_with_a_memory_alone(target, drafter, prompt):

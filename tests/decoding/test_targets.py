@@ -3,7 +3,7 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny import EOS, SHARED, near_copy, tiny_model
+from tiny import EOS, SHARED, near_copy, same_with_an_oracle, tiny_model
 from transformers import (
     AutoModelForCausalLM,
     CLIPVisionConfig,
@@ -46,41 +46,6 @@ def test_quantised_weights(tmp_path, tree_size):
     )
     assert type(target.model.layers[0].mlp.up_proj.weight) is not torch.nn.Parameter
     same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS)
-
-
-class Oracle:
-    """Knows the answers, all but every fifth token; beside each first guess stands a wrong one."""
-
-    last_stats = None
-
-    def __init__(self, answers):
-        self.speculation_config, self.answers = pd.SpeculationConfig(6, never_slower=False), answers
-
-    def start_drafting(self, max_length):
-        return self
-
-    def propose(self, prefixes):
-        return [self.guess(row, prefix) for row, prefix in enumerate(prefixes)]
-
-    def guess(self, row, prefix):
-        length = prefix.ids.shape[1]
-        tokens = self.answers[row, length : length + prefix.room].clone()
-        tokens[(length + torch.arange(len(tokens))) % 5 == 0] += 1
-        tree = pd.Draft.chain(tokens)
-        if prefix.branches and len(tree):
-            tree = pd.Draft(torch.cat([tokens[:1] + 1, tokens]), [-1, -1, *range(1, len(tree))])
-        return tree
-
-    def observe(self, outputs, paths):
-        pass
-
-
-def same_with_an_oracle(target, **inputs):
-    options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0, **inputs}
-    plain = target.generate(**options)
-    oracle = Oracle(plain)
-    assert torch.equal(plain, target.generate(**options, custom_generate=pd.speculative_decoding, drafter=oracle))
-    assert oracle.last_stats.mean_emitted > 2
 
 
 def test_images():

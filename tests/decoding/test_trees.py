@@ -17,7 +17,7 @@ from transformers import (
 
 import hf_paradraft as pd
 from hf_paradraft.decoding import Draft
-from hf_paradraft.decoding.verify import make_verifier
+from hf_paradraft.decoding.serve import make_verifier
 
 PAIRS = {name: (model := tiny_model(name), near_copy(model, 0.05)) for name in ARCHITECTURES}
 

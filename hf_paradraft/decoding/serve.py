@@ -1,0 +1,62 @@
+"""Which verifier serves a call."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .cache import cache_of_call, use_plain_layers
+from .compiled import static_cache
+from .config import SpeculationConfig
+from .recurrent import RecurrentVerifier, check_continues, is_recurrent
+from .tree_attention import TreeAttention, attention_windows
+from .verify import ChainVerifier, TreeVerifier, extend_to
+
+
+def make_verifier(
+    model: PreTrainedModel, batch_size: int, begin: int, limit: int, config: SpeculationConfig, model_kwargs: dict[str, Any]
+) -> ChainVerifier | TreeVerifier:
+    """The verifier that serves this call: trees and batches where model, cache and inputs allow it.
+
+    Args:
+        model: the target.
+        batch_size: B.
+        begin: tokens of the prompt.
+        limit: tokens at most.
+        config: the drafter's.
+        model_kwargs: of this call, with the cache, which may be changed.
+
+    Raises:
+        ValueError: the cache cannot roll back, or a batch is asked for where only one row can be served.
+    """
+    windows, num_slots = attention_windows(model), limit + 2 + config.max_nodes
+    cache = cache_of_call(model_kwargs)
+    per_token = extend_to(limit + 1, model_kwargs)
+    if is_recurrent(cache):
+        if batch_size > 1:
+            raise ValueError(f"{type(model).__name__} has recurrent layers and is served one prompt at a time with a drafter.")
+        check_continues(model, "past_key_values" if "past_key_values" in model_kwargs else "cache_params")
+        return RecurrentVerifier(model, model_kwargs, per_token, begin)
+    if config.compile and windows is not None and cache.get_seq_length() == 0:
+        cache = model_kwargs["past_key_values"] = static_cache(model, num_slots)
+    cache.activate_past_recording()
+    explicit = (
+        windows is not None
+        and per_token.keys() <= {"attention_mask", "position_ids"}
+        and all(tensor.ndim == 2 for tensor in per_token.values())
+        and use_plain_layers(cache, num_slots)
+    )
+    chains = ChainVerifier(model, model_kwargs, per_token, begin - int(cache.get_seq_length()))
+    if not explicit:
+        if batch_size > 1 or cache.is_compileable:
+            raise ValueError(
+                f"{type(model).__name__} with {model.config.get_text_config()._attn_implementation} attention and these inputs "
+                "can be served one prompt at a time and with a dynamic cache only: use attn_implementation='sdpa', or call "
+                "generate once per prompt, without cache_implementation."
+            )
+        return chains
+    mask = model_kwargs.get("attention_mask")
+    mask = torch.ones((batch_size, begin), dtype=torch.bool, device=model.device) if mask is None else mask
+    positions = per_token["position_ids"][:, begin - 1] if "position_ids" in per_token else mask.long().sum(1) - 1
+    attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
+    return TreeVerifier(chains, attention, batch_size, begin, config.row_counts)

@@ -1,0 +1,71 @@
+"""Targets whose state cannot drop its last tokens get chains, and their output stays as it is."""
+
+import pytest
+import torch
+from tiny import SHARED, near_copy, same_with_an_oracle, tiny_model
+from transformers import (
+    AutoModelForCausalLM,
+    BambaConfig,
+    FalconH1Config,
+    JambaConfig,
+    Lfm2Config,
+    Mamba2Config,
+    MambaConfig,
+    Qwen3NextConfig,
+)
+
+COMMON = {**SHARED, "initializer_range": 0.3, "num_hidden_layers": 4, "eos_token_id": None, "pad_token_id": 0}
+MAMBA = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "initializer_range": 0.3,
+         "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}  # fmt: skip
+CONFIGS = {
+    "lfm2": Lfm2Config(**COMMON, layer_types=["conv", "full_attention"] * 2),
+    "qwen3_next": Qwen3NextConfig(
+        **COMMON, head_dim=8, layer_types=["linear_attention", "full_attention"] * 2, linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
+        moe_intermediate_size=16, shared_expert_intermediate_size=16,
+    ),
+    "falcon_h1": FalconH1Config(
+        **COMMON, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1
+    ),
+    "jamba": JambaConfig(**COMMON, num_experts=2, attn_layer_period=2, attn_layer_offset=1),
+    "bamba": BambaConfig(
+        **COMMON, mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, attn_layer_indices=[1, 3]
+    ),
+    "mamba2": Mamba2Config(**MAMBA, num_heads=8, head_dim=8, n_groups=1),
+    "mamba": MambaConfig(**MAMBA),
+}  # fmt: skip
+
+
+def target_of(name):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
+
+
+CANNOT = {"jamba", "mamba"}  # their forwards forget the state when several tokens follow it
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - CANNOT))
+def test_chains_over_a_recurrent_state(name):
+    for seed in range(3):
+        ids = torch.randint(1, 30, (1, 9), generator=torch.Generator().manual_seed(seed))
+        same_with_an_oracle(target_of(name), input_ids=ids, max_new_tokens=40)
+
+
+@pytest.mark.parametrize("name", sorted(CANNOT))
+def test_those_that_cannot_continue_are_found_out(name, prompt):
+    drafter = near_copy(tiny_model())
+    with pytest.raises(ValueError, match="behind its recurrent state"):
+        target_of(name).generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
+
+
+def test_the_front_door(prompt):
+    target = target_of("qwen3_next")
+    drafter = near_copy(tiny_model())
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=20)
+    assert torch.equal(plain, target.generate(prompt, do_sample=False, max_new_tokens=20, assistant_model=drafter))
+
+
+def test_batches_are_refused(prompt):
+    drafter = near_copy(tiny_model())
+    with pytest.raises(ValueError, match="one prompt at a time"):
+        target_of("lfm2").generate(prompt.repeat(2, 1), do_sample=False, max_new_tokens=5, assistant_model=drafter)
