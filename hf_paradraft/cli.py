@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .bench.cases import Case
 from .hardware import fast_dtype
 
 app = typer.Typer(
@@ -76,13 +77,15 @@ def demo(
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Watch one answer being drafted, then compare plain, assisted, prompt lookup and PARD. Downloads nothing by itself."""
-    from .demo.show import compare, demo_methods, demo_prompts, stream_one
+    from .bench.cases import methods_of
+    from .bench.measure import encode_prompts
+    from .demo.show import compare, demo_prompts, stream_one
 
     model, draft, small, tokenizer = _load_pair(target, drafter, parent, dtype)
     texts = demo_prompts(per_category, general=target is not None)
     stream_one(model, draft, tokenizer, texts[1][1], console, max_new_tokens)
-    methods = demo_methods(draft, small, (4, 8, 12))
-    compare(model, methods, tokenizer, texts, console, max_new_tokens, temperature)
+    methods = methods_of(Case.methods, draft, small, tree_sizes=("auto",))
+    compare(model, methods, encode_prompts(tokenizer, texts), console, max_new_tokens, temperature)
 
 
 @app.command(epilog="Example: paradraft generate 'Write as JSON: name is Mia' --target DIR --drafter DIR")
@@ -111,20 +114,29 @@ def bench(
     draft_tokens: Annotated[list[int] | None, typer.Option("-k", help="Draft lengths of PARD; repeatable.")] = None,
     tree_nodes: Annotated[list[str] | None, typer.Option("-n", help="Tree sizes of PARD, or auto; repeatable.")] = None,
     per_category: Annotated[int, typer.Option(min=1, help="Held-out prompts of each category.")] = 8,
+    case: Annotated[Case, typer.Option(help="What to compare; hopeless: an untrained drafter, random prompts.")] = Case.methods,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 1,
     max_new_tokens: NewTokens = 128,
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Compare methods on held-out prompts: tokens per second, speed-up, τ, equality; as a table, JSON and a plot."""
+    from .bench.cases import methods_of, random_prompts
+    from .bench.measure import encode_prompts
     from .bench.report import markdown, plot
-    from .demo.show import compare, demo_methods, demo_prompts
+    from .demo.show import compare, demo_prompts
 
     model, draft, small, tokenizer = _load_pair(target, drafter, parent, dtype)
-    texts = demo_prompts(per_category, general=target is not None)
+    prompts = encode_prompts(tokenizer, demo_prompts(per_category, general=target is not None))
+    if case == Case.hopeless:
+        prompts += random_prompts(len(tokenizer))
     sizes = [size if size == "auto" else _whole(size) for size in tree_nodes or ("16", "auto")]
-    methods = demo_methods(draft, small, draft_tokens or (4, 8, 12), sizes)
-    rows = compare(model, methods, tokenizer, texts, console, max_new_tokens, temperature, repeats)
+    methods = methods_of(case, draft, small, draft_tokens or (4, 8, 12), sizes)
+    if batch_size > 1 and not all(method.batches for method in methods):
+        raise typer.BadParameter("transformers' own methods take one prompt at a time: add --case batches")
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    rows = compare(model, methods, prompts, console, max_new_tokens, temperature, repeats, batch_size, pad)
     if json_file is not None:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
     if markdown_file is not None:

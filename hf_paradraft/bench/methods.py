@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from transformers import PreTrainedModel
+from transformers import CompileConfig, PreTrainedModel
 
+from ..decoding import SpeculationConfig
 from ..drafters.pard import PardDrafter
 
 
@@ -17,16 +18,24 @@ class Method:
         name: begins with `plain`, `assisted`, `prompt-lookup`, `pard-chain` or `pard-tree`.
         arguments: for `generate`.
         prepare: run before each call; sets what only lives on a shared assistant.
+        drafter: ours, which counts its own rounds; None for the others, whose forwards are counted from outside.
+        batches: whether it takes more than one prompt at a time.
     """
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     prepare: Callable[[], None] = lambda: None
+    drafter: PardDrafter | None = None
+    batches: bool = False
 
 
-def plain() -> Method:
-    """`generate` with nothing."""
-    return Method("plain")
+def plain(compiled: bool = False) -> Method:
+    """`generate` with nothing; or with transformers' own compilation, over a static cache."""
+    if not compiled:
+        return Method("plain", batches=True)
+    compile_config = CompileConfig(fullgraph=True, dynamic=False, mode="default")
+    compile_config._compile_all_devices = True  # transformers compiles on GPUs only, unless asked
+    return Method("plain-compiled", {"cache_implementation": "static", "compile_config": compile_config}, batches=True)
 
 
 def prompt_lookup(num_tokens: int = 10) -> Method:
@@ -52,18 +61,21 @@ def assisted(parent: PreTrainedModel, num_tokens: int | None) -> Method:
     return Method(name, {"assistant_model": parent}, lambda: parent.generation_config.update(**settings))
 
 
-def pard_chain(drafter: PardDrafter, num_tokens: int) -> Method:
+def pard_chain(drafter: PardDrafter, num_tokens: int, name: str = "pard-chain", compiled: bool = False) -> Method:
     """Our loop with chains of `num_tokens` drafts."""
+    return _ours(f"{name}-k{num_tokens}", drafter, SpeculationConfig(num_tokens, compile=compiled))
 
-    return Method(f"pard-chain-k{num_tokens}", {"assistant_model": drafter}, lambda: _configure(drafter, num_tokens, None))
 
-
-def pard_tree(drafter: PardDrafter, num_tokens: int, tree_size: int | Literal["auto"]) -> Method:
+def pard_tree(
+    drafter: PardDrafter, num_tokens: int, tree_size: int | Literal["auto"], name: str = "pard-tree", compiled: bool = False
+) -> Method:
     """Our loop with the best trees of `tree_size` nodes, or of as many as pay, at most `num_tokens` deep."""
-    name = f"pard-tree-k{num_tokens}-{tree_size if tree_size == 'auto' else f'n{tree_size}'}"
-    return Method(name, {"assistant_model": drafter}, lambda: _configure(drafter, num_tokens, tree_size))
+    size = tree_size if tree_size == "auto" else f"n{tree_size}"
+    return _ours(f"{name}-k{num_tokens}-{size}", drafter, SpeculationConfig(num_tokens, tree_size, compile=compiled))
 
 
-def _configure(drafter: PardDrafter, num_tokens: int, tree_size: int | Literal["auto"] | None) -> None:
-    drafter.speculation_config.num_draft_tokens = num_tokens
-    drafter.speculation_config.tree_size = tree_size
+def _ours(name: str, drafter: PardDrafter, config: SpeculationConfig) -> Method:
+    def prepare() -> None:
+        drafter.speculation_config = config
+
+    return Method(name, {"assistant_model": drafter}, prepare, drafter, batches=True)

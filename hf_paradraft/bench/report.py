@@ -24,8 +24,8 @@ def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
     """One record per method.
 
     Each has `method`, `tokens`, `seconds`, `tokens_per_second`, `speedup` (the mean over categories of the median over prompts),
-    `tau` (tokens per target forward, bonus included), `matches_reference` (share of prompts with plain's output, or None),
-    `by_category` and `speedup_quartiles` over all prompts.
+    `tau` (tokens per row and target forward, bonus included), `matches_reference` (share of prompts with plain's output, or
+    None), `by_category` and `speedup_quartiles` over all prompts.
     """
     made = []
     categories = list(dict.fromkeys(r.category for r in results))
@@ -43,12 +43,12 @@ def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
                 "tokens_per_second": tokens / seconds,
                 "speedup": mean(by_category.values()),
                 "speedup_quartiles": quantiles(every, n=4) if len(every) > 1 else every * 3,
-                "tau": tokens / sum(r.forwards for r in mine),
+                "tau": tokens / sum(r.forwards * r.rows for r in mine),
                 "matches_reference": None if None in same else mean(same),
                 "by_category": by_category,
                 "tau_by_category": {
                     category: sum(r.tokens for r in mine if r.category == category)
-                    / sum(r.forwards for r in mine if r.category == category)
+                    / sum(r.forwards * r.rows for r in mine if r.category == category)
                     for category in categories
                 },
             }

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import islice
 from time import perf_counter
-from typing import Literal
 
 import torch
 from rich.console import Console
@@ -11,8 +10,8 @@ from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from ..bench import Method, assisted, bench, pard_chain, pard_tree, plain, prompt_lookup, records, table
-from ..bench.measure import encode_prompts, environment
+from ..bench import Method, bench, records, table
+from ..bench.measure import Prompt, encode_prompts, environment
 from ..drafters.pard import PardDrafter
 from .tasks import CATEGORIES, tasks
 
@@ -101,35 +100,23 @@ def demo_prompts(per_category: int, general: bool, seed: int = 0) -> list[tuple[
     return [(name, task.prompt) for name in CATEGORIES for task in islice(tasks(name, seed, True), per_category)]
 
 
-def demo_methods(
-    drafter: PardDrafter,
-    parent: PreTrainedModel | None,
-    draft_lengths: Sequence[int],
-    tree_sizes: Sequence[int | Literal["auto"]] = ("auto",),
-) -> list[Method]:
-    """Plain, transformers' own methods, ours; trees as deep as the longest chain."""
-    peers = [] if parent is None else [assisted(parent, k) for k in (3, 5, 8, None)]
-    chains = [pard_chain(drafter, k) for k in draft_lengths]
-    trees = [pard_tree(drafter, max(draft_lengths), size) for size in tree_sizes]
-    return [plain(), *peers, prompt_lookup(), *chains, *trees]
-
-
 def compare(
     target: PreTrainedModel,
     methods: Sequence[Method],
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[tuple[str, str]],
+    prompts: Sequence[Prompt],
     console: Console,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     repeats: int = 1,
+    batch_size: int = 1,
+    pad_token_id: int | None = None,
 ) -> list[dict]:
     """Measure, print the table, and return its records."""
-    prompts = encode_prompts(tokenizer, texts)
-    results = bench(target, methods, prompts, max_new_tokens, temperature, repeats)
-    rows = [{**row, "environment": environment(target)} for row in records(results)]
+    options = {"batch_size": batch_size, "pad_token_id": pad_token_id}
+    results = bench(target, methods, prompts, max_new_tokens, temperature, repeats, **options)
+    rows = [{**row, "environment": environment(target), "batch_size": batch_size} for row in records(results)]
     if temperature == 0 and target.dtype != torch.float32:
-        equal = fp32_equality(target, methods, prompts, max_new_tokens)
+        equal = fp32_equality(target, methods, prompts, max_new_tokens, **options)
         for row in rows:
             row["matches_reference"] = equal[row["method"]]
     kind = "greedy" if temperature == 0 else f"temperature {temperature}"
@@ -138,12 +125,12 @@ def compare(
     return rows
 
 
-def fp32_equality(target, methods, prompts, max_new_tokens) -> dict[str, float]:
+def fp32_equality(target, methods, prompts, max_new_tokens, **options) -> dict[str, float]:
     """Share of prompts on which each method, in fp32, gives plain `generate`'s tokens; the target comes back as it was."""
     dtype = target.dtype
     target.float()
     try:
-        rows = records(bench(target, methods, prompts, max_new_tokens))
+        rows = records(bench(target, methods, prompts, max_new_tokens, **options))
     finally:
         target.to(dtype)
     return {row["method"]: row["matches_reference"] for row in rows}

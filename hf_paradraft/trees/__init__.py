@@ -1,5 +1,6 @@
-"""Choosing which guesses to verify together."""
+"""Choosing the draft tree."""
 
 from .best_first import best_first_tree
+from .sampled import sampled_tree
 
-__all__ = ["best_first_tree"]
+__all__ = ["best_first_tree", "sampled_tree"]

@@ -8,6 +8,7 @@ from rich.console import Console
 from tiny import near_copy, tiny_model
 
 from hf_paradraft.bench import assisted, bench, pard_chain, plain, prompt_lookup, records, table
+from hf_paradraft.bench.cases import Case, methods_of, random_prompts
 from hf_paradraft.bench.measure import Measurement, Prompt
 from hf_paradraft.bench.report import markdown, plot
 
@@ -63,3 +64,27 @@ def test_speedup_is_the_mean_over_categories_of_medians():
     results += [of("fast", "a", s) for s in (0.5, 0.5, 0.1)] + [of("fast", "b", 0.25)]
     assert records(results)[1]["by_category"] == {"a": 2.0, "b": 4.0}
     assert records(results)[1]["speedup"] == 3.0
+
+
+def test_batches_are_counted_by_their_own_tokens():
+    target = tiny_model()
+    drafter = near_copy(target)
+    prompts = [Prompt("a", torch.tensor([[i, 2, 3][: 1 + i % 3]])) for i in range(1, 6)]
+    rows = bench(target, [plain(), pard_chain(drafter, 4)], prompts, 16, progress=False, batch_size=2, pad_token_id=0)
+    assert [row.rows for row in rows] == [2] * 4  # the fifth prompt makes no batch
+    assert all(row.same for row in rows)
+    assert rows[0].tokens == rows[1].tokens
+    assert rows[1].forwards < rows[0].forwards
+
+
+@pytest.mark.parametrize("case", Case)
+def test_cases(case):
+    target = tiny_model()
+    drafter = near_copy(target)
+    methods = methods_of(case, drafter, tiny_model(seed=3), (2, 4), (6,))
+    assert methods[0].name.startswith("plain")
+    assert len({method.name for method in methods}) == len(methods)
+    if case == Case.compiled:
+        return  # compiled in a test of its own
+    rows = bench(target, methods, random_prompts(30, 2, 5), 12, progress=False)
+    assert all(row.same for row in rows)

@@ -15,6 +15,7 @@ from transformers import (
 
 from hf_paradraft.decoding.accept import RULES, accept
 from hf_paradraft.decoding.draft import Draft
+from hf_paradraft.trees import sampled_tree
 
 V, STEPS, SAMPLES = 5, 3, 20_000
 TABLE = torch.randn(V + 1, V, generator=torch.Generator().manual_seed(3)) * 1.5  # the target: logits given the last token
@@ -81,7 +82,7 @@ def top_chain(ids, room):
     return Draft.chain(GUESS[:room].argmax(-1))
 
 
-def sampled_tree(ids, room):
+def sampled_tree_by_hand(ids, room):
     """Two children without replacement below the root, and two below the first of them."""
     q = GUESS[:2].softmax(-1)
     first, second = torch.multinomial(q[0], 2), torch.multinomial(q[1], 2)
@@ -110,12 +111,19 @@ def p_value(rule, processors, make_draft):
     return chisquare(got, [w * sum(got) / sum(want) for w in want]).pvalue
 
 
-CASES = [
-    *(("rejection", sampled_chain, name) for name in PROCESSORS),
-    *(("sample_match", top_chain, name) for name in ("none", "top-p", "repetition penalty")),
-    *(("rejection", sampled_tree, name) for name in ("temperature 1.5", "repetition penalty")),
-    ("sample_match", top_tree, "temperature 0.5"),
+def recursive_tree(ids, room):
+    """As a PARD drafter draws it: the shape of the five best paths, siblings without replacement."""
+    return sampled_tree(GUESS[: min(room, 2)].softmax(-1), 5)
+
+
+SHAPES = [
+    ("rejection", sampled_chain),
+    ("rejection", sampled_tree_by_hand),
+    ("rejection", recursive_tree),
+    ("sample_match", top_chain),
+    ("sample_match", top_tree),
 ]
+CASES = [(rule, make_draft, name) for rule, make_draft in SHAPES for name in PROCESSORS]
 
 
 @pytest.mark.parametrize(("rule", "make_draft", "processors"), CASES)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_paradraft.trees import best_first_tree
+from hf_paradraft.trees import best_first_tree, sampled_tree
 
 
 def paths_of(draft):
@@ -47,3 +47,22 @@ def test_one_node_per_depth_where_the_drafter_is_sure():
 def test_no_nodes():
     with pytest.raises(ValueError, match="at least one node"):
         best_first_tree(torch.zeros(2, 3), 0)
+
+
+def test_a_sampled_tree_has_the_best_first_shape_and_different_siblings():
+    q = torch.randn(4, 12, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    shape = best_first_tree(q.log(), 15)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        tree = sampled_tree(q, 15)
+        assert tree.parents == shape.parents
+        for node in range(-1, 15):
+            tokens = [tree.token_ids[child] for child in tree.children(node)]
+            assert len(set(tokens)) == len(tokens)
+
+
+def test_a_sampled_tree_holds_possible_tokens_alone():
+    q = torch.tensor([[0.5, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    tree = sampled_tree(q, 12)
+    assert len(tree) == 4
+    assert set(tree.token_ids) == {0, 1}

@@ -8,6 +8,7 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import (
     Cache,
+    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -62,6 +63,10 @@ def draft_logits(drafter: PardDrafter, ids: LongTensor, cache: Cache, num_draft_
     return outputs.logits[0]
 
 
+def _stateless(logits_processor: LogitsProcessorList) -> list[LogitsProcessor]:
+    return [processor for processor in logits_processor if isinstance(processor, STATELESS)]
+
+
 def sequential_choice(
     logits: Tensor, ids: LongTensor, logits_processor: LogitsProcessorList, do_sample: bool
 ) -> tuple[LongTensor, Tensor]:
@@ -81,7 +86,7 @@ def sequential_choice(
     """
     rows = []
     length = ids.shape[1]
-    warpers = [processor for processor in logits_processor if isinstance(processor, STATELESS)]
+    warpers = _stateless(logits_processor)
     for row in logits.float().split(1):
         for warper in warpers:
             row = warper(ids, row)
