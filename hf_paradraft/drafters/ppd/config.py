@@ -1,0 +1,45 @@
+"""What a PPD adapter is made of."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from peft import PeftConfig
+
+
+class PpdType(str, Enum):  # noqa: UP042  (PEFT's tables and files want the value as a plain string)
+    """PEFT's own enum of methods is closed."""
+
+    PPD = "PPD"
+
+
+@dataclass
+class PpdConfig(PeftConfig):
+    """Prompt tokens for parallel prompt decoding; a `PeftConfig` for `peft.get_peft_model`.
+
+    Args:
+        num_prompt_tokens: m, how far ahead they guess.
+        num_ensembles: E, embeddings per prompt token, whose guesses are averaged.
+        hidden_size: of the base model; filled in when the adapter is made.
+        vocab_size: of the base model's embedding; prompt `i` of ensemble `e` has the id `vocab_size + i·E + e`.
+
+    Raises:
+        ValueError: m or E below 1.
+    """
+
+    num_prompt_tokens: int = field(default=3, metadata={"help": "How many tokens ahead are guessed."})
+    num_ensembles: int = field(default=1, metadata={"help": "Embeddings per prompt token."})
+    hidden_size: int | None = field(default=None, metadata={"help": "Of the base model."})
+    vocab_size: int | None = field(default=None, metadata={"help": "Of the base model's embedding."})
+    target_modules: None = field(default=None, metadata={"help": "Always the input embedding; PEFT asks for the name."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.peft_type = PpdType.PPD
+        for name in ("num_prompt_tokens", "num_ensembles"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, but is {getattr(self, name)!r}.")
+
+    @property
+    def num_ids(self) -> int:
+        """m·E, the ids behind the vocabulary that are prompts."""
+        return self.num_prompt_tokens * self.num_ensembles

@@ -1,0 +1,120 @@
+"""The adapter: ids behind the vocabulary are prompts, and nothing else of the model changes.
+
+Importing this registers the method with PEFT, so that `get_peft_model`, `PeftModel.from_pretrained`, `load_adapter` and
+`AutoPeftModelForCausalLM` know it.
+"""
+
+from typing import Any
+
+import torch
+from peft import mapping
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from torch import LongTensor, Tensor, nn
+from transformers import PreTrainedModel
+
+from .config import PpdConfig, PpdType
+
+
+class PromptEmbedding(nn.Module, BaseTunerLayer):
+    """An input embedding that maps the ids behind its vocabulary to prompts; all other ids give exactly what they gave.
+
+    Args:
+        base_layer: the model's input embedding. What it does to its own rows (Gemma scales them) is not done to prompts.
+    """
+
+    adapter_layer_names = ("ppd_prompts",)
+    other_param_names = ()
+
+    def __init__(self, base_layer: nn.Embedding):
+        super().__init__()
+        self.base_layer = base_layer
+        self.ppd_prompts = nn.ParameterDict()
+
+    @property
+    def weight(self) -> Tensor:
+        """The base embedding's."""
+        return self.base_layer.weight
+
+    @property
+    def num_embeddings(self) -> int:
+        """The vocabulary's size, without prompts."""
+        return self.base_layer.weight.shape[0]
+
+    def add(self, adapter_name: str, config: PpdConfig) -> None:
+        """Make an adapter's prompts `(m·E, hidden)`, each begun as a random token's embedding."""
+        rows = torch.randint(self.num_embeddings, (config.num_ids,), device=self.weight.device)
+        with torch.no_grad():
+            start = self.base_layer(rows).detach().clone()
+        self.ppd_prompts[adapter_name] = nn.Parameter(start)
+        self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
+
+    def prompts(self) -> Tensor | None:
+        """The active adapter's prompts; None if it is disabled or there is none."""
+        names = [name for name in self.active_adapters if name in self.ppd_prompts]
+        return None if self.disable_adapters or not names else self.ppd_prompts[names[0]]
+
+    def forward(self, input_ids: LongTensor) -> Tensor:
+        """Embeddings `(…, hidden)` of ids `(…)`, in the base embedding's dtype.
+
+        Raises:
+            IndexError: an id is behind the vocabulary and no adapter's prompt.
+        """
+        prompts = self.prompts()
+        if prompts is None:
+            return self.base_layer(input_ids)
+        is_prompt = input_ids >= self.num_embeddings
+        embeddings = self.base_layer(input_ids.masked_fill(is_prompt, 0))
+        chosen = (input_ids - self.num_embeddings).masked_fill(~is_prompt, 0)
+        return torch.where(is_prompt[..., None], prompts.to(embeddings.dtype)[chosen], embeddings)
+
+
+class PpdModel(BaseTuner):
+    """PEFT's wrapper around the model with a `PromptEmbedding`."""
+
+    prefix = "ppd_"
+    tuner_layer_cls = PromptEmbedding
+    target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012
+
+    def _prepare_adapter_config(self, peft_config: PpdConfig, model_config: Any) -> PpdConfig:
+        embedding = self.model.get_input_embeddings()
+        sizes = {"vocab_size": embedding.weight.shape[0], "hidden_size": embedding.weight.shape[1]}
+        for name, size in sizes.items():
+            made_for = getattr(peft_config, name)
+            if made_for not in (None, size):
+                raise ValueError(
+                    f"This PPD adapter was made for a base model with {name}={made_for}, and this one has {size}: load it on the "
+                    f"base it belongs to ({peft_config.base_model_name_or_path or 'not recorded'}), not resized."
+                )
+            setattr(peft_config, name, size)
+        return peft_config
+
+    def _check_target_module_exists(self, peft_config: PpdConfig, key: str) -> bool:
+        return self.model.get_submodule(key) is self.model.get_input_embeddings()
+
+    def _create_and_replace(self, peft_config, adapter_name, target, target_name, parent, current_key, **kwargs) -> None:
+        if not isinstance(target, PromptEmbedding):
+            target = PromptEmbedding(target)
+            setattr(parent, target_name, target)
+        target.add(adapter_name, peft_config)
+
+
+def register() -> None:
+    """Tell PEFT; its `register_peft_method` takes only names of its own closed enum."""
+    mapping.PEFT_TYPE_TO_CONFIG_MAPPING[PpdType.PPD] = PpdConfig
+    mapping.PEFT_TYPE_TO_TUNER_MAPPING[PpdType.PPD] = PpdModel
+    mapping.PEFT_TYPE_TO_PREFIX_MAPPING[PpdType.PPD] = PpdModel.prefix
+
+
+def prompt_embedding(model: PreTrainedModel) -> PromptEmbedding:
+    """The layer of a model that has a PPD adapter.
+
+    Raises:
+        ValueError: it has none.
+    """
+    embedding = model.get_input_embeddings()
+    if not isinstance(embedding, PromptEmbedding):
+        raise ValueError(f"{type(model).__name__} has no PPD adapter: load one with PeftModel.from_pretrained or load_adapter.")
+    return embedding
+
+
+register()

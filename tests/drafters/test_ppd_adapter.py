@@ -1,0 +1,138 @@
+"""A PPD adapter is a well-behaved PEFT adapter: it holds its prompts alone and leaves ordinary logits as they were."""
+
+import json
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from tiny import EOS, VOCAB, tiny_model
+from transformers import AutoModelForCausalLM, Gemma3TextConfig
+
+from hf_paradraft.drafters.ppd import PpdConfig
+from hf_paradraft.drafters.ppd.tuner import prompt_embedding
+
+IDS = torch.tensor([[1, 2, 3, 4, 5]])
+WITH_PROMPTS = torch.tensor([[1, 2, 3, VOCAB, VOCAB + 1, VOCAB + 2]])
+
+
+def gemma():
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(
+        Gemma3TextConfig(
+            vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"],
+            eos_token_id=EOS, pad_token_id=0, bos_token_id=None,
+        )
+    ).eval()  # fmt: skip
+
+
+BASES = {
+    "llama": lambda: tiny_model("llama"),
+    "llama, tied": lambda: tiny_model("llama", tie_word_embeddings=True),
+    "qwen3": lambda: tiny_model("qwen3"),
+    "gpt2": lambda: tiny_model("gpt2"),
+    "gemma3": gemma,
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_ordinary_logits_are_the_bases(name):
+    base = BASES[name]()
+    with torch.no_grad():
+        before = base(IDS).logits
+        model = get_peft_model(base, PpdConfig())
+        assert torch.equal(model(IDS).logits, before)
+        assert model(WITH_PROMPTS).logits.shape[1] == 6
+        torch.testing.assert_close(model(WITH_PROMPTS).logits[:, :3], model(WITH_PROMPTS[:, :3]).logits)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_only_prompts_are_trained_and_saved(name, tmp_path):
+    model = get_peft_model(BASES[name](), PpdConfig(num_prompt_tokens=2, num_ensembles=3))
+    trainable = [parameter.shape for parameter in model.parameters() if parameter.requires_grad]
+    assert trainable == [(6, 32)]
+    prompts = prompt_embedding(model.get_base_model()).prompts().detach().clone()
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "adapter_model.safetensors", framework="pt") as tensors:
+        (key,) = tensors.keys()
+        assert torch.equal(tensors.get_tensor(key), prompts)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["vocab_size"], config["hidden_size"]) == ("PPD", VOCAB, 32)
+    again = PeftModel.from_pretrained(BASES[name](), tmp_path)
+    assert torch.equal(prompt_embedding(again.get_base_model()).prompts(), prompts)
+    with torch.no_grad():
+        assert torch.equal(again(WITH_PROMPTS).logits, model(WITH_PROMPTS).logits)
+
+
+def test_the_other_ways_to_load(tmp_path):
+    base = tiny_model()
+    base.save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model = get_peft_model(base, PpdConfig())
+    model.save_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        expected = model(WITH_PROMPTS).logits
+        auto = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+        assert torch.equal(auto(WITH_PROMPTS).logits, expected)
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        plain.load_adapter(str(tmp_path / "adapter"))
+        assert torch.equal(plain(WITH_PROMPTS).logits, expected)
+
+
+def test_several_adapters_and_none(tmp_path):
+    model = get_peft_model(tiny_model(), PpdConfig(), adapter_name="first")
+    torch.manual_seed(9)
+    model.add_adapter("second", PpdConfig(num_prompt_tokens=4))
+    layer = prompt_embedding(model.get_base_model())
+    assert layer.prompts() is layer.ppd_prompts["first"]
+    model.set_adapter("second")
+    assert layer.prompts() is layer.ppd_prompts["second"]
+    with model.disable_adapter():
+        assert layer.prompts() is None
+        with pytest.raises(IndexError):
+            model(WITH_PROMPTS)
+    assert model(WITH_PROMPTS).logits.shape[1] == 6
+
+
+def test_bf16_bases_keep_their_dtype():
+    model = get_peft_model(tiny_model().to(torch.bfloat16), PpdConfig())
+    assert model(WITH_PROMPTS).logits.dtype == torch.bfloat16
+
+
+def test_gradients_reach_the_prompts_alone():
+    model = get_peft_model(tiny_model(), PpdConfig())
+    model(WITH_PROMPTS).logits.sum().backward()
+    with_gradients = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    assert with_gradients == ["base_model.model.model.embed_tokens.ppd_prompts.default"]
+
+
+@pytest.mark.parametrize("overrides", [{"hidden_size": 64}, {"vocab_size": 40}])
+def test_an_adapter_for_another_base_is_refused(tmp_path, overrides):
+    get_peft_model(tiny_model(), PpdConfig()).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="made for a base model with"):
+        PeftModel.from_pretrained(tiny_model(**overrides), tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"num_prompt_tokens": 0}, {"num_ensembles": 0}, {"num_prompt_tokens": 1.5}])
+def test_options_out_of_range(options):
+    with pytest.raises(ValueError, match="at least 1"):
+        PpdConfig(**options)
+
+
+def test_share_of_a_7b():
+    """On Vicuna-7B's shape, counted without memory: the paper's 0.0002 % of parameters."""
+    with torch.device("meta"):
+        base = tiny_model(
+            hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
+            vocab_size=32000,
+        )  # fmt: skip
+    total = sum(parameter.numel() for parameter in base.parameters())
+    assert total > 6.7e9
+    assert PpdConfig().num_ids * 4096 / total < 2e-6
+
+
+def test_not_beside_lora():
+    model = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match=r"PPD"):
+        model.add_adapter("ppd", PpdConfig())
