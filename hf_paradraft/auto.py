@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from .drafters.pard import PardDrafter
+from .drafters.ppd.drafter import PpdDrafter
 from .integration.files import local_folder
 
 
@@ -14,7 +15,7 @@ class AutoDrafter:
         raise OSError("AutoDrafter is used through AutoDrafter.from_pretrained(repo_or_dir).")
 
     @classmethod
-    def from_pretrained(cls, repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> PardDrafter:
+    def from_pretrained(cls, repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> PardDrafter | PpdDrafter:
         """Load the drafter in a folder or a Hub repository.
 
         Args:
@@ -27,7 +28,7 @@ class AutoDrafter:
         """
         folder = local_folder(repo_or_dir, kwargs)
         if (folder / "adapter_config.json").exists():
-            raise ValueError(f"{repo_or_dir} is a PEFT adapter, and only PARD drafters are supported so far.")
+            return PpdDrafter.from_pretrained(folder, *args, **kwargs)
         drafter = PardDrafter.from_pretrained(folder, *args, **kwargs)
         drafter.name_or_path = drafter.config._name_or_path = str(repo_or_dir)
         return drafter

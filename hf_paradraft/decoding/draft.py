@@ -1,6 +1,6 @@
 """What a drafter gives the loop, and what the loop gives a drafter."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,12 +23,24 @@ class Draft:
         parents: `N` indices into `tokens`, -1 for a child of the last known token.
         q: float32 `(N, V)`, the distribution each token was sampled from, or None where the tokens were not sampled.
         beliefs: `N` chances that a node is accepted if its parent is, as the drafter sees it; None where it does not say.
+        rider_nodes: for each of R rows that ride along in the target's forward without being guesses (PPD's prompts), the node
+            that it belongs to; -1 is the last known token.
+        rider_parents: what each of them sees, with that one's ancestors: a node, or `N + r` for rider `r`.
+        rider_embeddings: `(R, hidden)`, their inputs.
     """
 
     tokens: LongTensor
     parents: list[int]
     q: Tensor | None = None
     beliefs: list[float] | None = None
+    rider_nodes: list[int] = field(default_factory=list)
+    rider_parents: list[int] = field(default_factory=list)
+    rider_embeddings: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """N + R."""
+        return len(self.parents) + len(self.rider_parents)
 
     @classmethod
     def chain(cls, tokens: LongTensor, q: Tensor | None = None) -> "Draft":

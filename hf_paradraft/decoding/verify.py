@@ -133,26 +133,33 @@ class TreeVerifier:
             logits, outputs = self.first.verify(buffer, lengths, drafts)
             self.written, self.known = self.first.written, 0
             return logits, outputs
-        size = 1 + max(map(len, drafts))
+        size = 1 + max(draft.num_rows for draft in drafts)
         if self.row_counts is not None:
             size = next(count for count in self.row_counts if count >= size)
         ids = torch.empty((len(drafts), size), dtype=torch.long, device=buffer.device)
         ids[:, 1:] = stack(drafts, size - 1, buffer.device)
         ids[:, :1] = torch.stack([row[length - 1 : length] for row, length in zip(buffer, lengths, strict=True)])
-        shapes = [tree_shape(draft.parents, size) for draft in drafts]
+        shapes = [tree_shape([*draft.parents, *draft.rider_parents], size) for draft in drafts]
         sees, depths = (torch.from_numpy(numpy.stack(part)) for part in zip(*shapes, strict=True))
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
         if self.extra is None:
             self.extra = self.model.prepare_inputs_for_generation(
                 ids, next_sequence_length=size, is_first_iteration=False, **{**self.model_kwargs, "attention_mask": None}
             )
-            for name in ("logits_to_keep", *PER_TOKEN):
+            for name in ("logits_to_keep", "input_ids", *PER_TOKEN):
                 self.extra.pop(name, None)
-        outputs = self.forward(
-            **{**self.extra, "input_ids": ids, "attention_mask": mask, "position_ids": positions, "return_dict": True}
-        )
+        inputs = {"input_ids": ids} if not any(draft.rider_parents for draft in drafts) else self._embed(ids, drafts)
+        outputs = self.forward(**{**self.extra, **inputs, "attention_mask": mask, "position_ids": positions, "return_dict": True})
         self.written, self.known = size, 1
         return outputs.logits.to(buffer.device), outputs
+
+    def _embed(self, ids: LongTensor, drafts: list[Draft]) -> dict[str, Tensor]:
+        """Inputs with the riders' embeddings behind the nodes'."""
+        embeddings = self.model.get_input_embeddings()(ids).clone()
+        for row, draft in enumerate(drafts):
+            if draft.rider_embeddings is not None:
+                embeddings[row, 1 + len(draft) : 1 + draft.num_rows] = draft.rider_embeddings.to(embeddings)
+        return {"input_ids": None, "inputs_embeds": embeddings}
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """Keep the accepted nodes' entries, and drop the rejected ones'.

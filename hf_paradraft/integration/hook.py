@@ -13,8 +13,10 @@ from transformers.generation import GenerationMode
 
 from ..decoding import speculative_decoding
 from ..drafters.pard import PardDrafter
+from ..drafters.ppd.drafter import PpdDrafter
 from .pairing import check_same_tokenizer
 
+OURS = (PardDrafter, PpdDrafter)
 EXPECTED = {
     "_assisted_decoding": {
         "self", "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer",
@@ -45,7 +47,7 @@ def install() -> bool:
 def _with_our_loop(original):
     @wraps(original)
     def assisted_decoding(self, input_ids, *args, assistant_model=None, **kwargs):
-        if not isinstance(assistant_model, PardDrafter):
+        if not isinstance(assistant_model, OURS):
             return original(self, input_ids, *args, assistant_model=assistant_model, **kwargs)
         for name in ("inputs_tensor", "assistant_tokenizer", "tokenizer"):
             kwargs.pop(name, None)
@@ -59,11 +61,14 @@ def _with_our_checks(original):
     @wraps(original)
     def validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         drafter = generation_mode_kwargs.get("assistant_model")
-        if isinstance(drafter, PardDrafter):
+        if isinstance(drafter, OURS):
             if generation_config.num_beams > 1:
                 raise ValueError(f"Drafters serve greedy decoding and sampling, but num_beams is {generation_config.num_beams}.")
             tokenizers = [generation_mode_kwargs.get(name) for name in ("tokenizer", "assistant_tokenizer")]
-            check_same_tokenizer(self, drafter, *tokenizers)
+            if isinstance(drafter, PpdDrafter):
+                drafter.check_target(self)
+            else:
+                check_same_tokenizer(self, drafter, *tokenizers)
             generation_mode_kwargs = {
                 name: value
                 for name, value in generation_mode_kwargs.items()

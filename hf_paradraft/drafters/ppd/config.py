@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from peft import PeftConfig
+from peft import PeftConfig, TaskType
 
 
 class PpdType(str, Enum):  # noqa: UP042  (PEFT's tables and files want the value as a plain string)
@@ -35,6 +35,7 @@ class PpdConfig(PeftConfig):
     def __post_init__(self):
         super().__post_init__()
         self.peft_type = PpdType.PPD
+        self.task_type = self.task_type or TaskType.CAUSAL_LM  # other tasks have no generate of their own in PEFT
         for name in ("num_prompt_tokens", "num_ensembles"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, but is {getattr(self, name)!r}.")

@@ -1,0 +1,184 @@
+"""Draft with a model's own prompt tokens: one forward verifies this round's guesses and makes the next's (PPD, section 4)."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ...decoding import Draft, Prefix, SpeculationConfig, SpeculationStats
+from ...integration.files import local_folder
+from ...trees import best_first_tree
+from .config import PpdConfig
+from .tuner import PpdModel, prompt_embedding
+
+
+class PpdDrafter:
+    """A PPD adapter as `assistant_model` of the model it belongs to.
+
+    Args:
+        prompts: `(m·E, hidden)`; row `i·E + e` is prompt `i` of ensemble `e`.
+        config: of the adapter.
+        speculation_config: `tree_size` is the number of a round's rows beside the root's: guesses and prompts together.
+
+    Attributes:
+        last_stats: of the last `generate` call it assisted, or None.
+    """
+
+    def __init__(self, prompts: Tensor, config: PpdConfig, speculation_config: SpeculationConfig | None = None):
+        self.prompts, self.config = prompts, config
+        self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=15)
+        self.last_stats: SpeculationStats | None = None
+
+    @classmethod
+    def from_pretrained(cls, repo_or_dir: str | Path, dtype: torch.dtype | None = None, **kwargs: Any) -> PpdDrafter:
+        """The drafter in an adapter's folder or Hub repository; the base model is not loaded.
+
+        Raises:
+            OSError: nothing loadable there.
+            ValueError: an adapter of another kind.
+        """
+        folder = local_folder(repo_or_dir, kwargs)
+        kind = json.loads((folder / "adapter_config.json").read_text()).get("peft_type")
+        if kind != "PPD":
+            raise ValueError(f"{repo_or_dir} is a PEFT adapter of type {kind}, not a drafter: load it with PeftModel.")
+        config = PpdConfig.from_pretrained(str(folder))
+        tensors = load_file(folder / "adapter_model.safetensors")
+        if len(tensors) != 1 or next(iter(tensors.values())).shape != (config.num_ids, config.hidden_size):
+            raise ValueError(f"{repo_or_dir} does not hold the {config.num_ids} prompts its config speaks of: save it again.")
+        prompts = next(iter(tensors.values()))
+        return cls(prompts if dtype is None else prompts.to(dtype), config)
+
+    @classmethod
+    def from_model(cls, model: PeftModel | PreTrainedModel) -> PpdDrafter:
+        """The active adapter of a loaded model; the prompts are shared.
+
+        Raises:
+            ValueError: it has no PPD adapter, or the adapter is disabled.
+        """
+        base = model.get_base_model() if isinstance(model, PeftModel) else model
+        embedding = prompt_embedding(base)
+        prompts = embedding.prompts()
+        if prompts is None:
+            raise ValueError("The model's PPD adapter is disabled: enable it first.")
+        name = next(name for name in embedding.active_adapters if name in embedding.ppd_prompts)
+        return cls(prompts.detach(), base.peft_config[name])
+
+    def check_target(self, target: PreTrainedModel) -> None:
+        """Refuse a model that the prompts were not trained on.
+
+        Raises:
+            ValueError: its embedding has other sizes.
+        """
+        sizes = tuple(target.get_input_embeddings().weight.shape)
+        if sizes != (self.config.vocab_size, self.config.hidden_size):
+            raise ValueError(
+                f"This PPD adapter belongs to a model with an embedding of {self.config.vocab_size} × {self.config.hidden_size}, "
+                f"and the target's is {sizes[0]} × {sizes[1]}: use {self.config.base_model_name_or_path or 'its own base'}."
+            )
+
+    def start_drafting(self, max_length: int) -> PpdDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return PpdDrafting(self)
+
+
+class PpdDrafting:
+    """One call's drafting: what each row's last prompts guessed.
+
+    Args:
+        drafter: shared with other calls.
+    """
+
+    def __init__(self, drafter: PpdDrafter):
+        self.drafter = drafter
+        self.m, self.e = drafter.config.num_prompt_tokens, drafter.config.num_ensembles
+        self.drafts: list[Draft] = []
+        self.guesses: list[Tensor | None] = []  # of each row, logits (k, V) for the tokens behind its last one
+
+    def propose(self, prefixes: list[Prefix]) -> list[Draft]:
+        """Each row's best tree over the last guesses, with prompts below the nodes where the round is likely to end."""
+        self.guesses = self.guesses or [None] * len(prefixes)
+        self.drafts = [self._draft(prefix, guess) for prefix, guess in zip(prefixes, self.guesses, strict=True)]
+        return self.drafts
+
+    def observe(self, outputs: Any, paths: list[list[int] | None]) -> None:
+        """Take the guesses of the prompts below the node where each row ended."""
+        self.guesses = [None] * len(paths)
+        for row, (draft, path) in enumerate(zip(self.drafts, paths, strict=False)):
+            end = path[-1] if path else -1
+            below = [rider for rider, node in enumerate(draft.rider_nodes) if node == end]
+            if path is not None and below:
+                rows = outputs.logits[row, [1 + len(draft) + rider for rider in below]]
+                self.guesses[row] = rows.float().unflatten(0, (-1, self.e)).mean(1)  # E embeddings of a prompt stand together
+        self.drafts = []  # there may be no draft in the next round
+
+    def _draft(self, prefix: Prefix, guess: Tensor | None) -> Draft:
+        empty = Draft.chain(prefix.ids[0, :0])
+        if not prefix.branches or prefix.room == 0:
+            return empty
+        budget = self.drafter.speculation_config.tree_size
+        width = min(self.drafter.config.vocab_size, prefix.vocab_size)
+        num_nodes = budget - self.m * self.e  # the root's own prompts are counted
+        if guess is None or num_nodes < 1:
+            tree = empty
+            tree.beliefs = []
+        else:
+            factors = prefix.pace.factors[1 : 1 + min(len(guess), prefix.room)]
+            tree = best_first_tree(guess[: prefix.room, :width].to(prefix.ids.device), max(1, num_nodes // 2), factors)
+        return self._with_riders(tree, prefix, budget)
+
+    def _with_riders(self, tree: Draft, prefix: Prefix, budget: int) -> Draft:
+        """Hang prompts below the nodes where they bring most: the chance to end there times what one more prompt adds."""
+        ends = [1.0] + [0.0] * len(tree)  # the chance that the round ends at the root, or at each node
+        for node, (belief, parent) in enumerate(zip(tree.beliefs, tree.parents, strict=True)):
+            ends[node + 1] = belief * self._reach(tree, parent)
+            ends[parent + 1] -= ends[node + 1]
+        accepted = (prefix.pace.held + 1) / (prefix.pace.tried + 2)
+        gains = accepted[1 : self.m + 1].cumprod()
+        heap = [(-max(ends[node + 1], 1e-9) * gains[0], node, 0) for node in range(-1, len(tree))]
+        heapq.heapify(heap)
+        counts = dict.fromkeys(range(-1, len(tree)), 0)
+        left = (budget - len(tree)) // self.e
+        while heap and left > 0:
+            _, node, depth = heapq.heappop(heap)
+            counts[node] = depth + 1
+            left -= 1
+            if depth + 1 < self.m:
+                heapq.heappush(heap, (-max(ends[node + 1], 1e-9) * gains[depth + 1], node, depth + 1))
+        nodes, parents, which = [], [], []
+        for node, count in counts.items():
+            for prompt in range(count):
+                for ensemble in range(self.e):
+                    # A prompt sees the one before it of its own ensemble (PPD, ensemble mask).
+                    parents.append(node if prompt == 0 else len(tree) + len(nodes) - self.e)
+                    nodes.append(node)
+                    which.append(prompt * self.e + ensemble)
+        tree.rider_nodes, tree.rider_parents = nodes, parents
+        tree.rider_embeddings = self.drafter.prompts[which]
+        return tree
+
+    @staticmethod
+    def _reach(tree: Draft, node: int) -> float:
+        chance = 1.0
+        while node >= 0:
+            chance *= tree.beliefs[node]
+            node = tree.parents[node]
+        return chance
+
+
+def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
+    """`PeftModel.generate` with an active PPD adapter drafts by itself."""
+    embedding = prompt_embedding(self.model)
+    if kwargs.get("assistant_model") is None and "custom_generate" not in kwargs and embedding.prompts() is not None:
+        kwargs["assistant_model"] = PpdDrafter.from_model(self.model)
+    return self.model.generate(*args, **kwargs)
+
+
+PpdModel.generate = _generate

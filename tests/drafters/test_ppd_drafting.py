@@ -1,0 +1,108 @@
+"""Prompt tokens draft without a second model, and change nothing but the number of forwards."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import PeftModel, get_peft_model
+from tiny import EOS, tiny_model
+
+import hf_paradraft as pd
+from hf_paradraft.drafters.ppd import PpdConfig
+from hf_paradraft.drafters.ppd.drafter import PpdDrafter
+
+NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
+TARGETS = {name: tiny_model(name) for name in NAMES}
+
+
+def adapter_for(name, m=3, e=1):
+    torch.manual_seed(0)
+    drafter = PpdDrafter.from_model(get_peft_model(tiny_model(name), PpdConfig(num_prompt_tokens=m, num_ensembles=e)))
+    drafter.speculation_config.never_slower = False
+    return drafter
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(NAMES),
+    st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=10), min_size=1, max_size=3),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 24),
+    st.sampled_from([None, "static"]),
+)
+def test_output_is_plain_generates(name, prompts, m, e, more, cache):
+    target, drafter = TARGETS[name], adapter_for(name, m, e)
+    drafter.speculation_config.tree_size = m * e + more
+    for ids in [torch.tensor([prompt]) for prompt in prompts] if len(prompts) == 1 else []:
+        options = {"do_sample": False, "max_new_tokens": 25}
+        plain = target.generate(ids, **options)
+        assert torch.equal(plain, target.generate(ids, **options, cache_implementation=cache, assistant_model=drafter))
+    if len(prompts) > 1:
+        width = min(map(len, prompts))
+        ids = torch.tensor([prompt[:width] for prompt in prompts])
+        options = {"do_sample": False, "max_new_tokens": 25, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+        plain = target.generate(ids, **options)
+        assert torch.equal(plain, target.generate(ids, **options, cache_implementation=cache, assistant_model=drafter))
+
+
+def test_peft_models_draft_by_themselves(tmp_path, prompt):
+    base = tiny_model()
+    plain = base.generate(prompt, do_sample=False, max_new_tokens=20)
+    get_peft_model(tiny_model(), PpdConfig()).save_pretrained(tmp_path)
+    model = PeftModel.from_pretrained(tiny_model(), tmp_path).eval()
+    output = model.generate(input_ids=prompt, do_sample=False, max_new_tokens=20, return_dict_in_generate=True)
+    assert torch.equal(output.sequences, plain)
+    assert output.speculation.num_drafted > 0
+    with model.disable_adapter():
+        output = model.generate(input_ids=prompt, do_sample=False, max_new_tokens=20, return_dict_in_generate=True)
+        assert torch.equal(output.sequences, plain)
+        assert "speculation" not in output
+    loaded = pd.AutoDrafter.from_pretrained(tmp_path)
+    assert torch.equal(base.generate(prompt, do_sample=False, max_new_tokens=20, assistant_model=loaded), plain)
+
+
+def test_one_forward_per_round(prompt):
+    target, drafter = TARGETS["llama"], adapter_for("llama")
+    forwards = []
+    handle = target.register_forward_pre_hook(lambda *_: forwards.append(1))
+    target.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
+    handle.remove()
+    assert len(forwards) == drafter.last_stats.num_rounds
+
+
+@pytest.mark.parametrize("e", [1, 3])
+def test_prompts_see_their_node_and_their_own_ensemble(e):
+    """A round's guesses are those of a forward over the text and the prompts of one ensemble alone, averaged."""
+    target = TARGETS["llama"]
+    drafter = adapter_for("llama", m=3, e=e)
+    drafter.speculation_config.tree_size = 40
+    seen = []
+
+    class Watched(type(drafter.start_drafting(0))):
+        def observe(self, outputs, paths):
+            super().observe(outputs, paths)
+            seen.append(self.guesses[0])
+
+    drafter.start_drafting = lambda max_length: Watched(drafter)
+    ids = torch.tensor([[4, 5, 6, 7]])
+    output = target.generate(ids, do_sample=False, max_new_tokens=16, eos_token_id=None, assistant_model=drafter)
+    emitted = drafter.last_stats.emitted_per_round
+    length = ids.shape[1] + emitted[0]
+    embed = target.get_input_embeddings()
+    for guess, new in zip(seen[1:-1], emitted[1:-1], strict=True):
+        length += new
+        text = embed(output[:, : length - 1])  # up to the node where the round ended; the last token is its bonus
+        expected = []
+        for ensemble in range(e):
+            prompts = drafter.prompts[ensemble::e][None]
+            with torch.no_grad():
+                expected.append(target(inputs_embeds=torch.cat([text, prompts], dim=1)).logits[0, -3:])
+        if guess is not None:
+            torch.testing.assert_close(guess, torch.stack(expected).mean(0)[: len(guess)], rtol=1e-3, atol=1e-3)
+    assert sum(guess is not None for guess in seen) > 3
+
+
+def test_another_target_is_refused(prompt):
+    with pytest.raises(ValueError, match="belongs to a model"):
+        tiny_model(vocab_size=40).generate(prompt, max_new_tokens=3, assistant_model=adapter_for("llama"))
