@@ -124,7 +124,7 @@ def build(
     tokenizer = PreTrainedTokenizerFast.from_pretrained(work_dir / "tokenizer")
     for stage in STAGES:
         build_stage(stage, tokenizer, work_dir, seed)
-    target = LlamaForCausalLM.from_pretrained(work_dir / "target").eval()
+    target = LlamaForCausalLM.from_pretrained(work_dir / "target", dtype=fast_dtype()).eval()
 
     answers = work_dir / "answers.jsonl"
     questions = write_tasks(work_dir / "questions.jsonl", seed + 1, REGENERATED_PER_CATEGORY, held_out=False)
