@@ -9,6 +9,8 @@ from . import training
 from .auto import AutoDrafter
 from .decoding import Draft, Drafter, Drafting, Prefix, SpeculationConfig, SpeculationStats, speculative_decoding
 from .drafters.pard import PardCandidateGenerator, PardDrafter
+from .drafters.ppd import PpdConfig
+from .drafters.ppd.drafter import PpdDrafter
 from .integration.hook import install
 
 __version__ = version("hf-paradraft")
@@ -19,6 +21,8 @@ __all__ = [
     "Drafting",
     "PardCandidateGenerator",
     "PardDrafter",
+    "PpdConfig",
+    "PpdDrafter",
     "Prefix",
     "SpeculationConfig",
     "SpeculationStats",

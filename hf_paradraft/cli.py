@@ -249,6 +249,55 @@ def train_pard(
     )
 
 
+@train.command(
+    "ppd",
+    epilog="Example: paradraft train ppd --model DIR --train-file answers.jsonl --output-dir OUT",
+)
+def train_ppd(
+    model: Annotated[str, typer.Option(help="The causal LM to speed up: folder or Hub id. It is not changed.")],
+    train_file: Annotated[str, typer.Option(help="JSON lines with 'text' or 'messages', or a Hub dataset.")],
+    output_dir: Annotated[Path, typer.Option(help="Where the adapter and its checkpoints go.")],
+    eval_file: Annotated[str | None, typer.Option(help="Rows for the accuracy at each distance.")] = None,
+    num_prompt_tokens: Annotated[int, typer.Option(help="m: how far ahead is guessed.")] = 3,
+    num_ensembles: Annotated[int, typer.Option(help="E: embeddings per prompt token.")] = 1,
+    points: Annotated[int, typer.Option(help="Insertion points in each text, at most.")] = 32,
+    decay: Annotated[float, typer.Option(help="α, of the weight of each further distance.")] = 0.8,
+    hard_labels: Annotated[bool, typer.Option(help="Learn the text's tokens, not the model's distribution.")] = False,
+    max_steps: Annotated[int, typer.Option(help="Optimiser steps; -1: by epochs.")] = -1,
+    num_train_epochs: float = 1.0,
+    per_device_train_batch_size: int = 4,
+    learning_rate: float = 1e-2,
+    max_length: Annotated[int, typer.Option(help="Tokens of a sample at most; longer ones are cut.")] = 512,
+    save_steps: int = 500,
+    seed: int = 0,
+    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the output folder.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Write into an output folder that has files.")] = False,
+) -> None:
+    """Train prompt tokens that let a model draft for itself: a PEFT adapter of a few kilobytes."""
+    from .drafters.ppd.run import train_ppd as run
+
+    run(
+        model=model,
+        train_file=train_file,
+        output_dir=output_dir,
+        eval_file=eval_file,
+        num_prompt_tokens=num_prompt_tokens,
+        num_ensembles=num_ensembles,
+        points=points,
+        decay=decay,
+        hard_labels=hard_labels,
+        max_length=max_length,
+        resume=resume,
+        overwrite=overwrite,
+        max_steps=max_steps,
+        num_train_epochs=num_train_epochs,
+        per_device_train_batch_size=per_device_train_batch_size,
+        learning_rate=learning_rate,
+        save_steps=save_steps,
+        seed=seed,
+    )
+
+
 def main() -> None:
     """Run the command; errors that a person can mend are one sentence, not a traceback."""
     try:

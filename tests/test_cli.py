@@ -14,7 +14,7 @@ run = CliRunner().invoke
 
 
 @pytest.mark.parametrize(
-    "command", [["demo"], ["generate"], ["bench"], ["info"], ["regenerate"], ["train", "pard"]], ids=" ".join
+    "command", [["demo"], ["generate"], ["bench"], ["info"], ["regenerate"], ["train", "pard"], ["train", "ppd"]], ids=" ".join
 )
 def test_help_has_an_example(command):
     result = run(app, [*command, "--help"])

@@ -150,6 +150,7 @@ def build(
             warmup_steps=30,
             save_steps=100,
             bf16=fast_dtype() == torch.bfloat16,
+            use_cpu=not torch.cuda.is_available(),  # or Trainer refuses bf16 there
             seed=seed,
         )
     record = {

@@ -63,7 +63,9 @@ def test_it_learns_to_draft(model_dir, texts, tmp_path):
 
 
 def test_resume_gives_the_same_run(model_dir, texts, tmp_path):
+    """Also in the middle of a later epoch."""
     common = {**ARGUMENTS, "learning_rate": 1e-3, "save_steps": 5, "lr_scheduler_type": "constant"}
+    common["per_device_train_batch_size"] = 16
     train_pard(model_dir, texts, tmp_path / "whole", max_steps=12, **common)
     train_pard(model_dir, texts, tmp_path / "parts", max_steps=5, **common)
     train_pard(model_dir, texts, tmp_path / "parts", max_steps=12, resume=True, **common)

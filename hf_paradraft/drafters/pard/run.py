@@ -1,16 +1,15 @@
 """One training run, from files to a drafter: what `paradraft train pard` does."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from ...training.data import encode_rows, load_rows
 from ...training.metrics import acceptance
+from ...training.output import check_output, drop_old_checkpoints
 from .config import MASK_KEYS
 from .model import PardDrafter
 from .training import CodConfig, PardTrainer
@@ -53,11 +52,7 @@ def train_pard(
     """
     cod = CodConfig(num_depths, cod_ratio, cod_min_ratio)
     output_dir = Path(output_dir)
-    checkpoint = get_last_checkpoint(str(output_dir)) if resume and output_dir.is_dir() else None
-    if output_dir.exists() and not output_dir.is_dir():
-        raise ValueError(f"{output_dir} is a file; the output must be a folder.")
-    if output_dir.is_dir() and any(output_dir.iterdir()) and not (resume or overwrite):
-        raise ValueError(f"{output_dir} already has files: pass --resume to go on, --overwrite to replace, or another folder.")
+    checkpoint = check_output(output_dir, resume, overwrite)
     tokenizer = AutoTokenizer.from_pretrained(model)
     drafter = _load(model, mask_token_id, tokenizer.mask_token_id)
     context = getattr(drafter.config.get_text_config(), "max_position_embeddings", None)
@@ -66,11 +61,8 @@ def train_pard(
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
     if overwrite:
-        for old in output_dir.glob("checkpoint-*"):
-            shutil.rmtree(old)
+        drop_old_checkpoints(output_dir)
     settings = {
-        "train_sampling_strategy": "group_by_length",
-        "length_column_name": "length",
         "report_to": "none",
         "logging_steps": 20,
         "save_total_limit": 2,

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import BoolTensor, Tensor
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
+from ...training.epochs import CountEpochs, ResumableTrainer
 from .model import PardDrafter
 from .rows import cod_keep_mask, may_attend, parallel_draft_rows, useful_rows
 
@@ -105,15 +106,7 @@ def block_mask(depths: Tensor, positions: Tensor):
     return make(rule, size, None, length, length, device=depths.device)
 
 
-class _CountEpochs(TrainerCallback):
-    def __init__(self, collator: RowCollator):
-        self.collator = collator
-
-    def on_epoch_begin(self, args, state, control, **kwargs):
-        self.collator.epoch = int(state.epoch or 0)
-
-
-class PardTrainer(Trainer):
+class PardTrainer(ResumableTrainer):
     """Cross-entropy over kept rows with labels, one flat mean; evaluation reports the loss of each depth too.
 
     Args:
@@ -129,7 +122,7 @@ class PardTrainer(Trainer):
         dense_masks = self.attention != "flex_attention"
         collator = RowCollator(model.mask_token_id, self.cod, args.seed, dense_masks)
         super().__init__(model=model, args=args, data_collator=collator, **kwargs)
-        self.add_callback(_CountEpochs(collator))
+        self.add_callback(CountEpochs(collator))
         self.model_accepts_loss_kwargs = True  # the loss is divided by the labels of all accumulated batches
         self._loss_shifts_labels = False  # so that Trainer counts every label: a row's label is its own
         self._eval_losses = torch.zeros(self.cod.num_depths, 2, dtype=torch.float64)  # sum and count of each depth

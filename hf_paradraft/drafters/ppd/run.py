@@ -1,0 +1,95 @@
+"""One training run, from files to an adapter: what `paradraft train ppd` does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+
+from ...training.data import encode_rows, load_rows
+from ...training.output import check_output, drop_old_checkpoints
+from .config import PpdConfig
+from .drafter import PpdDrafter
+from .training import PpdTrainer, PpdTraining
+
+
+def train_ppd(
+    model: str | Path,
+    train_file: str | Path,
+    output_dir: Path,
+    eval_file: str | Path | None = None,
+    num_prompt_tokens: int = 3,
+    num_ensembles: int = 1,
+    points: int = 32,
+    decay: float = 0.8,
+    hard_labels: bool = False,
+    max_length: int = 512,
+    resume: bool = False,
+    overwrite: bool = False,
+    **arguments: Any,
+) -> PpdDrafter:
+    """Train prompt tokens for `model`; the adapter and a record of its training are saved in `output_dir`.
+
+    Args:
+        model: folder or Hub id of the causal LM, with its tokenizer; it is not changed.
+        train_file: JSON lines or a Hub dataset, as for `load_rows`; best answered by the model itself.
+        output_dir: new or empty, unless `resume` or `overwrite`.
+        eval_file: rows for the accuracy at each distance.
+        num_prompt_tokens: m.
+        num_ensembles: E.
+        points: where prompts are inserted in each text, at most.
+        decay: α.
+        hard_labels: see `PpdTraining`.
+        max_length: tokens of a sample at most.
+        resume: continue from the last checkpoint.
+        overwrite: use a folder that has files.
+        arguments: of `TrainingArguments`.
+
+    Raises:
+        ValueError, OSError: something about the inputs is wrong; nothing has been written then.
+    """
+    options = PpdTraining(points, decay, hard_labels)
+    config = PpdConfig(num_prompt_tokens=num_prompt_tokens, num_ensembles=num_ensembles)
+    output_dir = Path(output_dir)
+    checkpoint = check_output(output_dir, resume, overwrite)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
+    eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
+    torch.manual_seed(arguments.get("seed", 42))  # the prompts' first values
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
+    if overwrite:
+        drop_old_checkpoints(output_dir)
+    settings = {
+        "report_to": "none",
+        "logging_steps": 20,
+        "save_total_limit": 2,
+        "learning_rate": 1e-2,  # the paper's
+        "lr_scheduler_type": "cosine",
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    trainer = PpdTrainer(
+        adapted,
+        TrainingArguments(output_dir=str(output_dir), **{**settings, **arguments}),
+        options,
+        train_dataset=train_set,
+        eval_dataset=eval_set,
+        processing_class=tokenizer,
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    record: dict[str, Any] = {
+        "method": "ppd",
+        "samples": len(train_set),
+        "steps": trainer.state.global_step,
+        "points": points,
+        "decay": decay,
+        "hard_labels": hard_labels,
+        "seed": trainer.args.seed,
+    }
+    if eval_set is not None:
+        record["eval"] = trainer.evaluate()
+        print(json.dumps(record["eval"], indent=1))
+    adapted.eval().save_pretrained(output_dir)
+    (output_dir / "paradraft.json").write_text(json.dumps({"training": record}, indent=1) + "\n")
+    return PpdDrafter.from_model(adapted)

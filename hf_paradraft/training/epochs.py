@@ -1,0 +1,58 @@
+"""Random choices that differ from epoch to epoch, and are the same in a resumed run."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_pt_utils import get_length_grouped_indices
+
+
+class LengthGroups(Sampler[int]):
+    """Samples of similar length together, in an order that depends on the seed and the epoch alone.
+
+    transformers' own draws its order from the global generator, so a run that is resumed in a later epoch gets another one.
+
+    Args:
+        lengths: of all samples.
+        batch_size: samples of an optimiser step.
+        seed: of the order.
+    """
+
+    def __init__(self, lengths: list[int], batch_size: int, seed: int):
+        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Trainer before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
+        return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
+
+
+class CountEpochs(TrainerCallback):
+    """Tells a collator which epoch it is.
+
+    Args:
+        collator: has an attribute `epoch`.
+    """
+
+    def __init__(self, collator: Any):
+        self.collator = collator
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        self.collator.epoch = int(state.epoch or 0)
+
+
+class ResumableTrainer(Trainer):
+    """A `Trainer` whose resumed run is the run that would have been; datasets have a column `length`."""
+
+    def _get_train_sampler(self, train_dataset=None) -> LengthGroups:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return LengthGroups(list(dataset["length"]), batch_size, self.args.seed)

@@ -1,0 +1,33 @@
+"""The folder of a training run: new, resumed or written over, but never mixed up."""
+
+import shutil
+from pathlib import Path
+
+from transformers.trainer_utils import get_last_checkpoint
+
+
+def check_output(output_dir: Path, resume: bool, overwrite: bool) -> str | None:
+    """Refuse a folder that must not be written to.
+
+    Args:
+        output_dir: new or empty, unless `resume` or `overwrite`.
+        resume: go on from the last checkpoint.
+        overwrite: use a folder that has files.
+
+    Returns:
+        The checkpoint to resume, if there is one.
+
+    Raises:
+        ValueError: it is a file, or has files.
+    """
+    if output_dir.exists() and not output_dir.is_dir():
+        raise ValueError(f"{output_dir} is a file; the output must be a folder.")
+    if output_dir.is_dir() and any(output_dir.iterdir()) and not (resume or overwrite):
+        raise ValueError(f"{output_dir} already has files: pass --resume to go on, --overwrite to replace, or another folder.")
+    return get_last_checkpoint(str(output_dir)) if resume and output_dir.is_dir() else None
+
+
+def drop_old_checkpoints(output_dir: Path) -> None:
+    """Remove a former run's checkpoints, once nothing can fail any more, so that no later resume takes one of them."""
+    for old in output_dir.glob("checkpoint-*"):
+        shutil.rmtree(old)

@@ -1,0 +1,129 @@
+"""Training rows mean what drafting will do, and training makes guesses better."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import get_peft_model
+from tiny import EOS, make_tokenizer, tiny_model
+from transformers import TrainingArguments
+
+import hf_paradraft as pd
+from hf_paradraft.drafters.ppd import PpdConfig
+from hf_paradraft.drafters.ppd.rows import insertion_points, prompt_rows
+from hf_paradraft.drafters.ppd.run import train_ppd
+from hf_paradraft.drafters.ppd.training import PpdTrainer, PpdTraining, PromptCollator
+from hf_paradraft.drafters.ppd.tuner import prompt_embedding
+
+
+def test_a_worked_example():
+    """m = 2, E = 2, one point behind x_1 of a text of four: rows x_0 … x_3, then prompts 1a 1b 2a 2b."""
+    rows = prompt_rows(4, torch.tensor([1]), 2, 2)
+    assert rows["position_ids"].tolist() == [0, 1, 2, 3, 2, 2, 3, 3]
+    assert rows["prompts"].tolist() == [0, 1, 2, 3]
+    assert rows["teachers"].tolist() == [[2, 3]]
+    sees = [set(row.nonzero()[:, 0].tolist()) for row in rows["attention_mask"]]
+    assert sees[:4] == [{0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}]
+    assert sees[4:] == [{0, 1, 4}, {0, 1, 5}, {0, 1, 4, 6}, {0, 1, 5, 7}]
+
+
+def test_points_have_their_tokens_in_the_text():
+    points = insertion_points(20, 3, 100)
+    assert points.tolist() == list(range(16))
+    assert len(insertion_points(20, 3, 5)) == 5
+    assert len(insertion_points(3, 3, 5)) == 0
+
+
+def samples(count=24, length=18):
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(1, EOS, (count, length), generator=generator).tolist()
+    return Dataset.from_list([{"input_ids": ids, "labels": [-100] * 3 + ids[3:], "length": length} for ids in texts])
+
+
+def trainer_of(tmp_path, model=None, e=1, options=None, **arguments):
+    torch.manual_seed(0)
+    model = model or get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=2, num_ensembles=e))
+    settings = {"per_device_train_batch_size": 8, "report_to": "none", "use_cpu": True, "save_strategy": "no", **arguments}
+    settings = {"learning_rate": 0.05, "logging_strategy": "no", "disable_tqdm": True, **settings}
+    return PpdTrainer(
+        model, TrainingArguments(output_dir=str(tmp_path), **settings), options, train_dataset=samples(), eval_dataset=samples(8)
+    )
+
+
+@pytest.mark.parametrize("e", [1, 2])
+def test_one_forward_gives_what_each_insertion_would(tmp_path, e):
+    trainer = trainer_of(tmp_path, e=e)
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8], [9, 8, 7, 6, 5, 4, 3, 2]])
+    points = torch.tensor([[0, 3, 4], [2, 4, -1]])
+    base = trainer.model.get_base_model()
+    with torch.no_grad():
+        guesses, teachers, tokens = trainer.guess(trainer.model, ids, points)
+        assert guesses.shape[:2] == teachers.shape[:2] == tokens.shape == (5, 2)
+        embedding = prompt_embedding(base)
+        wanted = [(row, int(t)) for row in range(2) for t in points[row] if t >= 0]
+        for guess, teacher, token, (row, t) in zip(guesses, teachers, tokens, wanted, strict=True):
+            lanes = []
+            for lane in range(e):
+                inputs = torch.cat([embedding(ids[row : row + 1, : t + 1]), embedding.prompts()[lane::e][None]], dim=1)
+                lanes.append(base(inputs_embeds=inputs).logits[0, -2:])
+            torch.testing.assert_close(guess, torch.stack(lanes).mean(0), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(teacher, base(ids[row : row + 1]).logits[0, t + 1 : t + 3], rtol=1e-4, atol=1e-4)
+            assert token.tolist() == ids[row, t + 2 : t + 4].tolist()
+
+
+def test_only_answers_are_guessed():
+    batch = PromptCollator(2, 50)([{"input_ids": list(range(1, 11)), "labels": [-100] * 4 + list(range(5, 11))}])
+    points = batch["points"][0][batch["points"][0] >= 0].tolist()
+    assert points == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("hard_labels", [False, True])
+def test_training_lowers_its_loss(tmp_path, hard_labels):
+    trainer = trainer_of(tmp_path, options=PpdTraining(points=8, hard_labels=hard_labels), max_steps=120, learning_rate=0.1)
+    base_before = trainer.model.get_base_model().lm_head.weight.clone()
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_loss"] < (0.98 if hard_labels else 0.95) * before["eval_loss"]  # the texts are random
+    assert set(after) == {"eval_loss", "eval_@1_top1", "eval_@1_top5", "eval_@2_top1", "eval_@2_top5"}
+    assert after["eval_@1_top1"] <= after["eval_@1_top5"] <= 1
+    assert torch.equal(base_before, trainer.model.get_base_model().lm_head.weight)
+
+
+@pytest.mark.parametrize("options", [{"points": 0}, {"decay": 0.0}, {"decay": 1.5}])
+def test_options_out_of_range(options):
+    with pytest.raises(ValueError, match="must be"):
+        PpdTraining(**options)
+
+
+def test_from_files_to_a_drafter(tmp_path, prompt):
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    tiny_model().save_pretrained(tmp_path / "base")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": "a b c d e f g h " * 3}) + "\n" for _ in range(8)))
+    options = {"max_steps": 3, "per_device_train_batch_size": 4, "save_steps": 2, "use_cpu": True, "disable_tqdm": True}
+    drafter = train_ppd(tmp_path / "base", rows, tmp_path / "out", eval_file=rows, **options)
+    assert json.loads((tmp_path / "out" / "paradraft.json").read_text())["training"]["steps"] == 3
+    loaded = pd.AutoDrafter.from_pretrained(tmp_path / "out")
+    assert torch.equal(loaded.prompts, drafter.prompts)
+    target = tiny_model()
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=10)
+    assert torch.equal(plain, target.generate(prompt, do_sample=False, max_new_tokens=10, assistant_model=loaded))
+    with pytest.raises(ValueError, match="already has files"):
+        train_ppd(tmp_path / "base", rows, tmp_path / "out", **options)
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path):
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    tiny_model().save_pretrained(tmp_path / "base")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"text": " ".join(f"w{(i * j) % 22 + 8}" for i in range(14))}) + "\n" for j in range(1, 9))
+    )
+    options = {"per_device_train_batch_size": 2, "save_steps": 3, "use_cpu": True, "disable_tqdm": True, "num_train_epochs": 2}
+    whole = train_ppd(tmp_path / "base", rows, tmp_path / "whole", **options)
+    shutil.copytree(tmp_path / "whole" / "checkpoint-6", tmp_path / "part" / "checkpoint-6")
+    resumed = train_ppd(tmp_path / "base", rows, tmp_path / "part", resume=True, **options)
+    assert torch.equal(whole.prompts, resumed.prompts)
