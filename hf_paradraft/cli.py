@@ -152,9 +152,19 @@ def info(repo_or_dir: str) -> None:
     from transformers import AutoConfig
 
     from .drafters.pard.config import read_mask_token_id, refuse_other_drafters
+    from .drafters.ppd import PpdConfig
     from .integration.files import read_config
 
     folder = Path(repo_or_dir)
+    if (folder / "adapter_config.json").exists():
+        adapter = PpdConfig.from_pretrained(str(folder))
+        grid = Table(show_header=False, box=None)
+        grid.add_row("kind", f"PEFT adapter, {adapter.peft_type.value}")
+        grid.add_row("base model", str(adapter.base_model_name_or_path))
+        grid.add_row("prompt tokens", f"{adapter.num_prompt_tokens} × {adapter.num_ensembles}")
+        grid.add_row("base's embedding", f"{adapter.vocab_size} × {adapter.hidden_size}")
+        console.print(grid)
+        return
     if not folder.is_dir():
         folder = Path(hf_hub_download(repo_or_dir, "config.json")).parent
     raw = read_config(folder)

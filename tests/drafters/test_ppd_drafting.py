@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import EOS, tiny_model
+from transformers import AutoModelForCausalLM, BloomConfig
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.ppd import PpdConfig
@@ -106,3 +107,25 @@ def test_prompts_see_their_node_and_their_own_ensemble(e):
 def test_another_target_is_refused(prompt):
     with pytest.raises(ValueError, match="belongs to a model"):
         tiny_model(vocab_size=40).generate(prompt, max_new_tokens=3, assistant_model=adapter_for("llama"))
+
+
+@pytest.mark.parametrize("options", [{"tree_size": None}, {"tree_size": "auto"}, {"tree_size": 2}, {"acceptance": "rejection"}])
+def test_options_that_prompts_cannot_serve(options, prompt):
+    drafter = adapter_for("llama")
+    drafter.speculation_config = pd.SpeculationConfig(**{"num_draft_tokens": 3, "tree_size": 9, **options})
+    do_sample = options.get("acceptance") == "rejection"
+    with pytest.raises(ValueError, match=r"rows|not sampled"):
+        TARGETS["llama"].generate(prompt, max_new_tokens=3, do_sample=do_sample, assistant_model=drafter)
+
+
+def test_targets_that_take_no_masks_are_refused(prompt):
+    drafter = adapter_for("llama")
+    target = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=32, hidden_size=32, n_layer=1, n_head=4))
+    with pytest.raises(ValueError, match="takes a mask"):
+        target.generate(prompt, max_new_tokens=3, assistant_model=drafter)
+
+
+def test_another_kind_of_adapter_is_no_drafter(tmp_path):
+    get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="LORA"):
+        pd.AutoDrafter.from_pretrained(tmp_path)

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...decoding import Draft, Prefix, SpeculationConfig, SpeculationStats
+from ...decoding.tree_attention import attention_windows
 from ...integration.files import local_folder
 from ...trees import best_first_tree
 from .config import PpdConfig
@@ -72,11 +73,16 @@ class PpdDrafter:
         return cls(prompts.detach(), base.peft_config[name])
 
     def check_target(self, target: PreTrainedModel) -> None:
-        """Refuse a model that the prompts were not trained on.
+        """Refuse a model that the prompts were not trained on, or that they cannot ride along in.
 
         Raises:
-            ValueError: its embedding has other sizes.
+            ValueError: its embedding has other sizes, or it takes no masks and positions as given.
         """
+        if attention_windows(target) is None:
+            raise ValueError(
+                f"Prompt tokens need a target that takes a mask and positions as they are given, and {type(target).__name__} as it "
+                "is loaded here does not: load it with attn_implementation='sdpa', or use another drafter."
+            )
         sizes = tuple(target.get_input_embeddings().weight.shape)
         if sizes != (self.config.vocab_size, self.config.hidden_size):
             raise ValueError(
@@ -85,7 +91,16 @@ class PpdDrafter:
             )
 
     def start_drafting(self, max_length: int) -> PpdDrafting:
-        """Begin a `generate` call; its state is its own."""
+        """Begin a `generate` call; its state is its own.
+
+        Raises:
+            ValueError: options that prompt tokens cannot serve.
+        """
+        options, least = self.speculation_config, self.config.num_ids
+        if not isinstance(options.tree_size, int) or options.tree_size < least:
+            raise ValueError(f"tree_size={options.tree_size!r}: for prompt tokens it is a number of rows, here {least} at least.")
+        if options.acceptance == "rejection":
+            raise ValueError("Prompt tokens' guesses are not sampled, as acceptance='rejection' needs: use 'auto'.")
         return PpdDrafting(self)
 
 
