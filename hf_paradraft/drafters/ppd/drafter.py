@@ -80,8 +80,8 @@ class PpdDrafter:
         """
         if attention_windows(target) is None:
             raise ValueError(
-                f"Prompt tokens need a target that takes a mask and positions as they are given, and {type(target).__name__} as it "
-                "is loaded here does not: load it with attn_implementation='sdpa', or use another drafter."
+                f"Prompt tokens need a target that takes a mask and positions as they are given, and {type(target).__name__} "
+                "as it is loaded here does not: load it with attn_implementation='sdpa', or use another drafter."
             )
         sizes = tuple(target.get_input_embeddings().weight.shape)
         if sizes != (self.config.vocab_size, self.config.hidden_size):
