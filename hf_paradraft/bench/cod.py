@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.training import CodConfig, PardTrainer, RowCollator
+from ..hardware import fast_dtype
 from ..training.data import encode_rows, load_rows
 from ..training.metrics import acceptance
 
@@ -53,10 +54,10 @@ def ablation(
     tokenizer = AutoTokenizer.from_pretrained(model)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length)
-    judge = AutoModelForCausalLM.from_pretrained(target)
+    judge = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     lines = ["| rows | seconds per step | rows built in | τ at K = 8 |", "|---|---|---|---|"]
     for name, (collator_class, cod) in VARIANTS.items():
-        drafter = PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id)
+        drafter = PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32)
         drafter.speculation_config.num_draft_tokens = 8
         with TemporaryDirectory() as folder:
             arguments = TrainingArguments(
@@ -66,8 +67,8 @@ def ablation(
                 learning_rate=learning_rate,
                 warmup_steps=10,
                 lr_scheduler_type="cosine",
-                train_sampling_strategy="group_by_length",
-                length_column_name="length",
+                bf16=fast_dtype() == torch.bfloat16,
+                use_cpu=not torch.cuda.is_available(),
                 report_to="none",
                 save_strategy="no",
             )

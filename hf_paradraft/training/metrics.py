@@ -1,5 +1,6 @@
 """What training is for: how much of a drafter's work a target accepts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ def acceptance(
     if not isinstance(target, PreTrainedModel):
         target = AutoModelForCausalLM.from_pretrained(target, dtype=drafter.dtype)
     target = target.to(drafter.device).eval()
-    was_training = drafter.training
+    was_training, options = drafter.training, drafter.speculation_config
     drafter.eval()
+    drafter.speculation_config = replace(options, never_slower=False)  # every round counts, whether it pays or not
     stats = SpeculationStats()
     for sample in samples:
         begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
@@ -49,6 +51,7 @@ def acceptance(
         )
         stats = stats + drafter.last_stats
     drafter.train(was_training)
+    drafter.speculation_config = options
     return {
         "mean_emitted": stats.mean_emitted,
         "acceptance_by_position": stats.acceptance_by_position,
