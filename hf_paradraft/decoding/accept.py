@@ -128,6 +128,9 @@ def accept(
         rule: one of `RULES`.
         choices: the most probable token of each row, where that alone decides.
 
+    Raises:
+        ValueError: a logits processor knows of more rows than this one.
+
     Stop iterating where decoding stops; nothing is computed ahead of what is asked for.
     """
     node = -1
@@ -140,6 +143,8 @@ def accept(
         else:
             raw = raw.float()
             scores = logits_processor(buffer[:, :length], raw.clone())
+            if scores.shape != raw.shape:
+                raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for one row of {raw.shape[1]}.")
             token, child = (draft.token_ids[path[0]], path.pop(0)) if path else rule(draft, node, scores)
         buffer[0, length] = token
         length += 1

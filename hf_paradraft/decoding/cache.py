@@ -40,6 +40,9 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
 
     Returns:
         Whether all layers are plain, so that any path of a tree can be kept and rows may differ in length.
+
+    Raises:
+        ValueError: a static cache that has been filled is too small for the drafts.
     """
     if cache.get_seq_length() == 0 and all(type(layer) in REPLACED for layer in cache.layers):
         if cache.is_compileable:
@@ -47,6 +50,11 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
             cache.layers = [StaticLayer(num_slots) for _ in cache.layers]
         else:
             cache.layers = [DynamicLayer() for _ in cache.layers]
+    if cache.is_compileable and any(layer.max_cache_len < num_slots for layer in cache.layers):
+        raise ValueError(
+            f"This static cache holds {min(layer.max_cache_len for layer in cache.layers)} tokens, and with drafts this call "
+            f"needs {num_slots}: make it larger, or leave past_key_values unset."
+        )
     return all(type(layer) in (DynamicLayer, StaticLayer) for layer in cache.layers)
 
 

@@ -18,8 +18,8 @@ class SpeculationConfig:
         acceptance: how drafts are judged. `auto` is `greedy` without sampling and `sample_match` with it; both, and
             `rejection`, leave the target's output (or its distribution) as it is. `typical` does not: it accepts what is
             probable enough, for more tokens per round.
-        never_slower: draft less, or nothing for a while, where the measured times say that it does not pay. Not with `rejection`,
-            whose random draws would then depend on the clock.
+        never_slower: draft less, or nothing for a while, where the measured times say that it does not pay. Not with
+            `rejection` and `typical`, whose random draws would then depend on the clock.
         compile: run drafter and target through `torch.compile` over static caches, every round in the same shapes; on a GPU as
             CUDA graphs. The first calls compile, for some seconds to minutes.
         trace: keep every round's draft, accepted path and times in `SpeculationStats.trace`.
@@ -53,7 +53,7 @@ class SpeculationConfig:
         """How many rows a compiled target forward may have; None where that is free."""
         if not self.compile:
             return None
-        return [9, 17, 33, 65] if self.tree_size == "auto" else [1, 1 + self.max_nodes]
+        return [*([9, 17, 33] if self.tree_size == "auto" else [1]), 1 + self.max_nodes]
 
     def rule(self, do_sample: bool) -> str:
         """The acceptance rule for a call.

@@ -92,7 +92,8 @@ def speculative_decoding(
     if chain and config.tree_size is not None:
         logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
     latency = row_latency(model) if config.tree_size == "auto" and not chain else None
-    pace = Pace(config.num_draft_tokens, chain, latency, config.never_slower and not sampled, batch_size)
+    adaptive = config.never_slower and rule_name in ("greedy", "sample_match")
+    pace = Pace(config.num_draft_tokens, chain, latency, adaptive, batch_size)
     first, reads_more_than_ids = True, any(v is not None for k, v in model_kwargs.items() if k == "inputs_embeds" or "pixel" in k)
     while not all(row.finished for row in rows):
         # 1. draft
@@ -114,6 +115,8 @@ def speculative_decoding(
         clock = perf_counter()
         logits, outputs = verifier.verify(buffer, [row.length for row in rows], drafts)
         choices = logits.argmax(-1).tolist() if only_argmax else [None] * batch_size
+        if model.device.type == "cuda" and not only_argmax:
+            torch.cuda.synchronize(model.device)  # or its time would be counted elsewhere
         verify_seconds = perf_counter() - clock
 
         # 3. accept

@@ -73,7 +73,7 @@ class Pace:
         """The number of drafts that promises the most tokens per second; 0 where none beats plain decoding."""
         draft, verify, other, rows = (median(part) for part in (self.draft, self.verify, self.other, self.rows))
         # Until a plain round was timed, half a verification's time is its least.
-        plain = median(self.plain) if self.plain else verify / 2
+        plain = (median if len(self.plain) > 2 else min)(self.plain) if self.plain else verify / 2
         if not self.chain:
             gain = sum(self.emitted) / len(self.emitted) * plain / (draft + verify + other)
             return self.num_draft_tokens if gain * GAIN >= 1 else 0
@@ -119,7 +119,7 @@ class Pace:
         if self.rounds == 1:  # it read the prompt
             return
         active = [(tree, path) for tree, path in zip(drafts, paths, strict=True) if path is not None]
-        size = max(len(tree) for tree, _ in active)
+        size = max(tree.num_rows for tree, _ in active)
         if size == 0:
             self.plain.append(whole)
             return

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin, StaticLayer
 from transformers.utils import ModelOutput
 
 from .draft import Draft
@@ -24,6 +24,19 @@ _continues: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 def is_recurrent(cache: Cache) -> bool:
     """Whether a layer of `cache` holds a state instead of, or beside, keys and values."""
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
+
+
+def check_roll_back(cache: Cache) -> None:
+    """Refuse caches whose layers cannot be put back.
+
+    Raises:
+        ValueError: a static one, or one that has read something already.
+    """
+    if any(isinstance(layer, StaticLayer) for layer in cache.layers):
+        raise ValueError("Static caches beside recurrent layers cannot roll back: leave cache_implementation unset.")
+    linear = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+    if any(any(layer.has_previous_state.values()) for layer in linear):
+        raise ValueError("A recurrent state cannot be continued with a drafter: leave past_key_values unset.")
 
 
 @torch.no_grad()
@@ -86,6 +99,9 @@ class RecurrentVerifier(ChainVerifier):
         """Keep everything, or put the state back to before this round."""
         accepted = len(paths[0] or [])
         if accepted == self.written:
+            for layer in self.cache.layers:
+                if isinstance(layer, DynamicSlidingWindowLayer):
+                    DynamicSlidingWindowLayer.crop(layer, 0)  # back to its window
             return
         for states, saved in zip(self._state_dicts(), self.states, strict=True):
             states.update(zip(states, saved, strict=True))

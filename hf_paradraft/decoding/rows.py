@@ -31,9 +31,9 @@ class Row:
         """Count a new token, and remember what is asked for."""
         self.length += 1
         if keep_scores:
-            self.scores.append(emitted.scores.float())
+            self.scores.append(emitted.scores.float().clone())
         if keep_logits:
-            self.logits.append(emitted.logits.float())
+            self.logits.append(emitted.logits.float().clone())
 
 
 def processors_of_rows(logits_processor: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:
@@ -42,7 +42,7 @@ def processors_of_rows(logits_processor: LogitsProcessorList, batch_size: int) -
         return [logits_processor]
     rows = []
     for row in range(batch_size):
-        own = LogitsProcessorList(map(copy.copy, logits_processor))
+        own = LogitsProcessorList(map(copy.deepcopy, logits_processor))
         for processor in own:
             if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(processor.prompt_ignore_length, Tensor):
                 processor.prompt_ignore_length = processor.prompt_ignore_length[row : row + 1]

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from .cache import cache_of_call, use_plain_layers
 from .compiled import static_cache
 from .config import SpeculationConfig
-from .recurrent import RecurrentVerifier, check_continues, is_recurrent
+from .recurrent import RecurrentVerifier, check_continues, check_roll_back, is_recurrent
 from .tree_attention import TreeAttention, attention_windows
 from .verify import ChainVerifier, TreeVerifier, extend_to
 
@@ -35,6 +35,7 @@ def make_verifier(
     if is_recurrent(cache):
         if batch_size > 1:
             raise ValueError(f"{type(model).__name__} has recurrent layers and is served one prompt at a time with a drafter.")
+        check_roll_back(cache)
         check_continues(model, "past_key_values" if "past_key_values" in model_kwargs else "cache_params")
         return RecurrentVerifier(model, model_kwargs, per_token, begin)
     if config.compile and windows is not None and cache.get_seq_length() == 0:
@@ -59,4 +60,5 @@ def make_verifier(
     mask = torch.ones((batch_size, begin), dtype=torch.bool, device=model.device) if mask is None else mask
     positions = per_token["position_ids"][:, begin - 1] if "position_ids" in per_token else mask.long().sum(1) - 1
     attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
-    return TreeVerifier(chains, attention, batch_size, begin, config.row_counts)
+    last = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return TreeVerifier(chains, attention, batch_size, begin, last, config.row_counts if cache.is_compileable else None)

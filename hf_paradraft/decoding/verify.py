@@ -112,6 +112,7 @@ class TreeVerifier:
         first: does the first forward.
         attention: masks.
         batch_size, length: of the prompts.
+        num_positions: that the model has, if it says; riders behind the last one stand on it, for nobody reads what they guess.
         row_counts: how many rows a later forward may have, if it is compiled for these; None for as few as are needed.
     """
 
@@ -119,8 +120,15 @@ class TreeVerifier:
     may_draft = True
 
     def __init__(
-        self, first: ChainVerifier, attention: TreeAttention, batch_size: int, length: int, row_counts: list[int] | None
+        self,
+        first: ChainVerifier,
+        attention: TreeAttention,
+        batch_size: int,
+        length: int,
+        num_positions: int | None = None,
+        row_counts: list[int] | None = None,
     ):
+        self.num_positions = num_positions
         self.first, self.attention, self.row_counts = first, attention, row_counts
         self.model, self.model_kwargs = first.model, first.model_kwargs
         self.forward = self.model if row_counts is None else compiled_forward(self.model)
@@ -142,6 +150,9 @@ class TreeVerifier:
         shapes = [tree_shape([*draft.parents, *draft.rider_parents], size) for draft in drafts]
         sees, depths = (torch.from_numpy(numpy.stack(part)) for part in zip(*shapes, strict=True))
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
+        if self.num_positions is not None:
+            positions = positions.clamp(max=self.num_positions - 1)
+        ids = ids.to(self.model.device)
         if self.extra is None:
             self.extra = self.model.prepare_inputs_for_generation(
                 ids, next_sequence_length=size, is_first_iteration=False, **{**self.model_kwargs, "attention_mask": None}

@@ -48,6 +48,7 @@ def _file(model: PreTrainedModel) -> Path:
         shape,
         str(model.dtype),
         config._attn_implementation,
+        str(getattr(model.config, "quantization_config", None)),
         device_name(model.device),
         torch.__version__,
     ]
@@ -60,22 +61,24 @@ def measure(model: PreTrainedModel) -> RowLatency:
     synchronise = torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
     cache = DynamicCache(config=model.config.get_text_config())
     cache.activate_past_recording()
-    ids = torch.zeros((1, CONTEXT), dtype=torch.long, device=model.device)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT + ROWS[-1]
+    sizes = [rows for rows in ROWS if rows <= positions // 2]
+    ids = torch.zeros((1, min(CONTEXT, positions - sizes[-1])), dtype=torch.long, device=model.device)
     model(ids, past_key_values=cache, use_cache=True)
-    times: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    times: dict[int, list[float]] = {rows: [] for rows in sizes}
     started = perf_counter()
     while perf_counter() - started < BUDGET_SECONDS and len(times[1]) < 12:
-        for rows in ROWS:
+        for rows in sizes:
             if times[1] and perf_counter() - started > BUDGET_SECONDS:
                 break
             synchronise()
             clock = perf_counter()
-            model(ids[:, :rows], past_key_values=cache, use_cache=True)
+            model(ids[:, :1].expand(1, rows), past_key_values=cache, use_cache=True)
             synchronise()
             times[rows].append(perf_counter() - clock)
             cache.crop(-rows)
     # A model whose first forwards fill the budget is known at few sizes; more rows never take less time.
-    known = [rows for rows in ROWS if times[rows]]
+    known = [rows for rows in sizes if times[rows]]
     return RowLatency(known, numpy.maximum.accumulate([median(times[rows]) for rows in known]).tolist())
 
 

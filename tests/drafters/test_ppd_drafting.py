@@ -29,7 +29,7 @@ def adapter_for(name, m=3, e=1):
     st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=10), min_size=1, max_size=3),
     st.integers(1, 4),
     st.integers(1, 3),
-    st.integers(0, 24),
+    st.integers(1, 24),
     st.sampled_from([None, "static"]),
 )
 def test_output_is_plain_generates(name, prompts, m, e, more, cache):
@@ -109,7 +109,7 @@ def test_another_target_is_refused(prompt):
         tiny_model(vocab_size=40).generate(prompt, max_new_tokens=3, assistant_model=adapter_for("llama"))
 
 
-@pytest.mark.parametrize("options", [{"tree_size": None}, {"tree_size": "auto"}, {"tree_size": 2}, {"acceptance": "rejection"}])
+@pytest.mark.parametrize("options", [{"tree_size": None}, {"tree_size": "auto"}, {"tree_size": 3}, {"acceptance": "rejection"}])
 def test_options_that_prompts_cannot_serve(options, prompt):
     drafter = adapter_for("llama")
     drafter.speculation_config = pd.SpeculationConfig(**{"num_draft_tokens": 3, "tree_size": 9, **options})

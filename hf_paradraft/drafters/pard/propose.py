@@ -23,7 +23,7 @@ from ...decoding.cache import RaggedCache, use_plain_layers
 from ...decoding.compiled import compiled_forward, static_cache
 from ...decoding.config import MAX_TREE
 from ...decoding.tree_attention import TreeAttention, attention_windows
-from ...trees import best_first_tree
+from ...trees import best_first_tree, sampled_tree
 
 if TYPE_CHECKING:
     from .model import PardDrafter
@@ -130,10 +130,12 @@ class PardDrafting:
             return [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
         if self.windows is None:
             logits = self._read_as_usual(rows, room)
-        elif self.cache is None:
-            logits = self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], room)
         else:
-            logits = self._read_new([ids[known:] for ids, known in zip(rows, self.known, strict=True)], room)
+            logits = None
+            if self.cache is not None:
+                logits = self._read_new([ids[known:] for ids, known in zip(rows, self.known, strict=True)], room)
+            if logits is None:
+                logits = self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], room)
         self.known = [len(ids) for ids in rows]
         return [self._choose(row, prefix) for row, prefix in zip(logits, prefixes, strict=True)]
 
@@ -185,13 +187,15 @@ class PardDrafting:
         self.cache.keep([[]] * len(rows), num_draft_tokens - 1)
         return logits
 
-    def _read_new(self, rows: list[LongTensor], num_draft_tokens: int) -> Tensor:
-        """Read what was accepted since; logits `(B, K, V)`."""
+    def _read_new(self, rows: list[LongTensor], num_draft_tokens: int) -> Tensor | None:
+        """Read what was accepted since; logits `(B, K, V)`, or None where a static cache has no room for it."""
         usual = num_draft_tokens + 1  # after a round in which every draft was accepted
         longest = max(map(len, rows))
         compiled = self.compiled and longest <= usual
         fed, padding = self._fed(rows, num_draft_tokens, usual if compiled else longest)
         size = fed.shape[1]
+        if self.cache.num_slots is not None and self.cache.end + size > self.cache.num_slots:
+            return None
         depths = torch.arange(size, device=fed.device) - padding
         # A row sees the new tokens and masks before it, padding only itself.
         sees = ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | torch.eye(
@@ -223,5 +227,9 @@ class PardDrafting:
         if not prefix.sampled:
             return Draft.chain(tokens)
         logits = torch.nn.functional.pad(logits.float(), (0, prefix.vocab_size - width), value=-torch.inf)
+        if prefix.branches and isinstance(tree_size, int):
+            for warper in _stateless(prefix.logits_processor):
+                logits = warper(prefix.ids.expand(len(logits), -1), logits)
+            return sampled_tree(logits.softmax(-1), tree_size)
         tokens, scores = sequential_choice(logits, prefix.ids, prefix.logits_processor, True)
         return Draft.chain(tokens, scores.softmax(-1))

@@ -12,6 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from ...decoding import Draft, Prefix, SpeculationConfig, SpeculationStats
 from ...decoding.tree_attention import attention_windows
@@ -19,6 +20,8 @@ from ...integration.files import local_folder
 from ...trees import best_first_tree
 from .config import PpdConfig
 from .tuner import PpdModel, prompt_embedding
+
+logger = logging.get_logger(__name__)
 
 
 class PpdDrafter:
@@ -35,11 +38,12 @@ class PpdDrafter:
 
     def __init__(self, prompts: Tensor, config: PpdConfig, speculation_config: SpeculationConfig | None = None):
         self.prompts, self.config = prompts, config
-        self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=15)
+        rows = max(15, 3 * config.num_ids)
+        self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=rows)
         self.last_stats: SpeculationStats | None = None
 
     @classmethod
-    def from_pretrained(cls, repo_or_dir: str | Path, dtype: torch.dtype | None = None, **kwargs: Any) -> PpdDrafter:
+    def from_pretrained(cls, repo_or_dir: str | Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> PpdDrafter:
         """The drafter in an adapter's folder or Hub repository; the base model is not loaded.
 
         Raises:
@@ -55,6 +59,9 @@ class PpdDrafter:
         if len(tensors) != 1 or next(iter(tensors.values())).shape != (config.num_ids, config.hidden_size):
             raise ValueError(f"{repo_or_dir} does not hold the {config.num_ids} prompts its config speaks of: save it again.")
         prompts = next(iter(tensors.values()))
+        kwargs.pop("device_map", None)  # prompts go where the target is
+        if isinstance(dtype, str):
+            dtype = None if dtype == "auto" else getattr(torch, dtype)
         return cls(prompts if dtype is None else prompts.to(dtype), config)
 
     @classmethod
@@ -83,6 +90,8 @@ class PpdDrafter:
                 f"Prompt tokens need a target that takes a mask and positions as they are given, and {type(target).__name__} "
                 "as it is loaded here does not: load it with attn_implementation='sdpa', or use another drafter."
             )
+        if getattr(target.config.get_text_config(), "hidden_size_per_layer_input", None):
+            raise ValueError(f"{type(target).__name__} embeds every layer's own input by id, and prompt tokens have none.")
         sizes = tuple(target.get_input_embeddings().weight.shape)
         if sizes != (self.config.vocab_size, self.config.hidden_size):
             raise ValueError(
@@ -96,7 +105,7 @@ class PpdDrafter:
         Raises:
             ValueError: options that prompt tokens cannot serve.
         """
-        options, least = self.speculation_config, self.config.num_ids
+        options, least = self.speculation_config, self.config.num_ids + 1
         if not isinstance(options.tree_size, int) or options.tree_size < least:
             raise ValueError(f"tree_size={options.tree_size!r}: for prompt tokens it is a number of rows, here {least} at least.")
         if options.acceptance == "rejection":
@@ -165,7 +174,7 @@ class PpdDrafting:
             _, node, depth = heapq.heappop(heap)
             counts[node] = depth + 1
             left -= 1
-            if depth + 1 < self.m:
+            if depth + 1 < len(gains):
                 heapq.heappush(heap, (-max(ends[node + 1], 1e-9) * gains[depth + 1], node, depth + 1))
         nodes, parents, which = [], [], []
         for node, count in counts.items():
@@ -188,9 +197,17 @@ class PpdDrafting:
         return chance
 
 
+NOT_DRAFTED = {"num_beams": 1, "use_cache": True, "output_hidden_states": False, "output_attentions": False}
+
+
 def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
     """`PeftModel.generate` with an active PPD adapter drafts by itself."""
     embedding = prompt_embedding(self.model)
+    config = kwargs.get("generation_config") or self.model.generation_config
+    asked = {name: kwargs.get(name, getattr(config, name, None)) for name in NOT_DRAFTED}
+    if any(asked[name] not in (None, usual) for name, usual in NOT_DRAFTED.items()) or "inputs_embeds" in kwargs:
+        logger.warning_once("This call of generate cannot be drafted for (beams, no cache, hidden states): decoding plainly.")
+        return self.model.generate(*args, **kwargs)
     if kwargs.get("assistant_model") is None and "custom_generate" not in kwargs and embedding.prompts() is not None:
         kwargs["assistant_model"] = PpdDrafter.from_model(self.model)
     return self.model.generate(*args, **kwargs)

@@ -11,6 +11,7 @@ from peft import PeftModel
 from torch import LongTensor, Tensor
 from transformers import TrainingArguments
 
+from ...decoding.tree_attention import attention_windows
 from ...training.epochs import CountEpochs, ResumableTrainer
 from .rows import insertion_points, prompt_rows
 from .tuner import prompt_embedding
@@ -81,6 +82,9 @@ class PpdTrainer(ResumableTrainer):
     def __init__(self, model: PeftModel, args: TrainingArguments, options: PpdTraining | None = None, **kwargs: Any):
         args.remove_unused_columns = False
         self.options, self.config = options or PpdTraining(), model.active_peft_config
+        self.windows = attention_windows(model.get_base_model())
+        if self.windows is None:
+            raise ValueError("Prompt tokens need a model that takes a mask as given: load it with attn_implementation='sdpa'.")
         collator = PromptCollator(self.config.num_prompt_tokens, self.options.points, args.seed)
         super().__init__(model=model, args=args, data_collator=collator, **kwargs)
         self.add_callback(CountEpochs(collator))
@@ -103,11 +107,18 @@ class PpdTrainer(ResumableTrainer):
         prompts = embedding.prompts()[rows[0]["prompts"]].expand(batch_size, -1, -1)
         texts = embedding.base_layer(ids)
         sees = torch.stack([row["attention_mask"] for row in rows])[:, None].to(ids.device)
-        mask = torch.zeros(sees.shape, dtype=texts.dtype, device=ids.device).masked_fill_(~sees, torch.finfo(texts.dtype).min)
+        positions = torch.stack([row["position_ids"] for row in rows]).to(ids.device)
+        apart = positions[:, None, :, None] - positions[:, None, None]
+        masks = {}
+        for kind, window in self.windows.items():
+            seen = sees if window is None else sees & (apart < window)
+            mask = torch.zeros(seen.shape, dtype=texts.dtype, device=ids.device)
+            masks[kind] = mask.masked_fill_(~seen, torch.finfo(texts.dtype).min)
+        model.eval()  # a teacher without dropout; prompts have none
         logits = model(
             inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
-            attention_mask=mask,
-            position_ids=torch.stack([row["position_ids"] for row in rows]).to(ids.device),
+            attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,
+            position_ids=positions,
             use_cache=False,
         ).logits.float()
         guesses = logits[:, length:].unflatten(1, (points.shape[1], m, e)).mean(3)
