@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import LongTensor
@@ -24,8 +23,6 @@ from .serve import make_verifier
 from .stats import RoundTrace, SpeculationStats
 
 logger = logging.get_logger(__name__)
-# Drafters that did not pay when they last assisted a target: the next call begins without them, and looks again later.
-_given_up: WeakKeyDictionary[PreTrainedModel, WeakSet] = WeakKeyDictionary()
 
 
 @dataclass
@@ -96,7 +93,7 @@ def speculative_decoding(
         logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
     latency = row_latency(model) if config.tree_size == "auto" and not chain else None
     adaptive = config.never_slower and rule_name in ("greedy", "sample_match")
-    pace = Pace(config.num_draft_tokens, chain, latency, adaptive, batch_size, hopeful=drafter not in _given_up.get(model, ()))
+    pace = Pace(config.num_draft_tokens, chain, latency, adaptive, batch_size)
     first, reads_more_than_ids = True, any(v is not None for k, v in model_kwargs.items() if k == "inputs_embeds" or "pixel" in k)
     while not all(row.finished for row in rows):
         # 1. draft
@@ -169,9 +166,6 @@ def speculative_decoding(
         streamer.end()
     stats.total_seconds = perf_counter() - started
     drafter.last_stats = stats
-    if adaptive:
-        remembered = _given_up.setdefault(model, WeakSet())
-        (remembered.add if pace.given_up else remembered.discard)(drafter)
     sequences, scores, raw = collect(rows, buffer, generation_config)
     if not keeps:
         return sequences

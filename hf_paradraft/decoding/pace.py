@@ -28,17 +28,10 @@ class Pace:
         latency: seconds of a target forward by its rows, where they were measured.
         adaptive: whether to decide anything; if not, K tokens are drafted in every round.
         batch_size: rows of the call.
-        hopeful: whether to begin with drafts.
     """
 
     def __init__(
-        self,
-        num_draft_tokens: int,
-        chain: bool,
-        latency: Callable | None = None,
-        adaptive: bool = True,
-        batch_size: int = 1,
-        hopeful: bool = True,
+        self, num_draft_tokens: int, chain: bool, latency: Callable | None = None, adaptive: bool = True, batch_size: int = 1
     ):
         self.num_draft_tokens, self.chain, self.latency, self.adaptive = num_draft_tokens, chain, latency, adaptive
         self.batch_size = batch_size
@@ -54,8 +47,6 @@ class Pace:
         self.hits = numpy.full(num_draft_tokens + 1, 2.0)
         self.mass = numpy.full(num_draft_tokens + 1, 2.0)
         self.rounds, self.drafted, self.wait, self.pause = 0, 0, 0, 8
-        if not hopeful:  # the last call found drafting not to pay: look once, later
-            self.drafted, self.wait, self.pause = TRIAL, 16, 32
 
     @property
     def factors(self) -> numpy.ndarray:
@@ -64,15 +55,12 @@ class Pace:
 
     def depth(self) -> int:
         """How many tokens to draft in the next round; 0 for none."""
-        if not self.adaptive:
+        if not self.adaptive or self.drafted < TRIAL + 1:
             return self.num_draft_tokens
         if self.wait > 0:
             self.wait -= 1
             return 0
-        if self.drafted < TRIAL + 1:
-            return self.num_draft_tokens
         if (best := self._best()) > 0:
-            self.pause = 8
             return best
         if len(self.plain) < 2:
             return 0
@@ -80,11 +68,6 @@ class Pace:
         self.wait, self.pause = self.pause, min(2 * self.pause, 256)
         self.drafted = TRIAL - 1
         return 0
-
-    @property
-    def given_up(self) -> bool:
-        """Whether drafting did not pay when it was last looked at."""
-        return self.adaptive and self.pause > 8
 
     def _best(self) -> int:
         """The number of drafts that promises the most tokens per second; 0 where none beats plain decoding."""

@@ -42,18 +42,6 @@ def test_a_good_drafter_is_never_interrupted():
     assert seconds < 400 / 3
 
 
-def test_the_next_call_begins_without_it():
-    pace = Pace(K, chain=True)
-    play(pace, 100, lambda done: 0)
-    assert pace.given_up
-    seconds, depths = play(Pace(K, chain=True, hopeful=False), 100, lambda done: 0)
-    assert seconds < 1.05 * 100 * 1.02
-    pace = Pace(K, chain=True, hopeful=False)
-    _, depths = play(pace, 400, lambda done: 5)
-    assert depths[-20:].count(K) == 20
-    assert not pace.given_up
-
-
 def test_drafting_comes_back():
     _, depths = play(Pace(K, chain=True), 2000, lambda done: 0 if done < 300 else 5)
     assert depths.count(0) > 150
