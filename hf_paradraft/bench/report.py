@@ -121,9 +121,12 @@ def plot(rows: Sequence[dict[str, Any]], file: Path) -> None:
     categories = [*rows[0]["by_category"], "average"]
     figure, axes = pyplot.subplots(figsize=(1.9 * len(categories), 4), layout="constrained")
     width = 0.8 / len(rows)
+    colours = pyplot.get_cmap("tab20")
     for index, row in enumerate(rows):
         heights = [*row["by_category"].values(), row["speedup"]]
-        axes.bar([i + index * width for i in range(len(categories))], heights, width, label=row["method"])
+        axes.bar(
+            [i + index * width for i in range(len(categories))], heights, width, label=row["method"], color=colours(index % 20)
+        )
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks([i + 0.4 - width / 2 for i in range(len(categories))], categories)
     axes.set_ylabel("tokens per second ÷ plain generate's")
