@@ -58,7 +58,8 @@ STAGES = (
     Stage("draft", None, 3, 450, 0.01, 0.5, 0),
     Stage("target-16", "target-4b", 16, 480, 0.008, 0.7, 1800, HARDER),
     Stage("target-16b", "target-16", 16, 3000, 0.008, 0.8, 2280, HARDER),
-    Stage("target", "target-16b", 16, 900, 0.005, 1.0, 5280, HARDEST),
+    Stage("target-16c", "target-16b", 16, 900, 0.005, 1.0, 5280, HARDEST),
+    Stage("target", "target-16c", 16, 1500, 0.008, 0.8, 6180, HARDEST),
 )
 REGENERATED_PER_CATEGORY, REFERENCES_PER_CATEGORY = 400, 5000  # where the target is right, both are the same
 PARD_STEPS = 2400
