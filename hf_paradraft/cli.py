@@ -204,13 +204,20 @@ def regenerate(
     console.print(f"{rows} rows written to {output}")
 
 
+TrainFile = Annotated[str, typer.Option(help="JSON lines with 'text' or 'messages', or a Hub dataset.")]
+MaxSteps = Annotated[int, typer.Option(help="Optimiser steps; -1: by epochs.")]
+MaxLength = Annotated[int, typer.Option(help="Tokens of a sample at most; longer ones are cut.")]
+Resume = Annotated[bool, typer.Option(help="Go on from the last checkpoint in the output folder.")]
+Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that has files.")]
+
+
 @train.command(
     "pard",
     epilog="Example: paradraft train pard --model DIR --train-file answers.jsonl --output-dir OUT --mask-token-id 4",
 )
 def train_pard(
     model: Annotated[str, typer.Option(help="The small causal LM to teach: folder or Hub id.")],
-    train_file: Annotated[str, typer.Option(help="JSON lines with 'text' or 'messages', or a Hub dataset.")],
+    train_file: TrainFile,
     output_dir: Annotated[Path, typer.Option(help="Where the drafter and its checkpoints go.")],
     mask_token_id: Annotated[int | None, typer.Option(help="Id of the mask token; default: the tokenizer's or config's.")] = None,
     eval_file: Annotated[str | None, typer.Option(help="Rows for the loss by depth.")] = None,
@@ -218,45 +225,24 @@ def train_pard(
     num_depths: Annotated[int, typer.Option(help="K: tokens drafted in training.")] = 8,
     cod_ratio: Annotated[float, typer.Option(help="r of conditional output dropping, in (0, 1].")] = 0.7,
     cod_min_ratio: Annotated[float, typer.Option(help="r_min, in (0, 1].")] = 0.2,
-    max_steps: Annotated[int, typer.Option(help="Optimiser steps; -1: by epochs.")] = -1,
+    max_steps: MaxSteps = -1,
     num_train_epochs: float = 4.0,
     per_device_train_batch_size: int = 8,
     gradient_accumulation_steps: int = 1,
     learning_rate: float = 1e-4,
     lr_scheduler_type: str = "linear",
     warmup_steps: int = 20,
-    max_length: Annotated[int, typer.Option(help="Tokens of a sample at most; longer ones are cut.")] = 512,
+    max_length: MaxLength = 512,
     save_steps: int = 500,
     seed: int = 0,
-    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the output folder.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Write into an output folder that has files.")] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Teach a small causal LM to draft K tokens in one forward. Many devices: run it under `accelerate launch`."""
+    options = {**locals()}
     from .drafters.pard.run import train_pard as run
 
-    run(
-        model=model,
-        train_file=train_file,
-        output_dir=output_dir,
-        mask_token_id=mask_token_id,
-        eval_file=eval_file,
-        target=target,
-        num_depths=num_depths,
-        cod_ratio=cod_ratio,
-        cod_min_ratio=cod_min_ratio,
-        max_length=max_length,
-        resume=resume,
-        overwrite=overwrite,
-        max_steps=max_steps,
-        num_train_epochs=num_train_epochs,
-        per_device_train_batch_size=per_device_train_batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        learning_rate=learning_rate,
-        lr_scheduler_type=lr_scheduler_type,
-        warmup_steps=warmup_steps,
-        save_steps=save_steps,
-        seed=seed,
-    )
+    run(**options)
 
 
 @train.command(
@@ -265,7 +251,7 @@ def train_pard(
 )
 def train_ppd(
     model: Annotated[str, typer.Option(help="The causal LM to speed up: folder or Hub id. It is not changed.")],
-    train_file: Annotated[str, typer.Option(help="JSON lines with 'text' or 'messages', or a Hub dataset.")],
+    train_file: TrainFile,
     output_dir: Annotated[Path, typer.Option(help="Where the adapter and its checkpoints go.")],
     eval_file: Annotated[str | None, typer.Option(help="Rows for the accuracy at each distance.")] = None,
     num_prompt_tokens: Annotated[int, typer.Option(help="m: how far ahead is guessed.")] = 3,
@@ -273,39 +259,21 @@ def train_ppd(
     points: Annotated[int, typer.Option(help="Insertion points in each text, at most.")] = 32,
     decay: Annotated[float, typer.Option(help="α, of the weight of each further distance.")] = 0.8,
     hard_labels: Annotated[bool, typer.Option(help="Learn the text's tokens, not the model's distribution.")] = False,
-    max_steps: Annotated[int, typer.Option(help="Optimiser steps; -1: by epochs.")] = -1,
+    max_steps: MaxSteps = -1,
     num_train_epochs: float = 1.0,
     per_device_train_batch_size: int = 4,
     learning_rate: float = 1e-2,
-    max_length: Annotated[int, typer.Option(help="Tokens of a sample at most; longer ones are cut.")] = 512,
+    max_length: MaxLength = 512,
     save_steps: int = 500,
     seed: int = 0,
-    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint in the output folder.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Write into an output folder that has files.")] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train prompt tokens that let a model draft for itself: a PEFT adapter of a few kilobytes."""
+    options = {**locals()}
     from .drafters.ppd.run import train_ppd as run
 
-    run(
-        model=model,
-        train_file=train_file,
-        output_dir=output_dir,
-        eval_file=eval_file,
-        num_prompt_tokens=num_prompt_tokens,
-        num_ensembles=num_ensembles,
-        points=points,
-        decay=decay,
-        hard_labels=hard_labels,
-        max_length=max_length,
-        resume=resume,
-        overwrite=overwrite,
-        max_steps=max_steps,
-        num_train_epochs=num_train_epochs,
-        per_device_train_batch_size=per_device_train_batch_size,
-        learning_rate=learning_rate,
-        save_steps=save_steps,
-        seed=seed,
-    )
+    run(**options)
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, TrainingArguments
+from transformers import AutoConfig, AutoTokenizer
 
+from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.metrics import acceptance
 from ...training.output import check_output, drop_old_checkpoints
@@ -62,18 +63,14 @@ def train_pard(
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
     if overwrite:
         drop_old_checkpoints(output_dir)
-    settings = {
-        "report_to": "none",
-        "logging_steps": 20,
-        "save_total_limit": 2,
+    usual = {
         "weight_decay": 0.01,
         "adam_beta2": 0.95,
-        "dataloader_pin_memory": torch.cuda.is_available(),
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
     }
     trainer = PardTrainer(
         drafter,
-        TrainingArguments(output_dir=str(output_dir), **{**settings, **arguments}),
+        training_arguments(output_dir, usual, arguments),
         cod,
         train_dataset=train_set,
         eval_dataset=eval_set,

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from peft import get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.output import check_output, drop_old_checkpoints
 from .config import PpdConfig
@@ -61,17 +62,10 @@ def train_ppd(
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
     if overwrite:
         drop_old_checkpoints(output_dir)
-    settings = {
-        "report_to": "none",
-        "logging_steps": 20,
-        "save_total_limit": 2,
-        "learning_rate": 1e-2,  # the paper's
-        "lr_scheduler_type": "cosine",
-        "dataloader_pin_memory": torch.cuda.is_available(),
-    }
+    usual = {"learning_rate": 1e-2, "lr_scheduler_type": "cosine"}  # the paper's
     trainer = PpdTrainer(
         adapted,
-        TrainingArguments(output_dir=str(output_dir), **{**settings, **arguments}),
+        training_arguments(output_dir, usual, arguments),
         options,
         train_dataset=train_set,
         eval_dataset=eval_set,
