@@ -63,6 +63,7 @@ DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hu
 Parent = Annotated[str | None, typer.Option(help="An autoregressive small model, for transformers' assisted generation.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")]
 NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
+MaxLength = Annotated[int, typer.Option(help="Tokens of a sample at most; longer ones are cut.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
 
 
@@ -204,9 +205,38 @@ def regenerate(
     console.print(f"{rows} rows written to {output}")
 
 
+@app.command(epilog="Example: paradraft calibrate my-adapter --data answers.jsonl")
+def calibrate(
+    adapter: Annotated[Path, typer.Argument(help="Folder of a PPD adapter; its adapter_config.json is written anew.")],
+    data: Annotated[str, typer.Option(help="Rows it was not trained on, best answered by the model itself.")],
+    model: Annotated[str | None, typer.Option(help="The base model; default: the one that the adapter names.")] = None,
+    max_length: MaxLength = 512,
+    dtype: DtypeOption = Dtype.auto,
+) -> None:
+    """Count how often prompt tokens guess right, and show which number of rows is fastest here."""
+    from .drafters.ppd.calibration import calibrate_folder
+    from .trees.latency import row_latency
+    from .trees.sparse import sizes
+
+    chosen = fast_dtype() if dtype == Dtype.auto else getattr(torch, dtype)
+    adapted = calibrate_folder(adapter, data, model, max_length, chosen)
+    config, latency = adapted.active_peft_config, row_latency(adapted.get_base_model())
+    right = Table("distance", *(f"rank {rank}" for rank in range(1, 6)), title="Right guesses, %")
+    for distance, rates in enumerate(config.accuracy, 1):
+        right.add_row(str(distance), *(f"{100 * rate:.1f}" for rate in rates[:5]))
+    console.print(right)
+    found = sizes(config.accuracy, config.num_ensembles, latency)
+    best = max(found, key=lambda size: size.tau / size.seconds)
+    table = Table("rows", "τ", "ms", "× plain", title="Promised, by rows of a round")
+    for size in found:
+        speed = f"{size.tau * float(latency(1)) / size.seconds:.2f}"
+        cells = [str(1 + size.rows), f"{size.tau:.2f}", f"{1000 * size.seconds:.1f}", speed]
+        table.add_row(*cells, style="bold green" if size is best else "")
+    console.print(table)
+
+
 TrainFile = Annotated[str, typer.Option(help="JSON lines with 'text' or 'messages', or a Hub dataset.")]
 MaxSteps = Annotated[int, typer.Option(help="Optimiser steps; -1: by epochs.")]
-MaxLength = Annotated[int, typer.Option(help="Tokens of a sample at most; longer ones are cut.")]
 Resume = Annotated[bool, typer.Option(help="Go on from the last checkpoint in the output folder.")]
 Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that has files.")]
 

@@ -5,6 +5,7 @@ most probable paths always form a tree (a path is never less probable than its c
 probable one finds them in O(N log N): after a node come its next-best sibling and its best child, and nothing else.
 """
 
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import exp
 
@@ -13,6 +14,49 @@ import torch
 from torch import Tensor
 
 from ..decoding.draft import Draft
+
+
+@dataclass
+class Paths:
+    """A tree of guesses by rank, most probable first: parents come before children, and the first n nodes are the best n.
+
+    Attributes:
+        parents: of the nodes; -1 is the root.
+        depths: from 0.
+        ranks: which guess of its depth each node is; 0 is the best.
+        beliefs: the chance of each node, given its parent.
+        reach: the chance of the whole path to it.
+    """
+
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    beliefs: list[float] = field(default_factory=list)
+    reach: list[float] = field(default_factory=list)
+
+
+def best_paths(scores: list[list[float]], num_nodes: int) -> Paths:
+    """The most probable paths.
+
+    Args:
+        scores: by depth and rank, log-probabilities that fall from rank to rank.
+        num_nodes: N; fewer come back only if there are no more.
+    """
+    paths = Paths()
+    heap = [(-scores[0][0], 0, 0, -1, 0.0)]  # (minus log-probability, depth, rank, parent, the parent's log-probability)
+    while heap and len(paths.parents) < num_nodes:
+        cost, depth, rank, parent, base = heappop(heap)
+        node = len(paths.parents)
+        paths.parents.append(parent)
+        paths.depths.append(depth)
+        paths.ranks.append(rank)
+        paths.beliefs.append(exp(scores[depth][rank]))
+        paths.reach.append(exp(-cost))
+        if rank + 1 < len(scores[depth]):
+            heappush(heap, (-(base + scores[depth][rank + 1]), depth, rank + 1, parent, base))
+        if depth + 1 < len(scores):
+            heappush(heap, (cost - scores[depth + 1][0], depth + 1, 0, node, -cost))
+    return paths
 
 
 def best_first_tree(logits: Tensor, num_nodes: int, factors: numpy.ndarray | None = None) -> Draft:
@@ -32,23 +76,9 @@ def best_first_tree(logits: Tensor, num_nodes: int, factors: numpy.ndarray | Non
     """
     if num_nodes < 1:
         raise ValueError(f"A tree needs at least one node, but num_nodes is {num_nodes}.")
-    depth, width = logits.shape[0], min(num_nodes, logits.shape[1])
-    top, ids = logits.float().log_softmax(-1).topk(width, dim=-1)
+    top, ids = logits.float().log_softmax(-1).topk(min(num_nodes, logits.shape[1]), dim=-1)
     if factors is not None:
         top = top + torch.from_numpy(factors).to(top)[:, None].log()
-    scores, tokens = top.tolist(), ids.tolist()
-    heap = [(-scores[0][0], 0, 0, -1, 0.0)]  # (minus log-probability, depth, rank, parent, the parent's log-probability)
-    chosen: list[int] = []
-    parents: list[int] = []
-    beliefs: list[float] = []
-    while heap and len(chosen) < num_nodes:
-        cost, d, rank, parent, base = heappop(heap)
-        node = len(chosen)
-        chosen.append(tokens[d][rank])
-        parents.append(parent)
-        beliefs.append(exp(scores[d][rank]))
-        if rank + 1 < width:
-            heappush(heap, (-(base + scores[d][rank + 1]), d, rank + 1, parent, base))
-        if d + 1 < depth:
-            heappush(heap, (cost - scores[d + 1][0], d + 1, 0, node, -cost))
-    return Draft(torch.tensor(chosen, device=logits.device), parents, beliefs=beliefs)
+    paths, tokens = best_paths(top.tolist(), num_nodes), ids.tolist()
+    chosen = [tokens[depth][rank] for depth, rank in zip(paths.depths, paths.ranks, strict=True)]
+    return Draft(torch.tensor(chosen, device=logits.device), paths.parents, beliefs=paths.beliefs)

@@ -16,9 +16,12 @@ NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
 TARGETS = {name: tiny_model(name) for name in NAMES}
 
 
-def adapter_for(name, m=3, e=1):
+def adapter_for(name, m=3, e=1, calibrated=False):
     torch.manual_seed(0)
-    drafter = PpdDrafter.from_model(get_peft_model(tiny_model(name), PpdConfig(num_prompt_tokens=m, num_ensembles=e)))
+    config = PpdConfig(num_prompt_tokens=m, num_ensembles=e)
+    if calibrated:
+        config.accuracy = [[0.4 * 0.8**distance * 0.6**rank for rank in range(16)] for distance in range(m)]
+    drafter = PpdDrafter.from_model(get_peft_model(tiny_model(name), config))
     drafter.speculation_config.never_slower = False
     return drafter
 
@@ -31,10 +34,12 @@ def adapter_for(name, m=3, e=1):
     st.integers(1, 3),
     st.integers(1, 24),
     st.sampled_from([None, "static"]),
+    st.booleans(),
 )
-def test_output_is_plain_generates(name, prompts, m, e, more, cache):
-    target, drafter = TARGETS[name], adapter_for(name, m, e)
-    drafter.speculation_config.tree_size = m * e + more
+def test_output_is_plain_generates(name, prompts, m, e, more, cache, calibrated):
+    target, drafter = TARGETS[name], adapter_for(name, m, e, calibrated)
+    if not calibrated or more % 2:
+        drafter.speculation_config.tree_size = m * e + more
     for ids in [torch.tensor([prompt]) for prompt in prompts] if len(prompts) == 1 else []:
         options = {"do_sample": False, "max_new_tokens": 25}
         plain = target.generate(ids, **options)
@@ -114,7 +119,7 @@ def test_options_that_prompts_cannot_serve(options, prompt):
     drafter = adapter_for("llama")
     drafter.speculation_config = pd.SpeculationConfig(**{"num_draft_tokens": 3, "tree_size": 9, **options})
     do_sample = options.get("acceptance") == "rejection"
-    with pytest.raises(ValueError, match=r"rows|not sampled"):
+    with pytest.raises(ValueError, match=r"rows|not sampled|calibrated"):
         TARGETS["llama"].generate(prompt, max_new_tokens=3, do_sample=do_sample, assistant_model=drafter)
 
 

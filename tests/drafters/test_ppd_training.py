@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.ppd import PpdConfig
+from hf_paradraft.drafters.ppd.guess import guess_at
 from hf_paradraft.drafters.ppd.rows import insertion_points, prompt_rows
 from hf_paradraft.drafters.ppd.run import train_ppd
 from hf_paradraft.drafters.ppd.training import PpdTrainer, PpdTraining, PromptCollator
@@ -59,7 +60,7 @@ def test_one_forward_gives_what_each_insertion_would(tmp_path, e):
     points = torch.tensor([[0, 3, 4], [2, 4, -1]])
     base = trainer.model.get_base_model()
     with torch.no_grad():
-        guesses, teachers, tokens = trainer.guess(trainer.model, ids, points)
+        guesses, teachers, tokens = guess_at(base, base, trainer.config, ids, points)
         assert guesses.shape[:2] == teachers.shape[:2] == tokens.shape == (5, 2)
         embedding = prompt_embedding(base)
         wanted = [(row, int(t)) for row in range(2) for t in points[row] if t >= 0]

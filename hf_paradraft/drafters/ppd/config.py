@@ -21,15 +21,18 @@ class PpdConfig(PeftConfig):
         num_ensembles: E, embeddings per prompt token, whose guesses are averaged.
         hidden_size: of the base model; filled in when the adapter is made.
         vocab_size: of the base model's embedding; prompt `i` of ensemble `e` has the id `vocab_size + i·E + e`.
+        accuracy: m rows, what `paradraft calibrate` counted: `accuracy[d][r]` is how often the guess of rank `r` at distance
+            `d + 1` was right where all before it were. None: trees go by the guesses' own probabilities.
 
     Raises:
-        ValueError: m or E below 1.
+        ValueError: m or E below 1, or an accuracy that is not m rows of chances.
     """
 
     num_prompt_tokens: int = field(default=3, metadata={"help": "How many tokens ahead are guessed."})
     num_ensembles: int = field(default=1, metadata={"help": "Embeddings per prompt token."})
     hidden_size: int | None = field(default=None, metadata={"help": "Of the base model."})
     vocab_size: int | None = field(default=None, metadata={"help": "Of the base model's embedding."})
+    accuracy: list[list[float]] | None = field(default=None, metadata={"help": "By distance and rank, counted on text."})
     target_modules: None = field(default=None, metadata={"help": "Always the input embedding; PEFT asks for the name."})
 
     def __post_init__(self):
@@ -39,6 +42,11 @@ class PpdConfig(PeftConfig):
         for name in ("num_prompt_tokens", "num_ensembles"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, but is {getattr(self, name)!r}.")
+        if self.accuracy is not None:
+            rows = [list(row) for row in self.accuracy]
+            falls = all(row and row[0] <= 1 and row == sorted(row, reverse=True) and row[-1] >= 0 for row in rows)
+            if len(rows) != self.num_prompt_tokens or not falls:
+                raise ValueError("accuracy must be one row of chances, falling by rank, for each prompt token: calibrate again.")
 
     @property
     def num_ids(self) -> int:

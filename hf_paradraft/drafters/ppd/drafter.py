@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,17 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding import Draft, Prefix, SpeculationConfig, SpeculationStats
+from ...decoding.pace import Pace
 from ...decoding.tree_attention import attention_windows
 from ...integration.files import local_folder
-from ...trees import best_first_tree
+from ...trees.best_first import Paths, best_paths
+from ...trees.latency import RowLatency
+from ...trees.sparse import SIZES, SparseTree, attach_prompts, build_trees, ends, sizes
 from .config import PpdConfig
 from .tuner import PpdModel, prompt_embedding
 
 logger = logging.get_logger(__name__)
+MAX_RANKS = 16  # guesses of one distance that a tree can hold
 
 
 class PpdDrafter:
@@ -30,7 +33,8 @@ class PpdDrafter:
     Args:
         prompts: `(m·E, hidden)`; row `i·E + e` is prompt `i` of ensemble `e`.
         config: of the adapter.
-        speculation_config: `tree_size` is the number of a round's rows beside the root's: guesses and prompts together.
+        speculation_config: `tree_size` is the number of a round's rows beside the root's, guesses and prompts together; default:
+            what is fastest on this hardware for a calibrated adapter, else a few.
 
     Attributes:
         last_stats: of the last `generate` call it assisted, or None.
@@ -38,7 +42,7 @@ class PpdDrafter:
 
     def __init__(self, prompts: Tensor, config: PpdConfig, speculation_config: SpeculationConfig | None = None):
         self.prompts, self.config = prompts, config
-        rows = max(15, 3 * config.num_ids)
+        rows = "auto" if config.accuracy is not None else max(15, 3 * config.num_ids)
         self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=rows)
         self.last_stats: SpeculationStats | None = None
 
@@ -106,11 +110,26 @@ class PpdDrafter:
             ValueError: options that prompt tokens cannot serve.
         """
         options, least = self.speculation_config, self.config.num_ids + 1
-        if not isinstance(options.tree_size, int) or options.tree_size < least:
+        if options.tree_size == "auto" and self.config.accuracy is None:
+            raise ValueError("tree_size='auto' needs a calibrated adapter: run paradraft calibrate, or give a number of rows.")
+        rows = SIZES[-1] if options.tree_size == "auto" else options.tree_size or 0
+        if rows < least:
             raise ValueError(f"tree_size={options.tree_size!r}: for prompt tokens it is a number of rows, here {least} at least.")
         if options.acceptance == "rejection":
             raise ValueError("Prompt tokens' guesses are not sampled, as acceptance='rejection' needs: use 'auto'.")
         return PpdDrafting(self)
+
+    def trees(self, latency: RowLatency | None, batch_size: int = 1) -> list[SparseTree]:
+        """A calibrated adapter's trees by state, of `tree_size` rows, or of the size that brings most tokens per second.
+
+        Args:
+            latency: of the target; asked for with `tree_size="auto"`.
+            batch_size: rows are this many times as many.
+        """
+        accuracy, e, size = self.config.accuracy, self.config.num_ensembles, self.speculation_config.tree_size
+        if size != "auto":
+            return build_trees(accuracy, size, e)
+        return max(sizes(accuracy, e, latency, batch_size), key=lambda found: found.tau / found.seconds).trees
 
 
 class PpdDrafting:
@@ -123,11 +142,15 @@ class PpdDrafting:
     def __init__(self, drafter: PpdDrafter):
         self.drafter = drafter
         self.m, self.e = drafter.config.num_prompt_tokens, drafter.config.num_ensembles
+        self.trees: list[SparseTree] | None = None
         self.drafts: list[Draft] = []
         self.guesses: list[Tensor | None] = []  # of each row, logits (k, V) for the tokens behind its last one
 
     def propose(self, prefixes: list[Prefix]) -> list[Draft]:
-        """Each row's best tree over the last guesses, with prompts below the nodes where the round is likely to end."""
+        """Each row's tree over its last guesses, with prompts below the nodes where the round is likely to end."""
+        if self.trees is None and self.drafter.config.accuracy is not None:
+            pace = prefixes[0].pace
+            self.trees = self.drafter.trees(pace.latency, pace.batch_size)
         self.guesses = self.guesses or [None] * len(prefixes)
         self.drafts = [self._draft(prefix, guess) for prefix, guess in zip(prefixes, self.guesses, strict=True)]
         return self.drafts
@@ -144,57 +167,36 @@ class PpdDrafting:
         self.drafts = []  # there may be no draft in the next round
 
     def _draft(self, prefix: Prefix, guess: Tensor | None) -> Draft:
-        empty = Draft.chain(prefix.ids[0, :0])
+        draft = Draft.chain(prefix.ids[0, :0])
         if not prefix.branches or prefix.room == 0:
-            return empty
-        budget = self.drafter.speculation_config.tree_size
-        width = min(self.drafter.config.vocab_size, prefix.vocab_size)
-        num_nodes = budget - self.m * self.e  # the root's own prompts are counted
-        if guess is None or num_nodes < 1:
-            tree = empty
-            tree.beliefs = []
+            return draft
+        if guess is None:
+            guess = self.drafter.prompts.new_zeros((0, 1))
+        guess = guess[: prefix.room, : min(self.drafter.config.vocab_size, prefix.vocab_size)]
+        ranks = max(map(len, self.drafter.config.accuracy)) if self.trees is not None else MAX_RANKS
+        top, ids = guess.topk(min(ranks, guess.shape[1]), dim=-1)
+        if self.trees is not None:
+            tree = self.trees[len(guess)]
         else:
-            factors = prefix.pace.factors[1 : 1 + min(len(guess), prefix.room)]
-            tree = best_first_tree(guess[: prefix.room, :width].to(prefix.ids.device), max(1, num_nodes // 2), factors)
-        return self._with_riders(tree, prefix, budget)
+            tree = self._tree_by_belief((top - guess.logsumexp(-1, keepdim=True)), prefix.pace)
+        if tree.paths.parents:
+            tokens = ids[tree.paths.depths, tree.paths.ranks].to(prefix.ids.device)
+            draft = Draft(tokens, tree.paths.parents, beliefs=tree.paths.beliefs)
+        draft.rider_nodes, draft.rider_parents, which = tree.riders(self.e)
+        draft.rider_embeddings = self.drafter.prompts[which]
+        return draft
 
-    def _with_riders(self, tree: Draft, prefix: Prefix, budget: int) -> Draft:
-        """Hang prompts below the nodes where they bring most: the chance to end there times what one more prompt adds."""
-        ends = [1.0] + [0.0] * len(tree)  # the chance that the round ends at the root, or at each node
-        for node, (belief, parent) in enumerate(zip(tree.beliefs, tree.parents, strict=True)):
-            ends[node + 1] = belief * self._reach(tree, parent)
-            ends[parent + 1] -= ends[node + 1]
-        accepted = (prefix.pace.held + 1) / (prefix.pace.tried + 2)
-        gains = accepted[1 : self.m + 1].cumprod()
-        heap = [(-max(ends[node + 1], 1e-9) * gains[0], node, 0) for node in range(-1, len(tree))]
-        heapq.heapify(heap)
-        counts = dict.fromkeys(range(-1, len(tree)), 0)
-        left = (budget - len(tree)) // self.e
-        while heap and left > 0:
-            _, node, depth = heapq.heappop(heap)
-            counts[node] = depth + 1
-            left -= 1
-            if depth + 1 < len(gains):
-                heapq.heappush(heap, (-max(ends[node + 1], 1e-9) * gains[depth + 1], node, depth + 1))
-        nodes, parents, which = [], [], []
-        for node, count in counts.items():
-            for prompt in range(count):
-                for ensemble in range(self.e):
-                    # A prompt sees the one before it of its own ensemble (PPD, ensemble mask).
-                    parents.append(node if prompt == 0 else len(tree) + len(nodes) - self.e)
-                    nodes.append(node)
-                    which.append(prompt * self.e + ensemble)
-        tree.rider_nodes, tree.rider_parents = nodes, parents
-        tree.rider_embeddings = self.drafter.prompts[which]
-        return tree
-
-    @staticmethod
-    def _reach(tree: Draft, node: int) -> float:
-        chance = 1.0
-        while node >= 0:
-            chance *= tree.beliefs[node]
-            node = tree.parents[node]
-        return chance
+    def _tree_by_belief(self, scores: Tensor, pace: Pace) -> SparseTree:
+        """Without calibration: the guesses' own probabilities, corrected by what came true in this call."""
+        budget = self.drafter.speculation_config.tree_size
+        factors = torch.from_numpy(pace.factors[1 : 1 + len(scores)]).to(scores)
+        num_nodes = (budget - self.m * self.e) // 2 if len(scores) else 0  # the root's own prompts are counted
+        paths = best_paths((scores + factors[:, None].log()).tolist(), max(1, num_nodes)) if num_nodes > 0 else Paths()
+        accepted = (pace.held + 1) / (pace.tried + 2)
+        values = [0.0, *accepted[1 : self.m + 1].cumprod().cumsum()]
+        chances = ends(paths)
+        room = min((budget - len(paths.parents)) // self.e, self.m * len(chances))
+        return SparseTree(paths, attach_prompts(chances, values, room))
 
 
 NOT_DRAFTED = {"num_beams": 1, "use_cache": True, "output_hidden_states": False, "output_attentions": False}

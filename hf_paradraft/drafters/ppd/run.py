@@ -7,13 +7,17 @@ from typing import Any
 import torch
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.output import check_output, drop_old_checkpoints
+from .calibration import calibrate
 from .config import PpdConfig
 from .drafter import PpdDrafter
 from .training import PpdTrainer, PpdTraining
+
+logger = logging.get_logger(__name__)
 
 
 def train_ppd(
@@ -37,7 +41,7 @@ def train_ppd(
         model: folder or Hub id of the causal LM, with its tokenizer; it is not changed.
         train_file: JSON lines or a Hub dataset, as for `load_rows`; best answered by the model itself.
         output_dir: new or empty, unless `resume` or `overwrite`.
-        eval_file: rows for the accuracy at each distance.
+        eval_file: rows for the accuracy at each distance, and to calibrate with.
         num_prompt_tokens: m.
         num_ensembles: E.
         points: where prompts are inserted in each text, at most.
@@ -84,6 +88,10 @@ def train_ppd(
     if eval_set is not None:
         record["eval"] = trainer.evaluate()
         print(json.dumps(record["eval"], indent=1))
+        try:
+            calibrate(adapted, eval_set)
+        except ValueError as error:
+            logger.warning("The adapter is saved without calibration. %s", error)
     adapted.eval().save_pretrained(output_dir)
     (output_dir / "paradraft.json").write_text(json.dumps({"training": record}, indent=1) + "\n")
     return PpdDrafter.from_model(adapted)

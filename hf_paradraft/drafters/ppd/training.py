@@ -8,13 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
-from torch import LongTensor, Tensor
+from torch import Tensor
 from transformers import TrainingArguments
 
-from ...decoding.tree_attention import attention_windows
 from ...training.epochs import CountEpochs, ResumableTrainer
-from .rows import insertion_points, prompt_rows
-from .tuner import prompt_embedding
+from .guess import check_takes_masks, guess_at
+from .rows import insertion_points
 
 
 @dataclass
@@ -82,54 +81,16 @@ class PpdTrainer(ResumableTrainer):
     def __init__(self, model: PeftModel, args: TrainingArguments, options: PpdTraining | None = None, **kwargs: Any):
         args.remove_unused_columns = False
         self.options, self.config = options or PpdTraining(), model.active_peft_config
-        self.windows = attention_windows(model.get_base_model())
-        if self.windows is None:
-            raise ValueError("Prompt tokens need a model that takes a mask as given: load it with attn_implementation='sdpa'.")
+        check_takes_masks(model.get_base_model())
         collator = PromptCollator(self.config.num_prompt_tokens, self.options.points, args.seed)
         super().__init__(model=model, args=args, data_collator=collator, **kwargs)
         self.add_callback(CountEpochs(collator))
 
-    def guess(self, model, ids: LongTensor, points: LongTensor) -> tuple[Tensor, Tensor, LongTensor]:
-        """One forward over texts and prompts.
-
-        Args:
-            model: as Trainer wraps it.
-            ids: int64 `(B, n)`.
-            points: int64 `(B, P)`, -1 for none.
-
-        Returns:
-            For the T points there are: the prompts' guesses and their teachers, logits `(T, m, V)`, the latter without gradient,
-            and the texts' own tokens `(T, m)`.
-        """
-        m, e, (batch_size, length) = self.config.num_prompt_tokens, self.config.num_ensembles, ids.shape
-        rows = [prompt_rows(length, own.clamp(min=0).cpu(), m, e) for own in points]
-        embedding = prompt_embedding(self.accelerator.unwrap_model(model).get_base_model())
-        prompts = embedding.prompts()[rows[0]["prompts"]].expand(batch_size, -1, -1)
-        texts = embedding.base_layer(ids)
-        sees = torch.stack([row["attention_mask"] for row in rows])[:, None].to(ids.device)
-        positions = torch.stack([row["position_ids"] for row in rows]).to(ids.device)
-        apart = positions[:, None, :, None] - positions[:, None, None]
-        masks = {}
-        for kind, window in self.windows.items():
-            seen = sees if window is None else sees & (apart < window)
-            mask = torch.zeros(seen.shape, dtype=texts.dtype, device=ids.device)
-            masks[kind] = mask.masked_fill_(~seen, torch.finfo(texts.dtype).min)
-        model.eval()  # a teacher without dropout; prompts have none
-        logits = model(
-            inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
-            attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,
-            position_ids=positions,
-            use_cache=False,
-        ).logits.float()
-        guesses = logits[:, length:].unflatten(1, (points.shape[1], m, e)).mean(3)
-        behind = torch.stack([row["teachers"] for row in rows]).to(ids.device)
-        row = torch.arange(batch_size, device=ids.device)[:, None, None]
-        there = points >= 0
-        return guesses[there], logits[row, behind].detach()[there], ids[row, behind + 1][there]
-
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Any = None):
         """`Σ αⁱ KL(Pᵢ ‖ Qᵢ)`, a mean over points; with hard labels, cross-entropy instead."""
-        guesses, teachers, tokens = self.guess(model, inputs["input_ids"], inputs["points"])
+        base = self.accelerator.unwrap_model(model).get_base_model()
+        model.eval()  # a teacher without dropout; prompts have none
+        guesses, teachers, tokens = guess_at(model, base, self.config, inputs["input_ids"], inputs["points"])
         if self.options.hard_labels:
             losses = F.cross_entropy(guesses.flatten(0, 1), tokens.flatten(), reduction="none").view(tokens.shape)
         else:

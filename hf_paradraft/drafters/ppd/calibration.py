@@ -1,0 +1,120 @@
+"""How often a prompt's guesses are right, by distance and rank: what sparse trees are built from (PPD, section 4.3)."""
+
+import os
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ...training.data import encode_rows, load_rows
+from .config import PpdConfig
+from .drafter import MAX_RANKS
+from .guess import check_takes_masks, guess_at
+from .training import PromptCollator
+
+LEAST_POINTS = 50
+
+
+def rank_counts(guesses: Tensor, teachers: Tensor, tokens: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
+    """Count right guesses where they would be judged.
+
+    A guess at distance `d` counts only where the text is what the model itself would say up to there, and where all guesses
+    before it held the right token among their first ones, for no tree gets there otherwise.
+
+    Args:
+        guesses, teachers: logits `(T, m, V)`, from `guess_at`.
+        tokens: int64 `(T, m)`, of the text.
+        ranks: R.
+
+    Returns:
+        Hits `(m, R)` and tries `(m,)`, float64.
+    """
+    own = teachers.argmax(-1)
+    hits = guesses.topk(ranks, dim=-1).indices == own[..., None]
+    follows = torch.nn.functional.pad(((own == tokens) & hits.any(-1))[:, :-1].cumprod(1), (1, 0), value=1).bool()
+    return (hits & follows[..., None]).double().sum(0).cpu(), follows.double().sum(0).cpu()
+
+
+@torch.no_grad()
+def calibrate(model: PeftModel, samples: Dataset, points: int = 32, batch_size: int = 4, seed: int = 0) -> list[list[float]]:
+    """`a[d][r]` of the active adapter, which is also set in its config.
+
+    Args:
+        model: with an active PPD adapter.
+        samples: encoded rows that the adapter was not trained on, best answered by the model itself.
+        points: places in each text, at most.
+        batch_size: texts in a forward.
+        seed: of the places.
+
+    Raises:
+        ValueError: a model that takes no masks, or too few places to count at.
+    """
+    base, config = model.get_base_model(), model.active_peft_config
+    check_takes_masks(base)
+    model.eval()
+    ranks = min(MAX_RANKS, config.vocab_size)
+    collator = PromptCollator(config.num_prompt_tokens, points, seed)
+    hits, tries = torch.zeros(config.num_prompt_tokens, ranks), torch.zeros(config.num_prompt_tokens)
+    lengths = list(samples["length"])
+    order = sorted(range(len(samples)), key=lengths.__getitem__)
+    for begin in tqdm(range(0, len(samples), batch_size), desc="calibrate", leave=False):
+        some = collator([samples[index] for index in order[begin : begin + batch_size]])
+        found = guess_at(base, base, config, some["input_ids"].to(base.device), some["points"].to(base.device))
+        more = rank_counts(*found, ranks)
+        hits, tries = hits + more[0], tries + more[1]
+    if tries[0] < LEAST_POINTS:
+        raise ValueError(f"Only {int(tries[0])} places to count at: give more or longer rows ({LEAST_POINTS} places at least).")
+    # Few counts are no proof of impossibility, and a tree needs chances that fall with the rank.
+    rates = (hits / tries[:, None].clamp(min=1)).cummin(1).values
+    config.accuracy = [[round(rate, 5) for rate in row] for row in rates.tolist()]
+    return config.accuracy
+
+
+def save_accuracy(folder: Path, config: PpdConfig) -> None:
+    """Write the config beside the adapter's weights, whole or not at all."""
+    written = folder / ".calibrated"
+    config.save_pretrained(str(written))
+    os.replace(written / "adapter_config.json", folder / "adapter_config.json")
+    written.rmdir()
+
+
+def calibrate_folder(
+    adapter: str | Path,
+    data: str | Path,
+    model: str | Path | None = None,
+    max_length: int = 512,
+    dtype: torch.dtype = torch.float32,
+) -> PeftModel:
+    """Calibrate the adapter in a folder; what `paradraft calibrate` does.
+
+    Args:
+        adapter: its folder; `adapter_config.json` is written anew.
+        data: JSON lines or a Hub dataset, as for `load_rows`.
+        model: the base model, folder or Hub id; default: the one the adapter names.
+        max_length: tokens of a sample at most.
+        dtype: of the base model.
+
+    Returns:
+        The base model with the calibrated adapter.
+
+    Raises:
+        ValueError, OSError: something about the inputs is wrong; nothing has been written then.
+    """
+    folder = Path(adapter)
+    if not (folder / "adapter_config.json").exists():
+        raise OSError(f"{folder} holds no adapter: give the folder that paradraft train ppd wrote.")
+    config = PpdConfig.from_pretrained(str(folder))
+    name = model or config.base_model_name_or_path
+    if name is None:
+        raise ValueError("The adapter does not name its base model: pass --model.")
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    samples = encode_rows(load_rows(data), tokenizer, max_length)
+    place = {"device_map": "auto"} if torch.cuda.is_available() else {}
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **place), str(folder))
+    config.accuracy = calibrate(adapted, samples)
+    save_accuracy(folder, config)
+    return adapted

@@ -1,0 +1,64 @@
+"""What prompts guess at many places of a text, and what the model itself says there: one forward."""
+
+from collections.abc import Callable
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import PreTrainedModel
+
+from ...decoding.tree_attention import attention_windows
+from .config import PpdConfig
+from .rows import prompt_rows
+from .tuner import prompt_embedding
+
+
+def check_takes_masks(model: PreTrainedModel) -> None:
+    """Refuse a model in which prompts cannot be hidden from the text.
+
+    Raises:
+        ValueError: it takes no explicit mask.
+    """
+    if attention_windows(model) is None:
+        raise ValueError("Prompt tokens need a model that takes a mask as given: load it with attn_implementation='sdpa'.")
+
+
+def guess_at(
+    forward: Callable, base: PreTrainedModel, config: PpdConfig, ids: LongTensor, points: LongTensor
+) -> tuple[Tensor, Tensor, LongTensor]:
+    """Insert an adapter's prompts behind every point and run the model once.
+
+    Args:
+        forward: the model to call, as it may be wrapped for training.
+        base: the model itself, with an active adapter.
+        config: of the adapter.
+        ids: int64 `(B, n)`.
+        points: int64 `(B, P)`, -1 for none.
+
+    Returns:
+        For the T points there are: the prompts' guesses and their teachers, logits float32 `(T, m, V)`, the latter without
+        gradient, and the texts' own tokens `(T, m)`.
+    """
+    m, e, (batch_size, length) = config.num_prompt_tokens, config.num_ensembles, ids.shape
+    rows = [prompt_rows(length, own.clamp(min=0).cpu(), m, e) for own in points]
+    embedding = prompt_embedding(base)
+    prompts = embedding.prompts()[rows[0]["prompts"]].expand(batch_size, -1, -1)
+    texts = embedding.base_layer(ids)
+    sees = torch.stack([row["attention_mask"] for row in rows])[:, None].to(ids.device)
+    positions = torch.stack([row["position_ids"] for row in rows]).to(ids.device)
+    apart = positions[:, None, :, None] - positions[:, None, None]
+    masks = {}
+    for kind, window in attention_windows(base).items():
+        seen = sees if window is None else sees & (apart < window)
+        mask = torch.zeros(seen.shape, dtype=texts.dtype, device=ids.device)
+        masks[kind] = mask.masked_fill_(~seen, torch.finfo(texts.dtype).min)
+    logits = forward(
+        inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
+        attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,
+        position_ids=positions,
+        use_cache=False,
+    ).logits.float()
+    guesses = logits[:, length:].unflatten(1, (points.shape[1], m, e)).mean(3)
+    behind = torch.stack([row["teachers"] for row in rows]).to(ids.device)
+    row = torch.arange(batch_size, device=ids.device)[:, None, None]
+    there = points >= 0
+    return guesses[there], logits[row, behind].detach()[there], ids[row, behind + 1][there]

@@ -1,0 +1,161 @@
+"""PPD's dynamic sparse trees: guesses to verify, and prompts below them for the next round's guesses (PPD, section 4.3).
+
+A round is in state `k` if `k` prompts hung below the node where the last one ended: then it has guesses for `k` distances. Each
+state has a tree of its own; where its round ends decides the next state, so the states are a Markov chain, and what counts is
+what the trees bring on average over its stationary distribution.
+"""
+
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import log
+
+import numpy
+
+from .best_first import Paths, best_paths
+from .latency import RowLatency
+
+SIZES = (4, 6, 8, 10, 12, 15, 18, 22, 26, 31, 40, 50, 63)  # rows beside the root that are compared
+
+
+@dataclass
+class SparseTree:
+    """What is read in a round that begins in one state.
+
+    Attributes:
+        paths: the candidates.
+        prompts: how many prompts hang below the root, then below each node.
+    """
+
+    paths: Paths
+    prompts: list[int]
+
+    @property
+    def gain(self) -> float:
+        """f: how many candidates are accepted on average."""
+        return sum(self.paths.reach)
+
+    def riders(self, num_ensembles: int) -> tuple[list[int], list[int], list[int]]:
+        """The prompts as rows of a draft of N nodes: each one's node, what it sees (`N + r` is rider `r`), and which it is.
+
+        The E embeddings of one prompt stand together; each sees the one before it of its own ensemble.
+        """
+        nodes: list[int] = []
+        parents: list[int] = []
+        which: list[int] = []
+        for node, count in enumerate(self.prompts, -1):
+            for prompt in range(count):
+                for ensemble in range(num_ensembles):
+                    parents.append(node if prompt == 0 else len(self.paths.parents) + len(nodes) - num_ensembles)
+                    nodes.append(node)
+                    which.append(prompt * num_ensembles + ensemble)
+        return nodes, parents, which
+
+
+def ends(paths: Paths) -> list[float]:
+    """The chance that a round ends at the root, then at each node."""
+    chances = [1.0, *paths.reach]
+    for parent, reach in zip(paths.parents, paths.reach, strict=True):
+        chances[parent + 1] -= reach
+    return [max(chance, 0.0) for chance in chances]
+
+
+def attach_prompts(chances: list[float], values: list[float], budget: int) -> list[int]:
+    """Which node gets how many prompts: all get m, then the least useful go, one at a time, until `budget` are left.
+
+    Args:
+        chances: that the round ends at each node, from `ends`.
+        values: of a next round that begins with 0 … m prompts; taking the `i`-th from a node loses its chance times
+            `values[i] - values[i - 1]`.
+        budget: prompts in all.
+    """
+    counts = [len(values) - 1] * len(chances)
+    heap = [(chance * (values[-1] - values[-2]), -node) for node, chance in enumerate(chances)]
+    heapify(heap)
+    for _ in range(sum(counts) - budget):
+        _, node = heappop(heap)
+        counts[-node] -= 1
+        if (count := counts[-node]) > 0:
+            heappush(heap, (chances[-node] * (values[count] - values[count - 1]), node))
+    return counts
+
+
+def transitions(trees: list[SparseTree]) -> numpy.ndarray:
+    """`(m + 1, m + 1)`: from the state of each tree, the chance of each next one."""
+    table = numpy.zeros((len(trees), len(trees)))
+    for state, tree in enumerate(trees):
+        for chance, count in zip(ends(tree.paths), tree.prompts, strict=True):
+            table[state, count] += chance
+    return table / table.sum(1, keepdims=True)
+
+
+def stationary(table: numpy.ndarray) -> numpy.ndarray:
+    """The share of rounds in each state in the long run, from state 0, which is how a text begins."""
+    lazy = (table + numpy.eye(len(table))) / 2  # the same shares, and no periods
+    return numpy.linalg.matrix_power(lazy, 2**20)[0]
+
+
+def amortised_gain(trees: list[SparseTree]) -> float:
+    """R: candidates accepted per round in the long run; τ is one more."""
+    return float(stationary(transitions(trees)) @ [tree.gain for tree in trees])
+
+
+def build_trees(accuracy: list[list[float]], budget: int, num_ensembles: int = 1) -> list[SparseTree]:
+    """The trees of states 0 … m with the best amortised gain, over all splits of the rows between candidates and prompts.
+
+    Args:
+        accuracy: `a[d][r]`, the chance that the guess of rank `r` at distance `d` is right if all before it were; falls with `r`.
+        budget: rows of a round beside the root, candidates and prompts (each E rows) together; at least m·E.
+        num_ensembles: E.
+    """
+    m = len(accuracy)
+    scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
+    widest = [Paths()] + [best_paths(scores[:state], budget) for state in range(1, m + 1)]
+    best: tuple[float, list[SparseTree]] = (-1.0, [])
+    for num_nodes in range(1, budget - num_ensembles + 1):
+        states = [first(paths, num_nodes) for paths in widest]
+        values = [sum(paths.reach) for paths in states]
+        trees = []
+        for paths in states:
+            room = min((budget - len(paths.parents)) // num_ensembles, m * (1 + len(paths.parents)))
+            trees.append(SparseTree(paths, attach_prompts(ends(paths), values, room)))
+        best = max(best, (amortised_gain(trees), trees), key=lambda found: found[0])
+    return best[1]
+
+
+def first(paths: Paths, num_nodes: int) -> Paths:
+    """The best tree of fewer nodes."""
+    parts = paths.parents, paths.depths, paths.ranks, paths.beliefs, paths.reach
+    return Paths(*(part[:num_nodes] for part in parts))
+
+
+@dataclass
+class Size:
+    """What rounds of one size bring on this hardware.
+
+    Attributes:
+        rows: of a round beside the root.
+        trees: by state.
+        tau: new tokens per round that the accuracies promise, the target's own included.
+        seconds: of the target's forward.
+    """
+
+    rows: int
+    trees: list[SparseTree]
+    tau: float
+    seconds: float
+
+
+def sizes(accuracy: list[list[float]], num_ensembles: int, latency: RowLatency, batch_size: int = 1) -> list[Size]:
+    """The sizes that an adapter may choose from; the best is the one with most `tau` per second (PPD, section 4.5).
+
+    Args:
+        accuracy, num_ensembles: as for `build_trees`.
+        latency: of the target.
+        batch_size: a forward has this many times a round's rows.
+    """
+    found = []
+    for rows in SIZES:
+        if rows > len(accuracy) * num_ensembles:
+            trees = build_trees(accuracy, rows, num_ensembles)
+            found.append(Size(rows, trees, 1 + amortised_gain(trees), float(latency(batch_size * (1 + rows)))))
+    return found
