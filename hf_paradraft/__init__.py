@@ -11,6 +11,7 @@ from .decoding import Draft, Drafter, Drafting, Prefix, SpeculationConfig, Specu
 from .drafters.pard import PardCandidateGenerator, PardDrafter
 from .drafters.ppd import PpdConfig
 from .drafters.ppd.drafter import PpdDrafter
+from .drafters.ppd.prompted import PromptedDrafter
 from .integration.hook import install
 
 __version__ = version("hf-paradraft")
@@ -24,6 +25,7 @@ __all__ = [
     "PpdConfig",
     "PpdDrafter",
     "Prefix",
+    "PromptedDrafter",
     "SpeculationConfig",
     "SpeculationStats",
     "speculative_decoding",

@@ -8,15 +8,18 @@ import inspect
 import warnings
 from functools import wraps
 
-from transformers import GenerationMixin, __version__
+from peft import PeftModel
+from transformers import GenerationMixin, PreTrainedModel, __version__
 from transformers.generation import GenerationMode
 
-from ..decoding import speculative_decoding
+from ..decoding import Drafter, speculative_decoding
 from ..drafters.pard import PardDrafter
+from ..drafters.ppd import PpdModel
 from ..drafters.ppd.drafter import PpdDrafter
+from ..drafters.ppd.prompted import PromptedDrafter
 from .pairing import check_same_tokenizer
 
-OURS = (PardDrafter, PpdDrafter)
+OURS = (PardDrafter, PpdDrafter, PromptedDrafter)
 EXPECTED = {
     "_assisted_decoding": {
         "self", "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer",
@@ -44,14 +47,22 @@ def install() -> bool:
     return True
 
 
+def _drafter_of(target: PreTrainedModel, assistant: object) -> Drafter | None:
+    """The assistant if it is one of our drafters; for a model with a PPD adapter, the drafter that it is; else None."""
+    if isinstance(assistant, PeftModel) and isinstance(assistant.base_model, PpdModel):
+        return PpdDrafter.from_model(assistant) if assistant.get_base_model() is target else PromptedDrafter(assistant)
+    return assistant if isinstance(assistant, OURS) else None
+
+
 def _with_our_loop(original):
     @wraps(original)
     def assisted_decoding(self, input_ids, *args, assistant_model=None, **kwargs):
-        if not isinstance(assistant_model, OURS):
+        drafter = _drafter_of(self, assistant_model)
+        if drafter is None:
             return original(self, input_ids, *args, assistant_model=assistant_model, **kwargs)
         for name in ("inputs_tensor", "assistant_tokenizer", "tokenizer"):
             kwargs.pop(name, None)
-        return speculative_decoding(self, input_ids, *args, drafter=assistant_model, **kwargs)
+        return speculative_decoding(self, input_ids, *args, drafter=drafter, **kwargs)
 
     assisted_decoding.paradraft = True
     return assisted_decoding
@@ -60,8 +71,8 @@ def _with_our_loop(original):
 def _with_our_checks(original):
     @wraps(original)
     def validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
-        drafter = generation_mode_kwargs.get("assistant_model")
-        if isinstance(drafter, OURS):
+        drafter = _drafter_of(self, generation_mode_kwargs.get("assistant_model"))
+        if drafter is not None:
             if generation_config.num_beams > 1:
                 raise ValueError(f"Drafters serve greedy decoding and sampling, but num_beams is {generation_config.num_beams}.")
             tokenizers = [generation_mode_kwargs.get(name) for name in ("tokenizer", "assistant_tokenizer")]

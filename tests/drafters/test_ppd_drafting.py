@@ -134,3 +134,38 @@ def test_another_kind_of_adapter_is_no_drafter(tmp_path):
     get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="LORA"):
         pd.AutoDrafter.from_pretrained(tmp_path)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(NAMES),
+    st.lists(st.lists(st.integers(1, EOS - 1), min_size=4, max_size=4), min_size=1, max_size=3),
+    st.integers(1, 4),
+    st.sampled_from([None, 6]),
+)
+def test_a_prompted_model_drafts_for_another(name, prompts, m, tree_size):
+    torch.manual_seed(1)
+    small = get_peft_model(tiny_model(name), PpdConfig(num_prompt_tokens=m))
+    drafter = pd.PromptedDrafter(small, pd.SpeculationConfig(m + 1, tree_size=tree_size, never_slower=False))
+    ids = torch.tensor(prompts)
+    target = TARGETS["llama"]
+    options = {"do_sample": False, "max_new_tokens": 20, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+    plain = target.generate(ids, **options)
+    assert torch.equal(plain, target.generate(ids, **options, assistant_model=drafter))
+    assert torch.equal(plain, target.generate(ids, **options, assistant_model=small))
+
+
+def test_prompts_guess_behind_the_models_own_guess(prompt):
+    """A drafter that is the target itself is right at distance 1, always."""
+    base = tiny_model()
+    drafter = pd.PromptedDrafter(get_peft_model(tiny_model(), PpdConfig()), pd.SpeculationConfig(4, never_slower=False))
+    base.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
+    assert drafter.last_stats.acceptance_by_position[0] == 1.0
+
+
+def test_prompted_models_that_cannot_draft(prompt):
+    with pytest.raises(ValueError, match="one embedding per prompt"):
+        pd.PromptedDrafter(get_peft_model(tiny_model(), PpdConfig(num_ensembles=2)))
+    drafter = pd.PromptedDrafter(get_peft_model(tiny_model(), PpdConfig()), pd.SpeculationConfig(9))
+    with pytest.raises(ValueError, match="at most 4"):
+        tiny_model().generate(prompt, max_new_tokens=4, assistant_model=drafter)

@@ -101,6 +101,10 @@ class PardDrafter:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own."""
         return PardDrafting(self, max_length)
 
+    def mask_ids(self, count: int) -> list[int]:
+        """What stands at the `count` places to be guessed."""
+        return [self.mask_token_id] * count
+
     def new_cache(self) -> Cache:
         """An empty cache that can drop the masks' entries again."""
         cache = DynamicCache(config=self.config.get_text_config(decoder=True))

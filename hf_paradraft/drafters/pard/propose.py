@@ -53,7 +53,7 @@ def draft_logits(drafter: PardDrafter, ids: LongTensor, cache: Cache, num_draft_
     """
     vocab_size = drafter.get_input_embeddings().num_embeddings
     known = cache.get_seq_length()
-    masks = ids.new_full((1, num_draft_tokens - 1), drafter.mask_token_id)
+    masks = ids.new_tensor([drafter.mask_ids(num_draft_tokens - 1)])
     fed = torch.cat([ids[:, known:].where(ids[:, known:] < vocab_size, drafter.mask_token_id), masks], dim=1)
     positions = torch.arange(known, known + fed.shape[1], device=ids.device)[None]
     outputs = drafter(
@@ -146,6 +146,7 @@ class PardDrafting:
         """The rows' ids `(B, longest + K - 1)`, padded on the left, with masks behind; and how long each row's padding is."""
         vocab_size = self.drafter.get_input_embeddings().num_embeddings
         fed = rows[0].new_full((len(rows), longest + num_draft_tokens - 1), self.drafter.mask_token_id)
+        fed[:, longest:] = fed.new_tensor(self.drafter.mask_ids(num_draft_tokens - 1))
         for index, ids in enumerate(rows):
             fed[index, longest - len(ids) : longest] = ids.where(ids < vocab_size, self.drafter.mask_token_id)
         return fed, torch.tensor([longest - len(ids) for ids in rows], device=fed.device)[:, None]

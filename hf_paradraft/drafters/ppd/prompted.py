@@ -1,0 +1,83 @@
+"""A small model with prompt tokens as the drafter of a bigger one (PPD, section 5.3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peft import PeftModel
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from ...decoding import SpeculationConfig, SpeculationStats
+from ..pard.propose import PardDrafting
+from .tuner import prompt_embedding
+
+
+class PromptedDrafter:
+    """Drafts like PARD, with an adapter's prompts in the place of masks: one forward guesses m + 1 tokens.
+
+    `assistant_model=PeftModel.from_pretrained(small, adapter)` makes one by itself; make it here to change its options.
+
+    Args:
+        model: with an active PPD adapter of one embedding per prompt token.
+        speculation_config: `num_draft_tokens` is at most m + 1, which is the default.
+
+    Attributes:
+        last_stats: of the last `generate` call it assisted, or None.
+
+    Raises:
+        ValueError: no active PPD adapter, or several embeddings per prompt token.
+    """
+
+    def __init__(self, model: PeftModel, speculation_config: SpeculationConfig | None = None):
+        self.model: PreTrainedModel = model.get_base_model()
+        embedding, config = prompt_embedding(self.model), model.active_peft_config
+        if embedding.prompts() is None:
+            raise ValueError("The model's PPD adapter is disabled: enable it first.")
+        if config.num_ensembles > 1:
+            raise ValueError(f"As a drafter's, a PPD adapter has one embedding per prompt token, not {config.num_ensembles}.")
+        self.num_prompts = config.num_prompt_tokens
+        self.mask_token_id = embedding.num_embeddings  # the first prompt; also stands for ids that the model lacks
+        self.speculation_config = speculation_config or SpeculationConfig(num_draft_tokens=self.num_prompts + 1)
+        self.last_stats: SpeculationStats | None = None
+        self.config, self.name_or_path = self.model.config, self.model.name_or_path
+        self.forward = self.model.forward
+
+    @property
+    def device(self):
+        """Of the model."""
+        return self.model.device
+
+    @property
+    def dtype(self):
+        """Of the model."""
+        return self.model.dtype
+
+    def get_input_embeddings(self):
+        """The model's, with prompts behind its vocabulary."""
+        return self.model.get_input_embeddings()
+
+    def mask_ids(self, count: int) -> list[int]:
+        """The first prompts."""
+        return list(range(self.mask_token_id, self.mask_token_id + count))
+
+    def new_cache(self) -> Cache:
+        """An empty cache that can drop the prompts' entries again."""
+        cache = DynamicCache(config=self.config.get_text_config(decoder=True))
+        cache.activate_past_recording()
+        return cache
+
+    def start_drafting(self, max_length: int) -> PardDrafting:
+        """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
+
+        Raises:
+            ValueError: more tokens are to be drafted than there are prompts for.
+        """
+        if self.speculation_config.num_draft_tokens > self.num_prompts + 1:
+            raise ValueError(
+                f"num_draft_tokens={self.speculation_config.num_draft_tokens}: with {self.num_prompts} prompt tokens at most "
+                f"{self.num_prompts + 1} tokens are drafted."
+            )
+        return PardDrafting(self, max_length)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
