@@ -13,6 +13,7 @@ from rich.text import Text
 
 from .bench.cases import Case
 from .hardware import fast_dtype
+from .integration.export import Engine
 
 app = typer.Typer(
     help="Parallel drafters for transformers: the same output from generate, several times faster.",
@@ -149,35 +150,89 @@ def bench(
 @app.command(epilog="Example: paradraft info amd/PARD-Qwen2.5-0.5B")
 def info(repo_or_dir: str) -> None:
     """Say what a folder or repository is, without loading weights."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import HfApi
     from transformers import AutoConfig
 
     from .drafters.pard.config import read_mask_token_id, refuse_other_drafters
     from .drafters.ppd import PpdConfig
-    from .integration.files import read_config
+    from .integration.files import read_config, read_json
 
     folder = Path(repo_or_dir)
+    if not folder.is_dir():
+        api = HfApi()
+        files = api.list_repo_files(repo_or_dir)
+        name = next((name for name in ("adapter_config.json", "config.json") if name in files), None)
+        if name is None:
+            raise OSError(f"{repo_or_dir} has neither adapter_config.json nor config.json: it holds no drafter.")
+        folder = Path(api.hf_hub_download(repo_or_dir, name)).parent
+    grid = Table(show_header=False, box=None)
     if (folder / "adapter_config.json").exists():
+        kind = read_json(folder / "adapter_config.json").get("peft_type")
+        if kind != "PPD":
+            raise ValueError(f"{repo_or_dir} is a PEFT adapter of type {kind}, not a drafter.")
         adapter = PpdConfig.from_pretrained(str(folder))
-        grid = Table(show_header=False, box=None)
-        grid.add_row("kind", f"PEFT adapter, {adapter.peft_type.value}")
+        grid.add_row("kind", "PPD adapter (prompt tokens)")
         grid.add_row("base model", str(adapter.base_model_name_or_path))
         grid.add_row("prompt tokens", f"{adapter.num_prompt_tokens} × {adapter.num_ensembles}")
         grid.add_row("base's embedding", f"{adapter.vocab_size} × {adapter.hidden_size}")
+        first = adapter.accuracy and ", ".join(f"{100 * row[0]:.0f} %" for row in adapter.accuracy)
+        grid.add_row("right, by distance", first or "not calibrated")
+        grid.add_row("fits", "transformers with hf_paradraft and PEFT")
         console.print(grid)
         return
-    if not folder.is_dir():
-        folder = Path(hf_hub_download(repo_or_dir, "config.json")).parent
     raw = read_config(folder)
     refuse_other_drafters(raw)
     config = AutoConfig.from_pretrained(folder)
-    grid = Table(show_header=False, box=None)
+    ours = raw.get("paradraft") or {}
+    training = ours.get("training", {})
     grid.add_row("kind", "PARD drafter")
     grid.add_row("architecture", ", ".join(raw.get("architectures") or ["?"]))
     grid.add_row("mask token", str(read_mask_token_id(config)))
     grid.add_row("vocabulary", str(config.get_text_config().vocab_size))
-    grid.add_row("paradraft", json.dumps(raw.get("paradraft", {}), indent=1))
+    grid.add_row("adapted from", str(training.get("base_model") or "not recorded"))
+    grid.add_row("trained with K", str(training.get("num_depths") or "not recorded"))
+    tau = training.get("acceptance", {}).get("mean_emitted")
+    grid.add_row("τ on held-out rows", f"{tau:.2f}" if tau else "not recorded")
+    grid.add_row("drafts K", str(ours.get("speculation_config", {}).get("num_draft_tokens", 12)))
+    grid.add_row("fits", "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same vocabulary size")
     console.print(grid)
+
+
+@app.command(epilog="Example: paradraft push my-drafter user/my-drafter --private")
+def push(
+    source: Annotated[str, typer.Argument(help="A drafter's folder; with --recipe or --space, the repository to make.")],
+    repo_id: Annotated[str | None, typer.Argument(help="user/name on the Hub.")] = None,
+    private: Annotated[bool | None, typer.Option("--private/--public", help="Of a new repository.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch; made if it does not exist.")] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose the commit instead.")] = False,
+    license: Annotated[str | None, typer.Option(help="For the card, as the Hub names it, such as apache-2.0.")] = None,
+    recipe: Annotated[bool, typer.Option("--recipe", help="Publish the loop for generate(custom_generate=…).")] = False,
+    space: Annotated[bool, typer.Option("--space", help="Publish the demo Space.")] = False,
+) -> None:
+    """Publish a drafter with its tokenizer and card in one commit; or the recipe, or the Space."""
+    from .integration.push import push_folder, push_recipe, push_space
+
+    if (recipe and space) or (recipe or space) != (repo_id is None):
+        raise typer.BadParameter("give DIR user/name, or --recipe user/name, or --space user/name.")
+    if recipe or space:
+        info = (push_recipe if recipe else push_space)(source, private)
+    else:
+        info = push_folder(source, repo_id, private, revision, create_pr, license=license)
+    console.print(info.pr_url or info.commit_url, soft_wrap=True)
+
+
+@app.command(epilog="Example: paradraft export amd/PARD-Qwen2.5-0.5B out --format vllm --target Qwen/Qwen2.5-7B-Instruct --pad")
+def export(
+    source: Annotated[str, typer.Argument(help="Folder or Hub id of a PARD drafter.")],
+    output: Annotated[Path, typer.Argument(help="A new folder.")],
+    engine: Annotated[Engine, typer.Option("--format", help="Who is to load it.")] = Engine.transformers,
+    target: Annotated[str | None, typer.Option(help="The model it is to serve, for its vocabulary's size.")] = None,
+    pad: Annotated[bool, typer.Option("--pad", help="Widen the drafter's vocabulary to the target's.")] = False,
+) -> None:
+    """Write a drafter's folder for another engine, checked, and print how to run it there."""
+    from .integration.export import export as run
+
+    console.print(Text(run(source, output, engine, target, pad)), soft_wrap=True)
 
 
 @app.command(

@@ -1,8 +1,21 @@
 """Set the environment before any Hugging Face import; the fixtures that most tests share."""
 
 import os
+import tempfile
 
-os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false")
+from loopback import TOKEN, LoopbackHub
+
+HUB = LoopbackHub().start()
+HOME = tempfile.TemporaryDirectory(prefix="paradraft-tests-")
+os.environ.update(
+    HF_ENDPOINT=HUB.url,
+    HF_TOKEN=TOKEN,
+    HF_HOME=HOME.name,
+    HF_HUB_DISABLE_XET="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    TOKENIZERS_PARALLELISM="false",
+)
 
 import pytest
 import torch
@@ -22,3 +35,10 @@ def drafter(target):
 @pytest.fixture
 def prompt():
     return torch.tensor([[1, 2, 3, 4, 5]])
+
+
+@pytest.fixture
+def hub():
+    """The real client talks to this one; empty at first."""
+    HUB.reset()
+    return HUB

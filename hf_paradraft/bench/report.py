@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median, quantiles
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group
 from rich.table import Table
@@ -111,25 +111,29 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Speed-up by category, a group of bars per category; the file's suffix picks the format."""
+def plot(rows: Sequence[dict[str, Any]], file: Path, figure_of: Literal["speedup", "tau"] = "speedup") -> None:
+    """Speed-up or τ by category, a group of bars per category; the file's suffix picks the format."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    detail, label = {
+        "speedup": ("by_category", "tokens per second ÷ plain generate's"),
+        "tau": ("tau_by_category", "τ: tokens per target forward"),
+    }[figure_of]
     categories = [*rows[0]["by_category"], "average"]
     figure, axes = pyplot.subplots(figsize=(1.9 * len(categories), 4), layout="constrained")
     width = 0.8 / len(rows)
     colours = pyplot.get_cmap("tab20")
     for index, row in enumerate(rows):
-        heights = [*row["by_category"].values(), row["speedup"]]
+        heights = [*row[detail].values(), row[figure_of]]
         axes.bar(
             [i + index * width for i in range(len(categories))], heights, width, label=row["method"], color=colours(index % 20)
         )
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks([i + 0.4 - width / 2 for i in range(len(categories))], categories)
-    axes.set_ylabel("tokens per second ÷ plain generate's")
+    axes.set_ylabel(label)
     figure.legend(loc="outside upper center", fontsize="small", ncols=5)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)

@@ -35,18 +35,33 @@ def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any]) -> Path:
         ) from error
 
 
+def shipped(name: str) -> Path:
+    """A folder that lies beside the package in a clone, and inside it where it is installed."""
+    inside = Path(__file__).parents[1] / name
+    return inside if inside.is_dir() else Path(__file__).parents[2] / name
+
+
+def read_json(file: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        OSError: it is missing or not JSON.
+    """
+    try:
+        return json.loads(file.read_text())
+    except FileNotFoundError:
+        raise OSError(f"{file.parent} has no {file.name}: it is not a saved model.") from None
+    except json.JSONDecodeError as error:
+        raise OSError(f"{file} is not valid JSON ({error}): download or save it again.") from None
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of `folder`.
 
     Raises:
         OSError: it is missing or not JSON.
     """
-    try:
-        return json.loads((folder / "config.json").read_text())
-    except FileNotFoundError:
-        raise OSError(f"{folder} has no config.json: it is not a saved model.") from None
-    except json.JSONDecodeError as error:
-        raise OSError(f"{folder / 'config.json'} is not valid JSON ({error}): download or save it again.") from None
+    return read_json(folder / "config.json")
 
 
 def check_weights(folder: Path) -> None:

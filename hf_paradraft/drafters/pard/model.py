@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from huggingface_hub import CommitInfo
 from torch import LongTensor
-from transformers import AutoConfig, Cache, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    Cache,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -91,6 +101,25 @@ class PardDrafter:
         """Save a plain causal LM whose config tells every engine the mask token; see `PreTrainedModel.save_pretrained`."""
         self.config.paradraft = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
         super().save_pretrained(save_directory, **kwargs)
+
+    def push_to_hub(self, repo_id: str, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> CommitInfo:
+        """Publish weights, configs, tokenizer and card in one commit.
+
+        Args:
+            repo_id: `user/name`.
+            tokenizer: default: the one that lies where the drafter was loaded from.
+            kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_folder`.
+
+        Raises:
+            OSError: the Hub refused, or there is no tokenizer.
+        """
+        from ...integration.push import push_folder  # needs the whole library
+
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(self.name_or_path)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            return push_folder(folder, repo_id, **kwargs)
 
     @property
     def paradraft(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from ...integration.card import hub_name
 from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.metrics import acceptance
@@ -79,6 +80,8 @@ def train_pard(
     trainer.train(resume_from_checkpoint=checkpoint)
     record: dict[str, Any] = {
         "method": "pard",
+        "base_model": hub_name(str(model)),
+        "target": hub_name(str(target)),
         "num_depths": num_depths,
         "cod_ratio": cod_ratio,
         "cod_min_ratio": cod_min_ratio,

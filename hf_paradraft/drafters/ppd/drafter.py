@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import CommitInfo
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -33,6 +35,7 @@ class PpdDrafter:
     Args:
         prompts: `(m·E, hidden)`; row `i·E + e` is prompt `i` of ensemble `e`.
         config: of the adapter.
+        tensor_name: of the prompts in the adapter's file.
         speculation_config: `tree_size` is the number of a round's rows beside the root's, guesses and prompts together; default:
             what is fastest on this hardware for a calibrated adapter, else a few.
 
@@ -40,8 +43,8 @@ class PpdDrafter:
         last_stats: of the last `generate` call it assisted, or None.
     """
 
-    def __init__(self, prompts: Tensor, config: PpdConfig, speculation_config: SpeculationConfig | None = None):
-        self.prompts, self.config = prompts, config
+    def __init__(self, prompts: Tensor, config: PpdConfig, tensor_name: str, speculation_config: SpeculationConfig | None = None):
+        self.prompts, self.config, self.tensor_name = prompts, config, tensor_name
         rows = "auto" if config.accuracy is not None else max(15, 3 * config.num_ids)
         self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=rows)
         self.last_stats: SpeculationStats | None = None
@@ -62,11 +65,11 @@ class PpdDrafter:
         tensors = load_file(folder / "adapter_model.safetensors")
         if len(tensors) != 1 or next(iter(tensors.values())).shape != (config.num_ids, config.hidden_size):
             raise ValueError(f"{repo_or_dir} does not hold the {config.num_ids} prompts its config speaks of: save it again.")
-        prompts = next(iter(tensors.values()))
+        name, prompts = next(iter(tensors.items()))
         kwargs.pop("device_map", None)  # prompts go where the target is
         if isinstance(dtype, str):
             dtype = None if dtype == "auto" else getattr(torch, dtype)
-        return cls(prompts if dtype is None else prompts.to(dtype), config)
+        return cls(prompts if dtype is None else prompts.to(dtype), config, name)
 
     @classmethod
     def from_model(cls, model: PeftModel | PreTrainedModel) -> PpdDrafter:
@@ -80,8 +83,31 @@ class PpdDrafter:
         prompts = embedding.prompts()
         if prompts is None:
             raise ValueError("The model's PPD adapter is disabled: enable it first.")
-        name = next(name for name in embedding.active_adapters if name in embedding.ppd_prompts)
-        return cls(prompts.detach(), base.peft_config[name])
+        adapter = next(name for name in embedding.active_adapters if name in embedding.ppd_prompts)
+        path = next(path for path, module in base.named_modules() if module is embedding)
+        return cls(prompts.detach(), base.peft_config[adapter], f"base_model.model.{path}.ppd_prompts")
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Save the adapter as PEFT does: `adapter_config.json` and `adapter_model.safetensors`."""
+        self.config.save_pretrained(str(save_directory))
+        prompts = self.prompts.detach().cpu().contiguous()
+        save_file({self.tensor_name: prompts}, Path(save_directory) / "adapter_model.safetensors", metadata={"format": "pt"})
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> CommitInfo:
+        """Publish adapter and card in one commit.
+
+        Args:
+            repo_id: `user/name`.
+            kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_folder`.
+
+        Raises:
+            OSError: the Hub refused.
+        """
+        from ...integration.push import push_folder  # needs the whole library
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return push_folder(folder, repo_id, **kwargs)
 
     def check_target(self, target: PreTrainedModel) -> None:
         """Refuse a model that the prompts were not trained on, or that they cannot ride along in.

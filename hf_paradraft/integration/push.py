@@ -1,0 +1,125 @@
+"""Publish a drafter's folder: one commit with everything in it, or nothing."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub.errors import HTTPError, RevisionNotFoundError
+
+from .card import hub_name, plot_bench, render_card
+from .files import check_weights, read_json, shipped
+
+# Of a training folder, what a user of the drafter needs; checkpoints and logs stay here.
+PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md", "*.png")
+PEFT_CARD = "# Model Card for Model ID"  # what PEFT writes beside every adapter
+
+
+def push_folder(
+    folder: str | Path,
+    repo_id: str,
+    private: bool | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    token: str | bool | None = None,
+    commit_message: str = "Upload drafter",
+    license: str | None = None,
+) -> CommitInfo:
+    """Publish the drafter in `folder`: weights, tokenizer, configs, calibration and card in one commit.
+
+    Large files go first and are not sent again by a second try; the commit comes last, so a repository has the old state or the
+    new one. A `README.md` in the folder is published as it is; without one a card is rendered.
+
+    Args:
+        folder: of a PARD drafter or a PPD adapter; a base model's path on this machine is left out of what is published.
+        repo_id: `user/name`; made if it does not exist.
+        private: for a new repository.
+        revision: branch, made from main if it does not exist.
+        create_pr: propose the commit instead.
+        token: default: the stored one.
+        commit_message: title of the commit.
+        license: for the card, as the Hub names it.
+
+    Raises:
+        OSError: the folder lacks something, or the Hub refused; nothing has been published.
+        ValueError: the folder holds no drafter.
+    """
+    folder = Path(folder)
+    _check(folder)
+    with tempfile.TemporaryDirectory() as name:
+        whole = Path(name)
+        for pattern in PUBLISHED:
+            for file in folder.glob(pattern):
+                shutil.copy2(file, whole / file.name)
+        if (adapter := whole / "adapter_config.json").exists():
+            config = read_json(adapter)
+            config["base_model_name_or_path"] = hub_name(config.get("base_model_name_or_path"))
+            adapter.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        plot_bench(whole)
+        card = whole / "README.md"
+        if not card.exists() or PEFT_CARD in card.read_text():
+            render_card(whole, repo_id, license).save(card)
+        return upload(whole, repo_id, "model", private, revision, create_pr, token, commit_message)
+
+
+def upload(
+    folder: Path,
+    repo_id: str,
+    repo_type: str,
+    private: bool | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    token: str | bool | None = None,
+    commit_message: str = "Upload",
+    space_sdk: str | None = None,
+    delete: list[str] | None = None,
+) -> CommitInfo:
+    """Make the repository if need be, and commit a folder to it; arguments as for `push_folder` and `HfApi.upload_folder`."""
+    api = HfApi(token=token)
+    try:
+        repo_id = api.create_repo(repo_id, private=private, repo_type=repo_type, space_sdk=space_sdk, exist_ok=True).repo_id
+        if revision is not None and not create_pr:
+            try:
+                api.repo_info(repo_id, revision=revision, repo_type=repo_type)
+            except RevisionNotFoundError:
+                api.create_branch(repo_id, branch=revision, repo_type=repo_type, exist_ok=True)
+        return api.upload_folder(
+            repo_id=repo_id,
+            folder_path=folder,
+            repo_type=repo_type,
+            revision=revision,
+            create_pr=create_pr,
+            commit_message=commit_message,
+            delete_patterns=delete,
+        )
+    except (HTTPError, RuntimeError) as error:  # the client's own RuntimeError hides what an upload died of
+        raise OSError(
+            f"{repo_id} was not published, and what the Hub had is as it was; push again to go on from here. {error}"
+        ) from error
+
+
+def push_recipe(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
+    """Publish the decoding loop as a `custom_generate` recipe: `generate(custom_generate=repo_id, trust_remote_code=True)`."""
+    with tempfile.TemporaryDirectory() as name:
+        whole = Path(name)
+        shutil.copytree(shipped("hub_cards") / "recipe", whole, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        card = (whole / "README.md").read_text().replace("REPO_ID", repo_id)
+        (whole / "README.md").write_text(card)
+        return upload(whole, repo_id, "model", private, token=token, commit_message="Upload recipe")
+
+
+def push_space(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
+    """Publish the demo Space as it stands."""
+    return upload(shipped("spaces"), repo_id, "space", private, token=token, commit_message="Upload Space", space_sdk="gradio")
+
+
+def _check(folder: Path) -> None:
+    if (folder / "adapter_config.json").exists():
+        if read_json(folder / "adapter_config.json").get("peft_type") != "PPD":
+            raise ValueError(f"{folder} holds a PEFT adapter of another kind: publish it with PEFT's own push_to_hub.")
+        if not (folder / "adapter_model.safetensors").exists():
+            raise OSError(f"{folder} has no adapter_model.safetensors: save the adapter again.")
+    elif not (folder / "config.json").exists():
+        raise OSError(f"{folder} holds no drafter: give the folder that save_pretrained or paradraft train wrote.")
+    check_weights(folder)

@@ -1,0 +1,83 @@
+"""Folders for other engines: whole, checked, or refused before anything is written."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import make_tokenizer, near_copy, tiny_model
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from hf_paradraft.cli import app
+from hf_paradraft.integration.export import Engine, export
+
+
+@pytest.fixture
+def source(tmp_path):
+    near_copy(tiny_model()).save_pretrained(tmp_path / "source")
+    make_tokenizer().save_pretrained(tmp_path / "source")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def wider(tmp_path):
+    """A target whose embedding is padded."""
+    tiny_model(vocab_size=40).save_pretrained(tmp_path / "wider")
+    return str(tmp_path / "wider")
+
+
+@pytest.mark.parametrize("engine", Engine)
+def test_the_same_logits_and_every_key(source, tmp_path, engine):
+    command = export(source, tmp_path / "out", engine, target=str(source))
+    assert str(tmp_path / "out") in command
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["pard_token"] == config["mask_token_id"] == config["ptd_token_id"] == 31
+    assert not config.keys() & {"n_predict", "speculators_config", "dflash_config"}
+    ids = torch.tensor([[1, 2, 3]])
+    models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (source, tmp_path / "out")]
+    assert torch.equal(models[0](ids).logits, models[1](ids).logits)
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_padding_on_request(source, tmp_path, wider):
+    with pytest.raises(ValueError, match="add --pad"):
+        export(source, tmp_path / "out", Engine.vllm, wider)
+    assert not (tmp_path / "out").exists()
+    export(source, tmp_path / "out", Engine.vllm, wider, pad=True)
+    ids = torch.tensor([[1, 2, 3]])
+    before, after = (AutoModelForCausalLM.from_pretrained(folder)(ids).logits for folder in (source, tmp_path / "out"))
+    assert after.shape[-1] == 40
+    assert torch.equal(after[..., : before.shape[-1]], before)
+    export(source, tmp_path / "plain", Engine.transformers, wider)  # our own loop takes them as they are
+
+
+def test_what_the_engines_would_not_take(source, tmp_path):
+    with pytest.raises(ValueError, match="eagle3"):
+        export(source, tmp_path / "eagle3-drafter", Engine.vllm)
+    with pytest.raises(ValueError, match="exists"):
+        export(source, source, Engine.vllm)
+    tiny_model(vocab_size=20).save_pretrained(tmp_path / "narrow")
+    with pytest.raises(ValueError, match="larger than the target's"):
+        export(source, tmp_path / "out", Engine.trtllm, str(tmp_path / "narrow"), pad=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_pard2_projections_become_safetensors(source, tmp_path):
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "pard2": True, "spd_type": "pard2"}))
+    weight = torch.randn(4, 8)
+    torch.save({"target_proj.weight": weight}, source / "warp_model.bin")
+    export(source, tmp_path / "out", Engine.transformers)
+    assert torch.equal(load_file(tmp_path / "out" / "warp_model.safetensors")["target_proj.weight"], weight)
+    assert not list((tmp_path / "out").glob("*.bin"))
+    with pytest.raises(ValueError, match="no PARD-2 yet"):
+        export(source, tmp_path / "other", Engine.vllm)
+    (source / "warp_model.bin").unlink()
+    assert "without the target's features" in export(source, tmp_path / "bare", Engine.transformers)
+
+
+def test_the_command(source, tmp_path):
+    result = CliRunner().invoke(app, ["export", str(source), str(tmp_path / "out"), "--format", "vllm"])
+    assert result.exit_code == 0, result.output
+    assert "vllm serve TARGET --speculative-config" in result.output
