@@ -3,8 +3,6 @@
 Importing this package lets `generate(assistant_model=drafter)` reach its loop.
 """
 
-from importlib.metadata import version
-
 from . import training
 from .auto import AutoDrafter
 from .decoding import Draft, Drafter, Drafting, Prefix, SpeculationConfig, SpeculationStats, speculative_decoding
@@ -14,7 +12,7 @@ from .drafters.ppd.drafter import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
 from .integration.hook import install
 
-__version__ = version("hf-paradraft")
+__version__ = "0.1.0"
 __all__ = [
     "AutoDrafter",
     "Draft",

@@ -73,7 +73,6 @@ def upload(
     token: str | bool | None = None,
     commit_message: str = "Upload",
     space_sdk: str | None = None,
-    delete: list[str] | None = None,
 ) -> CommitInfo:
     """Make the repository if need be, and commit a folder to it; arguments as for `push_folder` and `HfApi.upload_folder`."""
     api = HfApi(token=token)
@@ -91,7 +90,6 @@ def upload(
             revision=revision,
             create_pr=create_pr,
             commit_message=commit_message,
-            delete_patterns=delete,
         )
     except (HTTPError, RuntimeError) as error:  # the client's own RuntimeError hides what an upload died of
         raise OSError(
@@ -110,8 +108,15 @@ def push_recipe(repo_id: str, private: bool | None = None, token: str | bool | N
 
 
 def push_space(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
-    """Publish the demo Space as it stands."""
-    return upload(shipped("spaces"), repo_id, "space", private, token=token, commit_message="Upload Space", space_sdk="gradio")
+    """Publish the demo Space, with this very library beside it."""
+    with tempfile.TemporaryDirectory() as name:
+        whole = Path(name)
+        leftovers = shutil.ignore_patterns("__pycache__", ".*")
+        shutil.copytree(shipped("spaces"), whole, dirs_exist_ok=True, ignore=leftovers)
+        shutil.copytree(Path(__file__).parents[1], whole / "hf_paradraft", ignore=leftovers)
+        card = (whole / "README.md").read_text().replace('Client("user/name")', f'Client("{repo_id}")')
+        (whole / "README.md").write_text(card)
+        return upload(whole, repo_id, "space", private, token=token, commit_message="Upload Space", space_sdk="gradio")
 
 
 def _check(folder: Path) -> None:

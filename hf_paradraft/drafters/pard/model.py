@@ -162,7 +162,7 @@ class PardDrafter:
 def _rebuild(config_class: type[PreTrainedConfig], state: dict[str, Any]) -> PardDrafter:
     drafter_type = drafter_class(config_class)
     drafter = drafter_type.__new__(drafter_type)
-    drafter.__dict__ = state
+    drafter.__dict__ = {**state}  # a copy by copy.copy has options of its own
     return drafter
 
 

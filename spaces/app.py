@@ -1,0 +1,221 @@
+"""Plain decoding and a parallel drafter, side by side."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import gradio as gr
+import torch
+from decoding import DRAFTED, OWN, Progress, spans, stream
+from pictures import acceptance, draft_tree, round_times
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_paradraft import AutoDrafter, SpeculationConfig
+from hf_paradraft.demo import FAMILY
+from hf_paradraft.demo.show import GENERAL_PROMPTS
+from hf_paradraft.demo.tasks import CATEGORIES, tasks
+from hf_paradraft.hardware import fast_dtype
+
+try:
+    from spaces import GPU  # on ZeroGPU, where a function has to ask for it
+except ImportError:
+
+    def GPU(function):
+        return function
+
+
+TARGET, DRAFTER = os.environ.get("TARGET"), os.environ.get("DRAFTER")
+MAX_PROMPT_TOKENS = int(os.environ.get("MAX_PROMPT_TOKENS", "512"))
+MAX_NEW_TOKENS = int(os.environ.get("MAX_NEW_TOKENS", "256"))
+SECONDS = float(os.environ.get("SECONDS_PER_REQUEST", "60"))
+CHARACTERS = 20 * MAX_PROMPT_TOKENS  # a longer text is not even tokenised
+WAITING = 64  # requests in the queue; more are sent away
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+target_name, drafter_name = TARGET or str(FAMILY / "target"), DRAFTER or str(FAMILY / "pard")
+if (TARGET is None) != (DRAFTER is None):
+    raise ValueError("TARGET and DRAFTER go together: set both, or neither for the embedded family.")
+tokenizer = AutoTokenizer.from_pretrained(target_name)
+target = AutoModelForCausalLM.from_pretrained(target_name, dtype=fast_dtype()).to(device).eval()
+drafter = AutoDrafter.from_pretrained(drafter_name, dtype=fast_dtype()).to(device).eval()
+
+METHODS: dict[str, dict[str, Any]] = {
+    "PARD, a tree of guesses": {"assistant_model": drafter},
+    "PARD, a chain of guesses": {"assistant_model": drafter},
+    "transformers' prompt lookup": {"prompt_lookup_num_tokens": 10},
+}
+if TARGET is None:
+    parent = AutoModelForCausalLM.from_pretrained(FAMILY / "draft", dtype=fast_dtype()).to(device).eval()
+    METHODS["transformers' assisted generation"] = {"assistant_model": parent}
+    EXAMPLES = [next(islice(tasks(category, 1, True), 1)).prompt for category in CATEGORIES]
+else:
+    EXAMPLES = [text for _, text in GENERAL_PROMPTS]
+
+
+@dataclass
+class Call:
+    """What a finished comparison leaves for its pictures."""
+
+    progress: Progress
+
+
+def encode(prompt: str) -> torch.LongTensor:
+    """Ids `(1, n)` of one user turn.
+
+    Raises:
+        gr.Error: it is empty or too long.
+    """
+    if not prompt.strip():
+        raise gr.Error("The prompt is empty: write something, or take an example.", print_exception=False)
+    if len(prompt) > CHARACTERS:
+        raise gr.Error(f"The prompt has {len(prompt):,} characters; at most {CHARACTERS:,} are read.", print_exception=False)
+    text = prompt.encode("utf-8", "replace").decode()
+    if tokenizer.chat_template is not None:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    if ids.shape[1] > MAX_PROMPT_TOKENS:
+        raise gr.Error(f"The prompt has {ids.shape[1]:,} tokens; at most {MAX_PROMPT_TOKENS} are read.", print_exception=False)
+    return ids.to(device)
+
+
+def speed(progress: Progress, plain: Progress | None = None) -> str:
+    """One line of figures."""
+    line = f"{len(progress.ids)} tokens · {progress.tokens_per_second:.0f} per second"
+    if plain is None or not plain.tokens_per_second:
+        return line
+    tau = len(progress.ids) / max(1, progress.rounds)
+    return f"{line} · τ = {tau:.2f} · **{progress.tokens_per_second / plain.tokens_per_second:.2f}×** plain"
+
+
+def verdict(plain: Progress, drafted: Progress, temperature: float) -> str:
+    """Whether the outputs are the same, and why if they are not."""
+    if plain.late or drafted.late:
+        return f"Stopped after {SECONDS:.0f} seconds."
+    if plain.ids == drafted.ids:
+        return f"✅ The outputs are **identical**, all {len(plain.ids)} tokens."
+    where = next((i for i, (a, b) in enumerate(zip(plain.ids, drafted.ids, strict=False)) if a != b), len(plain.ids))
+    if temperature > 0:
+        return f"The outputs differ from token {where + 1} on: two draws from the same distribution."
+    why = "a near-tie that rounding decided; in float32 they are equal" if target.dtype != torch.float32 else "please report it"
+    return f"⚠️ The outputs differ from token {where + 1} on: {why}."
+
+
+@GPU
+def compare(
+    prompt: str,
+    method: str = next(iter(METHODS)),
+    num_draft_tokens: int = 12,
+    tree_size: int = 16,
+    temperature: float = 0.0,
+    max_new_tokens: int = 128,
+) -> Iterator[tuple]:
+    """Answer a prompt plainly and with a method, streaming both.
+
+    Yields what is on the page: both answers as (text, origin) pieces, their figures, the verdict, and the call for pictures.
+    """
+    if method not in METHODS:
+        raise gr.Error(f"There is no method {method!r}.", print_exception=False)
+    ids = encode(prompt)
+    temperature, max_new_tokens = max(0.0, float(temperature)), min(max(1, int(max_new_tokens)), MAX_NEW_TOKENS)
+    arguments: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
+    if temperature > 0:
+        arguments["temperature"] = temperature
+    config = None
+    if method.startswith("PARD"):
+        tree = min(max(1, int(tree_size)), 64) if "tree" in method else None
+        config = SpeculationConfig(min(max(1, int(num_draft_tokens)), 16), tree, trace=True)
+    plain, left, left_line = Progress(), [], ""
+    for plain in stream(target, ids, {}, None, SECONDS, 0, **arguments):
+        left, left_line = [(text, None) for text, _ in spans(tokenizer, plain)], speed(plain)
+        yield left, [], left_line, "", "Decoding plainly …", None
+    drafted = Progress()
+    for drafted in stream(target, ids, METHODS[method], config, SECONDS, 0, **arguments):
+        yield left, spans(tokenizer, drafted), left_line, speed(drafted, plain), "Decoding with drafts …", None
+    call = Call(drafted) if drafted.stats is not None else None
+    yield left, spans(tokenizer, drafted), left_line, speed(drafted, plain), verdict(plain, drafted, temperature), call
+
+
+def show(call: Call | None) -> tuple:
+    """The pictures of a finished call, and a slider over its rounds; nothing for methods that tell nothing."""
+    if call is None:
+        return None, None, gr.update(visible=False), None
+    stats = call.progress.stats
+    number = min(2, len(stats.trace))  # the first round reads the prompt, and drafts a chain
+    slider = gr.update(visible=True, minimum=1, maximum=max(2, len(stats.trace)), value=number)
+    return acceptance(stats), round_times(stats), slider, show_tree(call, number)
+
+
+def show_tree(call: Call | None, number: int) -> Any:
+    """The draft of one round."""
+    if call is None:
+        return None
+    trace = call.progress.stats.trace
+    return draft_tree(trace[min(max(1, int(number)), len(trace)) - 1], tokenizer)
+
+
+COLOURS = {DRAFTED: "green", OWN: "gray"}
+
+with gr.Blocks(title="Parallel drafting") as page:
+    gr.Markdown(
+        "# Parallel drafting\nA small model guesses several tokens at once, the big one checks them in one forward: "
+        "**the same output, sooner**. "
+        + ("" if TARGET else "These are small models trained for six kinds of tasks; take an example.")
+    )
+    with gr.Row():
+        with gr.Column(scale=3):
+            prompt = gr.Textbox(EXAMPLES[0], label="Prompt", lines=6, max_lines=12, max_length=CHARACTERS)
+            gr.Examples(EXAMPLES, prompt, label="Examples", examples_per_page=12)
+        with gr.Column(scale=2):
+            method = gr.Dropdown(list(METHODS), value=next(iter(METHODS)), label="Method")
+            with gr.Row():
+                length = gr.Slider(1, 16, 12, step=1, label="Draft length K", min_width=120)
+                size = gr.Slider(1, 64, 16, step=1, label="Tree size", min_width=120)
+            with gr.Row():
+                temperature = gr.Slider(0, 1.5, 0, step=0.1, label="Temperature", min_width=120)
+                tokens = gr.Slider(8, MAX_NEW_TOKENS, min(128, MAX_NEW_TOKENS), step=8, label="New tokens", min_width=120)
+            with gr.Row():
+                go = gr.Button("Run", variant="primary", min_width=120)
+                stop = gr.Button("Stop", min_width=120)
+    said = gr.Markdown(elem_id="verdict")
+    with gr.Row():
+        with gr.Column(min_width=320):
+            gr.Markdown("### Plain `generate`")
+            left_line = gr.Markdown(elem_id="plain-speed")
+            left = gr.HighlightedText(
+                label="Plain", color_map=COLOURS, show_legend=False, combine_adjacent=True, elem_id="plain", show_label=False
+            )
+        with gr.Column(min_width=320):
+            gr.Markdown("### With drafts")
+            right_line = gr.Markdown(elem_id="drafted-speed")
+            right = gr.HighlightedText(
+                label="Drafted", color_map=COLOURS, show_legend=True, combine_adjacent=True, elem_id="drafted", show_label=False
+            )
+    call = gr.State()
+    with gr.Row():
+        with gr.Column(min_width=320):
+            rates = gr.Plot(show_label=False)
+        with gr.Column(min_width=320):
+            times = gr.Plot(show_label=False)
+    number = gr.Slider(1, 2, 1, step=1, label="Round: what was drafted, and in green what was accepted", visible=False)
+    tree = gr.Plot(show_label=False)
+
+    asked = [prompt, method, length, size, temperature, tokens]
+    running = gr.on(
+        [go.click, prompt.submit],
+        compare,
+        asked,
+        [left, right, left_line, right_line, said, call],
+        api_name="compare",
+        concurrency_limit=1,
+        show_progress="hidden",
+    )
+    running.then(show, call, [rates, times, number, tree], api_name=False)
+    number.release(show_tree, [call, number], tree, api_name=False)
+    stop.click(None, cancels=[running], api_name=False)
+
+page.queue(max_size=WAITING, default_concurrency_limit=4)
+
+if __name__ == "__main__":
+    page.launch()

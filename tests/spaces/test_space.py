@@ -1,0 +1,159 @@
+"""The Space as people meet it: over HTTP, with the real client and a real browser, friendly and hostile."""
+
+import contextlib
+import runpy
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import yaml
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+
+from hf_paradraft.demo.tasks import tasks
+from hf_paradraft.integration.push import push_space
+
+ROOT = Path(__file__).parents[2]
+TOOLS = runpy.run_path(str(ROOT / "docs" / "screenshots.py"))
+PROMPT = "Write as JSON:\nname: Mia\ncity: Oslo\nage: 31"
+
+
+@pytest.fixture(scope="module")
+def space():
+    with TOOLS["running_space"](OMP_NUM_THREADS="1", SECONDS_PER_REQUEST="20", MAX_NEW_TOKENS="256") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(space):
+    return Client(space[0], verbose=False)
+
+
+def text_of(spans):
+    return "".join(piece["token"] for piece in spans)
+
+
+def ask(client, prompt, method="PARD, a tree of guesses", k=12, tree=16, temperature=0, tokens=48):
+    return client.predict(prompt, method, k, tree, temperature, tokens, api_name="/compare")
+
+
+def test_it_streams_both_answers_and_says_whether_they_are_the_same(client):
+    job = client.submit(PROMPT, max_new_tokens=64, api_name="/compare")
+    left, right, left_line, right_line, said = job.result(timeout=120)
+    assert len(job.outputs()) > 10
+    assert text_of(left).startswith("{")
+    assert "per second" in left_line
+    assert "τ = " in right_line
+    assert "identical" in said or "near-tie" in said
+    if "identical" in said:
+        assert text_of(left) == text_of(right)
+    assert {piece["class_or_confidence"] for piece in right} <= {"drafted and accepted", "the target's own"}
+    assert any(piece["class_or_confidence"] == "drafted and accepted" for piece in right)
+
+
+@pytest.mark.parametrize(
+    "method", ["PARD, a chain of guesses", "transformers' prompt lookup", "transformers' assisted generation"]
+)
+def test_every_method(client, method):
+    left, right, *_, said = ask(client, PROMPT, method)
+    assert text_of(left)
+    assert text_of(right)
+    assert "The outputs" in said
+
+
+def test_sampling(client):
+    *_, said = ask(client, PROMPT, temperature=1.0)
+    assert "The outputs" in said
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [("", "empty"), ("  \n", "empty"), ("x" * 100_000, "characters"), ("a b " * 2000, "tokens")],
+)
+def test_prompts_that_are_refused(client, prompt, message):
+    with pytest.raises(AppError, match=message):
+        ask(client, prompt)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "你好，世界 🌍",
+        "\x00\x07\x1b[31m\u202e",
+        "<script>alert(1)</script>",
+        "<|end|><|assistant|>",
+        "𝔘𝔫𝔦\ufffd",
+        "{{ 7*7 }} $x$",
+    ],
+)
+def test_prompts_of_all_kinds(client, prompt):
+    assert "The outputs" in ask(client, prompt, tokens=16)[-1]
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, -1, 0), (10**9, 10**9, 1, 16), (1, 1, 1.5, 8)])
+def test_numbers_out_of_range(client, numbers):
+    k, tree, temperature, tokens = numbers
+    with contextlib.suppress(AppError):  # gradio itself refuses what is beyond a slider
+        assert "The outputs" in ask(client, PROMPT, k=k, tree=tree, temperature=temperature, tokens=tokens)[-1]
+    assert "The outputs" in ask(client, PROMPT, tokens=8)[-1]
+
+
+def resident(pid):
+    """MiB."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def test_twenty_people_at_once_get_their_own_answers(space, client):
+    prompts = [task.prompt for task in islice(tasks("JSON", 5, True), 20)]
+    alone = [[text_of(spans) for spans in ask(client, prompt, tokens=16)[:2]] for prompt in prompts]
+    assert len({plain for plain, _ in alone}) > 15
+    before = resident(space[1])
+    with ThreadPoolExecutor(20) as people:
+        answers = list(people.map(lambda prompt: ask(Client(space[0], verbose=False), prompt, tokens=16), prompts))
+    assert [[text_of(spans) for spans in answer[:2]] for answer in answers] == alone
+    assert resident(space[1]) - before < 300
+
+
+def test_stopped_requests_make_room(client):
+    job = client.submit("Write in Python:\nf(x): Return x.", max_new_tokens=256, api_name="/compare")
+    next(iter(job))
+    job.cancel()
+    assert "The outputs" in ask(client, PROMPT, tokens=8)[-1]
+
+
+@pytest.mark.skipif(not (shutil.which("chromium") or shutil.which("google-chrome")), reason="apt-get install chromium")
+@pytest.mark.parametrize(("width", "height"), [(1200, 1500), (390, 1800)])
+def test_in_a_browser(space, tmp_path_factory, width, height):
+    with TOOLS["browser"]() as chromium:
+        page, errors = chromium.new_page(viewport={"width": width, "height": height}), []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        said = TOOLS["use"](page, space[0], PROMPT)
+        assert "identical" in said or "near-tie" in said
+        assert '"name"' in page.locator("#plain").inner_text()
+        assert '"name"' in page.locator("#drafted").inner_text().replace("\n", "")
+        assert "plain" in page.locator("#drafted-speed").inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        file = tmp_path_factory.getbasetemp() / f"space-{width}.png"
+        page.screenshot(path=file, full_page=True)
+        assert file.stat().st_size > 30_000
+        assert errors == []
+
+
+def test_front_matter():
+    data = yaml.safe_load((ROOT / "spaces" / "README.md").read_text().split("---\n")[1])
+    assert data["sdk"] == "gradio"
+    assert (ROOT / "spaces" / data["app_file"]).exists()
+    assert float(data["python_version"]) >= 3.11
+    assert len(data["short_description"]) <= 60
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert data["sdk_version"] == pinned["gradio"]
+
+
+def test_it_is_published_with_the_library(hub):
+    push_space("user/space")
+    files = hub.files("user/space", kind="spaces")
+    assert {"app.py", "README.md", "requirements.txt", "hf_paradraft/__init__.py"} <= set(files)
+    assert b'Client("user/space")' in files["README.md"]
+    assert not any("__pycache__" in path for path in files)
