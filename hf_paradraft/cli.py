@@ -59,6 +59,20 @@ def _load_pair(target: str | None, drafter: str | None, parent: str | None, dtyp
     return *models, AutoTokenizer.from_pretrained(target)
 
 
+def _family_prompts(parent: Any) -> dict[str, Any]:
+    """The embedded family's prompt tokens: its target's, and its small model's, which is copied."""
+    import copy
+
+    from peft import PeftModel
+
+    from .auto import AutoDrafter
+    from .demo import FAMILY
+    from .drafters.ppd.prompted import PromptedDrafter
+
+    prompted = PromptedDrafter(PeftModel.from_pretrained(copy.deepcopy(parent), FAMILY / "ppd-draft"))
+    return {"adapter": AutoDrafter.from_pretrained(FAMILY / "ppd"), "prompted_parent": prompted}
+
+
 Target = Annotated[str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")]
 DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")]
 Parent = Annotated[str | None, typer.Option(help="An autoregressive small model, for transformers' assisted generation.")]
@@ -86,7 +100,8 @@ def demo(
     model, draft, small, tokenizer = _load_pair(target, drafter, parent, dtype)
     texts = demo_prompts(per_category, general=target is not None)
     stream_one(model, draft, tokenizer, texts[1][1], console, max_new_tokens)
-    methods = methods_of(Case.methods, draft, small, tree_sizes=("auto",))
+    family = {} if target else _family_prompts(small)
+    methods = methods_of(Case.methods, draft, small, tree_sizes=("auto",), **family)
     compare(model, methods, encode_prompts(tokenizer, texts), console, max_new_tokens, temperature)
 
 
@@ -134,7 +149,7 @@ def bench(
     if case == Case.hopeless:
         prompts += random_prompts(len(tokenizer))
     sizes = [size if size == "auto" else _whole(size) for size in tree_nodes or ("16", "auto")]
-    methods = methods_of(case, draft, small, draft_tokens or (4, 8, 12), sizes)
+    methods = methods_of(case, draft, small, draft_tokens or (4, 8, 12), sizes, **({} if target else _family_prompts(small)))
     if batch_size > 1 and not all(method.batches for method in methods):
         raise typer.BadParameter("transformers' own methods take one prompt at a time: add --case batches")
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id

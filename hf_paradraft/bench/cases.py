@@ -8,20 +8,25 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafters.pard import PardDrafter
+from ..drafters.ppd.drafter import PpdDrafter
+from ..drafters.ppd.prompted import PromptedDrafter
 from .measure import Prompt
-from .methods import Method, assisted, pard_chain, pard_tree, plain, prompt_lookup
+from .methods import Method, assisted, pard_chain, pard_tree, plain, ppd, ppd_chain, ppd_static, prompt_lookup, prompted
 
 TreeSize = int | Literal["auto"]
+PPD_SIZES = (6, 10, 15, 22, 31)
 
 
 class Case(StrEnum):
     """Questions.
 
-    `methods`: transformers' own methods and ours. `batches`: ours over several prompts at a time. `compiled`: both sides
-    compiled, over static caches. `hopeless`: a drafter that knows nothing, and prompts of random tokens: how much is lost?
+    `methods`: transformers' own methods and ours. `prompts`: PPD, its trees and sizes. `batches`: ours over several prompts at
+    a time. `compiled`: both sides compiled, over static caches. `hopeless`: a drafter that knows nothing, and prompts of random
+    tokens: how much is lost?
     """
 
     methods = "methods"
+    prompts = "prompts"
     batches = "batches"
     compiled = "compiled"
     hopeless = "hopeless"
@@ -33,6 +38,8 @@ def methods_of(
     parent: PreTrainedModel | None,
     draft_lengths: Sequence[int] = (4, 8, 12),
     tree_sizes: Sequence[TreeSize] = (16, "auto"),
+    adapter: PpdDrafter | None = None,
+    prompted_parent: PromptedDrafter | None = None,
 ) -> list[Method]:
     """The methods of a case, the reference first; trees are as deep as the longest chain.
 
@@ -42,7 +49,17 @@ def methods_of(
         parent: for transformers' assisted generation; without it that is left out.
         draft_lengths: K of chains.
         tree_sizes: N of trees.
+        adapter: calibrated prompt tokens of the target.
+        prompted_parent: the parent with prompt tokens.
+
+    Raises:
+        ValueError: `prompts` without an adapter.
     """
+    if case == Case.prompts:
+        if adapter is None:
+            raise ValueError("The case 'prompts' needs prompt tokens: leave --target and --drafter out.")
+        sizes = [ppd(adapter, size) for size in PPD_SIZES]
+        return [plain(), *sizes, ppd(adapter, "auto"), ppd_static(adapter, 15), ppd_chain(adapter, 15)]
     depth, compiled = max(draft_lengths), case == Case.compiled
     if case == Case.hopeless:
         return [plain(), pard_chain(drafter, depth), pard_chain(untrained(drafter), depth, "pard-chain-untrained")]
@@ -52,7 +69,9 @@ def methods_of(
         peers.append(prompt_lookup())
     chains = [pard_chain(drafter, k, compiled=compiled) for k in draft_lengths]
     trees = [pard_tree(drafter, depth, size, compiled=compiled) for size in tree_sizes]
-    return [plain(compiled), *peers, *chains, *trees]
+    ours = [ppd(adapter, "auto")] if case == Case.methods and adapter is not None else []
+    ours += [prompted(prompted_parent)] if case == Case.methods and prompted_parent is not None else []
+    return [plain(compiled), *peers, *chains, *trees, *ours]
 
 
 def untrained(drafter: PardDrafter, seed: int = 0) -> PardDrafter:

@@ -1,13 +1,17 @@
 """One way to generate: a name, and what to pass to `target.generate`."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transformers import CompileConfig, PreTrainedModel
 
-from ..decoding import SpeculationConfig
+from ..decoding import Drafter, SpeculationConfig
 from ..drafters.pard import PardDrafter
+from ..drafters.ppd.drafter import PpdDrafter
+from ..drafters.ppd.prompted import PromptedDrafter
+from ..trees.sparse import static_trees
 
 
 @dataclass
@@ -15,7 +19,7 @@ class Method:
     """A row of the table.
 
     Attributes:
-        name: begins with `plain`, `assisted`, `prompt-lookup`, `pard-chain` or `pard-tree`.
+        name: begins with `plain`, `assisted`, `prompt-lookup`, `pard-chain`, `pard-tree` or `ppd`.
         arguments: for `generate`.
         prepare: run before each call; sets what only lives on a shared assistant.
         drafter: ours, which counts its own rounds; None for the others, whose forwards are counted from outside.
@@ -25,7 +29,7 @@ class Method:
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     prepare: Callable[[], None] = lambda: None
-    drafter: PardDrafter | None = None
+    drafter: Drafter | None = None
     batches: bool = False
 
 
@@ -74,7 +78,34 @@ def pard_tree(
     return _ours(f"{name}-k{num_tokens}-{size}", drafter, SpeculationConfig(num_tokens, tree_size, compile=compiled))
 
 
-def _ours(name: str, drafter: PardDrafter, config: SpeculationConfig) -> Method:
+def ppd(drafter: PpdDrafter, tree_size: int | Literal["auto"], name: str = "ppd") -> Method:
+    """Our loop with a model's own prompt tokens, in rounds of `tree_size` rows beside the root."""
+    size = tree_size if tree_size == "auto" else f"n{tree_size}"
+    return _ours(f"{name}-{size}", drafter, SpeculationConfig(drafter.config.num_prompt_tokens, tree_size))
+
+
+def ppd_static(drafter: PpdDrafter, tree_size: int) -> Method:
+    """PPD's static trees, for comparison."""
+    static = copy.copy(drafter)
+    static.trees = lambda *_: static_trees(drafter.config.accuracy, tree_size, drafter.config.num_ensembles)
+    return ppd(static, tree_size, "ppd-static")
+
+
+def ppd_chain(drafter: PpdDrafter, tree_size: int) -> Method:
+    """Prompt tokens with one guess at each distance, for comparison."""
+    config = copy.copy(drafter.config)
+    config.accuracy = [row[:1] for row in config.accuracy]
+    return ppd(PpdDrafter(drafter.prompts, config, drafter.tensor_name), tree_size, "ppd-chain")
+
+
+def prompted(drafter: PromptedDrafter, tree_size: int | None = None) -> Method:
+    """Our loop with a small model that drafts by prompt tokens."""
+    depth = drafter.num_prompts + 1
+    suffix = "" if tree_size is None else f"-n{tree_size}"
+    return _ours(f"ppd-drafter-k{depth}{suffix}", drafter, SpeculationConfig(depth, tree_size))
+
+
+def _ours(name: str, drafter: Drafter, config: SpeculationConfig) -> Method:
     def prepare() -> None:
         drafter.speculation_config = config
 

@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 
 from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.run import train_pard
+from ..drafters.ppd.drafter import PpdDrafter
+from ..drafters.ppd.run import train_ppd
 from ..hardware import fast_dtype
 from ..training.regenerate import regenerate
 from .corpus import MASK, Corpus, library_files, train_tokenizer
@@ -63,6 +65,7 @@ STAGES = (
 )
 REGENERATED_PER_CATEGORY, REFERENCES_PER_CATEGORY = 400, 5000  # where the target is right, both are the same
 PARD_STEPS = 2400
+PPD_STEPS, CALIBRATION_PER_CATEGORY = 300, 40
 
 
 def build_stage(stage: Stage, tokenizer: PreTrainedTokenizerFast, work: Path, seed: int) -> None:
@@ -115,7 +118,9 @@ def export(source: Path, destination: Path, tokenizer: PreTrainedTokenizerFast, 
 
 def build(
     work_dir: Annotated[Path, typer.Option(help="Checkpoints and intermediate files; go on here after a stop.")],
-    output_dir: Annotated[Path, typer.Option(help="Gets target/, draft/ and pard/ in bfloat16, and family.json.")],
+    output_dir: Annotated[
+        Path, typer.Option(help="Gets target/, draft/ and pard/ in bfloat16, ppd/, ppd-draft/ and family.json.")
+    ],
     seed: int = 0,
 ) -> None:
     """Rebuild the embedded family. Takes hours on two cores."""
@@ -154,9 +159,31 @@ def build(
             use_cpu=not torch.cuda.is_available(),  # or Trainer refuses bf16 there
             seed=seed,
         )
+    # Calibration sees neither what prompts learn from nor what they are measured on.
+    calibration = write_tasks(work_dir / "calibration.jsonl", seed + 3, CALIBRATION_PER_CATEGORY, held_out=False)
+    for base, folder, num_prompts in (("target", "ppd", 3), ("draft", "ppd-draft", 7)):
+        if not (work_dir / folder / "adapter_model.safetensors").exists():
+            train_ppd(
+                work_dir / base,
+                lessons,
+                work_dir / folder,
+                eval_file=calibration,
+                num_prompt_tokens=num_prompts,
+                max_length=320,
+                resume=(work_dir / folder).exists(),
+                max_steps=PPD_STEPS,
+                per_device_train_batch_size=16,
+                save_steps=50,
+                bf16=fast_dtype() == torch.bfloat16,
+                use_cpu=not torch.cuda.is_available(),
+                seed=seed,
+            )
     record = {
         "stages": [asdict(stage) for stage in STAGES],
         "pard": PardDrafter.from_pretrained(work_dir / "pard").paradraft["training"],
+        "ppd": {
+            folder: json.loads((work_dir / folder / "paradraft.json").read_text())["training"] for folder in ("ppd", "ppd-draft")
+        },
         "answers_by_target": REGENERATED_PER_CATEGORY * len(CATEGORIES),
         "held_out_library_loss": library_loss(target, tokenizer),
         "held_out_tasks": {name: asdict(quality) for name, quality in measure(target, tokenizer, 100).items()},
@@ -167,6 +194,10 @@ def build(
     }
     for name, folder in (("target", "target"), ("draft", "draft"), ("pard", "pard")):
         export(work_dir / folder, output_dir / name, tokenizer)
+    for folder in ("ppd", "ppd-draft"):
+        adapter = PpdDrafter.from_pretrained(work_dir / folder)
+        adapter.config.base_model_name_or_path = None  # a path that means nothing elsewhere
+        adapter.save_pretrained(output_dir / folder)
     (output_dir / "family.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record["held_out_tasks"], indent=1))
 

@@ -122,6 +122,15 @@ def build_trees(accuracy: list[list[float]], budget: int, num_ensembles: int = 1
     return best[1]
 
 
+def static_trees(accuracy: list[list[float]], budget: int, num_ensembles: int = 1) -> list[SparseTree]:
+    """For comparison: as many candidates in every state, and all m prompts below every node; arguments as for `build_trees`."""
+    m = len(accuracy)
+    num_nodes = (budget - m * num_ensembles) // (1 + m * num_ensembles)
+    scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
+    states = [Paths()] + [best_paths(scores[:state], num_nodes) for state in range(1, m + 1)]
+    return [SparseTree(paths, [m] * (1 + len(paths.parents))) for paths in states]
+
+
 def first(paths: Paths, num_nodes: int) -> Paths:
     """The best tree of fewer nodes."""
     parts = paths.parents, paths.depths, paths.ranks, paths.beliefs, paths.reach
