@@ -4,13 +4,16 @@ import json
 
 import pytest
 import torch
+from peft import get_peft_model
 from rich.console import Console
 from tiny import near_copy, tiny_model
 
+import hf_paradraft as pd
 from hf_paradraft.bench import assisted, bench, pard_chain, plain, prompt_lookup, records, table
 from hf_paradraft.bench.cases import Case, methods_of, random_prompts
 from hf_paradraft.bench.measure import Measurement, Prompt
 from hf_paradraft.bench.report import markdown, plot
+from hf_paradraft.drafters.ppd import PpdConfig
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,27 @@ def test_records_and_report(results, tmp_path):
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
+def test_prompt_tokens_their_trees_and_sizes():
+    torch.manual_seed(0)
+    accuracy = [[0.5 * 0.5**rank for rank in range(8)]] * 3
+    adapter = pd.PpdDrafter.from_model(get_peft_model(tiny_model(), PpdConfig(accuracy=accuracy)))
+    prompted = pd.PromptedDrafter(get_peft_model(tiny_model(seed=3), PpdConfig()))
+    prompts = [Prompt("a", torch.tensor([[1, 2, 3]]))]
+    methods = methods_of(Case.prompts, near_copy(tiny_model()), None, adapter=adapter)
+    names = [method.name for method in methods]
+    assert names[0] == "plain"
+    assert {"ppd-n15", "ppd-auto", "ppd-static-n15", "ppd-chain-n15"} <= set(names)
+    methods += methods_of(Case.methods, near_copy(tiny_model()), None, adapter=adapter, prompted_parent=prompted)[-2:]
+    assert [method.name for method in methods[-2:]] == ["ppd-auto", "ppd-drafter-k4"]
+    assert all(result.same for result in bench(tiny_model(), methods, prompts, max_new_tokens=24, progress=False))
+    trees = {method.name: method.drafter.trees(None) for method in methods if method.name in ("ppd-static-n15", "ppd-chain-n15")}
+    assert all(max(tree.paths.ranks, default=0) == 0 for tree in trees["ppd-chain-n15"])
+    assert all(set(tree.prompts) == {3} for tree in trees["ppd-static-n15"])
+    assert all(len(tree.paths.parents) + sum(tree.prompts) <= 15 for tree in trees["ppd-static-n15"])
+    with pytest.raises(ValueError, match="prompt tokens"):
+        methods_of(Case.prompts, near_copy(tiny_model()), None)
+
+
 def test_speedup_is_the_mean_over_categories_of_medians():
     def of(method, category, seconds):
         return Measurement(method, category, 10, seconds, 5, True)
@@ -77,7 +101,7 @@ def test_batches_are_counted_by_their_own_tokens():
     assert rows[1].forwards < rows[0].forwards
 
 
-@pytest.mark.parametrize("case", Case)
+@pytest.mark.parametrize("case", [case for case in Case if case != Case.prompts])
 def test_cases(case):
     target = tiny_model()
     drafter = near_copy(target)

@@ -1,0 +1,76 @@
+"""Every Python block in the docs runs, against models on the loopback Hub; every command parses; every link leads somewhere."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import HfApi
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.main import get_command
+
+from hf_paradraft import AutoDrafter
+from hf_paradraft.cli import app
+from hf_paradraft.demo import FAMILY
+from hf_paradraft.drafters.ppd import PpdConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+def test_python_runs(hub, page, tmp_path, monkeypatch):
+    """With the embedded family in the place of the models that the pages name."""
+    monkeypatch.chdir(tmp_path)
+    api = HfApi()
+    for name, folder in (
+        ("Qwen/Qwen2.5-7B-Instruct", "target"),
+        ("amd/PARD-Qwen2.5-0.5B", "pard"),
+        ("user/my-drafter", "pard"),
+    ):
+        api.create_repo(name)
+        api.upload_folder(repo_id=name, folder_path=FAMILY / folder)
+    tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen2.5-7B-Instruct")
+    target = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B-Instruct")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(FAMILY / "target"), PpdConfig()).save_pretrained("my-adapter")
+    scope = {
+        "target": target,
+        "inputs": tokenizer("def f(x):", return_tensors="pt"),
+        "drafter": AutoDrafter.from_pretrained("user/my-drafter"),
+    }
+    if page.name == "hub.md":
+        from hf_paradraft.integration.push import push_recipe
+
+        push_recipe("user/parallel-drafting")
+    torch.manual_seed(0)
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), scope)
+
+
+def commands(page):
+    for block in blocks(page, "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.strip().startswith("paradraft "):
+                yield shlex.split(line, comments=True)[1:]
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=" ".join(words)[:60]) for page in PAGES for words in commands(page)])
+def test_commands_parse(words):
+    command = get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context("paradraft", list(words)).close()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), link
