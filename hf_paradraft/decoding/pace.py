@@ -16,6 +16,7 @@ from .draft import Draft
 TRIAL = 4  # drafted rounds before anything is decided
 GAIN = 1.05  # a change has to promise this much
 DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has to be measured first
+DOUBTED_ROWS = 256  # a slope over rows counts for nothing while they vary (squared, summed) by much less than this
 DECAY = 0.98  # of a round's weight with each later round
 
 
@@ -40,7 +41,7 @@ class Pace:
         self.verify: deque[float] = deque(maxlen=9)
         self.other: deque[float] = deque(maxlen=9)
         self.rows: deque[int] = deque(maxlen=9)
-        self.speed: deque[float] = deque(maxlen=9)  # measured against the table
+        self.beyond = numpy.zeros(5)  # decayed sums of 1, x, y, x², xy: rows, and the seconds that they take beyond the table's
         self.emitted: deque[float] = deque(maxlen=16)
         self.tried = numpy.zeros(num_draft_tokens + 1)
         self.held = numpy.zeros(num_draft_tokens + 1)
@@ -99,11 +100,16 @@ class Pace:
         reach: list[float] = []
         for belief, parent in zip(draft.beliefs, draft.parents, strict=True):
             reach.append(belief * (reach[parent] if parent >= 0 else 1.0))
-        overhead = median(self.draft) + median(self.other) if self.draft else 0.25 * float(self.latency(1))
-        speed = median(self.speed) if self.speed else 1.0
-        sizes = numpy.arange(1, len(reach) + 1)
-        seconds = overhead + speed * self.latency(self.batch_size * (sizes + 1))
+        seconds = self._round_seconds(self.batch_size * numpy.arange(2, len(reach) + 2))
         return 1 + int(((1 + numpy.cumsum(reach)) / seconds).argmax())
+
+    def _round_seconds(self, rows: numpy.ndarray) -> numpy.ndarray:
+        """Of a round with so many rows: the table's forward, and what masks, acceptance and a slower machine add to it."""
+        count, x, y, xx, xy = self.beyond
+        if count == 0:
+            return 0.25 * float(self.latency(1)) + self.latency(rows)
+        slope = max(0.0, (xy - x * y / count) / (xx - x * x / count + DOUBTED_ROWS))
+        return median(self.draft) + self.latency(rows) + y / count + slope * (rows - x / count)
 
     def observe(
         self, drafts: Sequence[Draft], paths: Sequence[list[int] | None], draft: float, verify: float, whole: float
@@ -128,7 +134,9 @@ class Pace:
             kept.append(value)
         self.rows.append(size + 1)
         if self.latency is not None:
-            self.speed.append(verify / float(self.latency(self.batch_size * (size + 1))))
+            rows = self.batch_size * (size + 1)
+            more = whole - draft - float(self.latency(rows))
+            self.beyond = DECAY * self.beyond + (1, rows, more, rows * rows, rows * more)
         self.emitted.append(1 + sum(len(path) for _, path in active) / len(active))
         for counts in (self.tried, self.held):
             counts *= DECAY

@@ -1,5 +1,6 @@
 """Drafting stops where it does not pay, comes back where it does, and chooses its size by what sizes cost."""
 
+import numpy
 import pytest
 import torch
 from tiny import EOS, MASK, near_copy, tiny_model
@@ -123,3 +124,15 @@ def test_a_worse_than_useless_drafter_is_rarely_asked(prompt):
     )
     assert drafter.last_stats.num_drafted < 40 * drafter.speculation_config.num_draft_tokens
     assert drafter.last_stats.num_rounds > 150
+
+
+def test_what_rows_cost_beyond_the_table_is_learnt():
+    """The table says that rows are free; masks and acceptance, and a slower machine, say otherwise."""
+    pace = Pace(K, chain=False, latency=RowLatency([1, 64], [1.0, 1.0]))
+    assert pace.tree_size(tree_of()) == 64
+    for turn in range(40):
+        size = (6, 24, 48)[turn % 3]
+        pace.observe([tree_of(size)], [[]], 0.1, 1.0 + 0.03 * size, 1.2 + 0.05 * size)
+    assert pace.tree_size(tree_of()) < 40
+    rows = numpy.array([2, 25, 49])
+    assert pace._round_seconds(rows) == pytest.approx(1.2 + 0.05 * (rows - 1), rel=0.1)
