@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test quality family screenshots card clean
+.PHONY: demo test quality family docs screenshots card clean
 
 demo: $(VENV)/installed
 	$(BIN)/paradraft demo
@@ -18,6 +18,9 @@ quality: $(VENV)/installed
 # Hours on two cores; stops and resumes.
 family: $(VENV)/installed
 	$(BIN)/python -m hf_paradraft.demo.build --work-dir build/family --output-dir hf_paradraft/demo/family
+
+docs: $(VENV)/installed
+	$(BIN)/mkdocs build --strict
 
 screenshots: $(VENV)/installed
 	$(BIN)/python docs/screenshots.py

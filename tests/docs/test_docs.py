@@ -1,7 +1,10 @@
 """Every Python block in the docs runs, against models on the loopback Hub; every command parses; every link leads somewhere."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +77,11 @@ def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not link.startswith("http"):
             assert (page.parent / link).exists(), link
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "WARNING" not in result.stdout + result.stderr
+    assert (tmp_path / "engine" / "index.html").exists()
