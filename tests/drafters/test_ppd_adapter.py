@@ -7,8 +7,9 @@ import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from tiny import EOS, VOCAB, tiny_model
-from transformers import AutoModelForCausalLM, Gemma3TextConfig
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, QuantoConfig
 
+import hf_paradraft as pd
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.drafters.ppd.tuner import prompt_embedding
 
@@ -136,3 +137,42 @@ def test_not_beside_lora():
     model = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(ValueError, match=r"PPD"):
         model.add_adapter("ppd", PpdConfig())
+
+
+def test_prompts_are_not_merged_but_taken_off(prompt):
+    model = get_peft_model(tiny_model(), PpdConfig())
+    for merge in (model.merge_and_unload, model.merge_adapter):
+        with pytest.raises(ValueError, match="cannot be merged"):
+            merge()
+    base = model.unload()
+    assert torch.equal(base(prompt).logits, tiny_model()(prompt).logits)
+    assert not any("ppd" in name for name, _ in base.named_modules())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # quanto's own
+def test_a_quantised_base(tmp_path, prompt):
+    get_peft_model(tiny_model(), PpdConfig()).save_pretrained(tmp_path / "adapter")
+    tiny_model().save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=QuantoConfig(weights="int8"))
+    options = {"do_sample": False, "max_new_tokens": 16}
+    plain = base.generate(prompt, **options)
+    drafter = pd.AutoDrafter.from_pretrained(tmp_path / "adapter")
+    assert torch.equal(base.generate(prompt, **options, assistant_model=drafter), plain)
+    assert drafter.last_stats.num_drafted > 0
+    assert torch.equal(PeftModel.from_pretrained(base, tmp_path / "adapter").generate(input_ids=prompt, **options), plain)
+
+
+def test_a_base_resized_after_training(tmp_path, prompt):
+    get_peft_model(tiny_model(), PpdConfig()).save_pretrained(tmp_path)
+    base = tiny_model()
+    base.resize_token_embeddings(40)
+    with pytest.raises(ValueError, match="not resized"):
+        PeftModel.from_pretrained(base, tmp_path)
+    with pytest.raises(ValueError, match="belongs to a model"):
+        base.generate(prompt, max_new_tokens=4, assistant_model=pd.AutoDrafter.from_pretrained(tmp_path))
+
+
+def test_prompts_of_another_width_through_the_public_door(prompt):
+    drafter = pd.PpdDrafter.from_model(get_peft_model(tiny_model(hidden_size=64), PpdConfig()))
+    with pytest.raises(ValueError, match="belong to another model"):
+        tiny_model().generate(prompt, max_new_tokens=4, custom_generate=pd.speculative_decoding, drafter=drafter)

@@ -97,6 +97,18 @@ class PpdModel(BaseTuner):
             setattr(parent, target_name, target)
         target.add(adapter_name, peft_config)
 
+    def merge_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Refused.
+
+        Raises:
+            ValueError: always; prompts are inputs, not weights.
+        """
+        raise ValueError("Prompt tokens cannot be merged into a model's weights: they are extra inputs. unload() takes them off.")
+
+    def merge_and_unload(self, *args: Any, **kwargs: Any) -> None:
+        """Refused, as `merge_adapter`."""
+        self.merge_adapter()
+
 
 def register() -> None:
     """Tell PEFT; its `register_peft_method` takes only names of its own closed enum."""
