@@ -162,6 +162,37 @@ def bench(
         plot(rows, plot_file)
 
 
+@app.command(epilog="Example: paradraft plan --target Qwen/Qwen2.5-7B-Instruct --drafter amd/PARD-Qwen2.5-0.5B")
+def plan(
+    target: Target = None,
+    drafter: DrafterName = None,
+    draft_tokens: Annotated[list[int] | None, typer.Option("-k", min=1, help="Draft lengths; repeatable.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure with.")] = 6,
+    max_new_tokens: NewTokens = 128,
+    acceptance: Annotated[float | None, typer.Option(min=0, max=1, help="Assume that so many guesses are right.")] = None,
+    dtype: DtypeOption = Dtype.auto,
+) -> None:
+    """Predict in about a minute whether a drafter will pay on this machine, and with which draft length."""
+    from .bench.measure import encode_prompts
+    from .bench.plan import plan as run
+    from .demo.show import demo_prompts
+
+    model, draft, _, tokenizer = _load_pair(target, drafter, None, dtype)
+    texts = demo_prompts(-(-prompts // 6), general=target is not None)
+    lengths = draft_tokens or (2, 4, 6, 8, 12, 16)
+    plans = run(model, draft, encode_prompts(tokenizer, texts)[:prompts], lengths, max_new_tokens, acceptance)
+    best = max(plans, key=lambda entry: entry.speedup)
+    table = Table("K", "pays if τ >", "expected τ", "× plain")
+    for entry in plans:
+        cells = [str(entry.num_draft_tokens), f"{entry.round_cost:.2f}", f"{entry.tau:.2f}", f"{entry.speedup:.2f}"]
+        table.add_row(*cells, style="bold green" if entry is best else "")
+    console.print(table)
+    if best.speedup < 1.05:
+        console.print("Drafting does not pay here: leave the drafter out, or take a smaller one.")
+    else:
+        console.print(f"Draft {best.num_draft_tokens} tokens: about {best.speedup:.1f} times plain generate, greedy, batch 1.")
+
+
 @app.command(epilog="Example: paradraft info amd/PARD-Qwen2.5-0.5B")
 def info(repo_or_dir: str) -> None:
     """Say what a folder or repository is, without loading weights."""

@@ -1,0 +1,42 @@
+"""The prediction: its arithmetic, and that it tells a good drafter from a bad one."""
+
+import pytest
+import torch
+from tiny import MASK, near_copy, tiny_model
+from typer.testing import CliRunner
+
+import hf_paradraft as pd
+from hf_paradraft.bench.measure import Prompt
+from hf_paradraft.bench.plan import expected_tau, plan
+from hf_paradraft.cli import app
+
+PROMPTS = [Prompt("a", torch.tensor([[1, 2, 3]])), Prompt("a", torch.tensor([[4, 5, 6]]))]
+
+
+def test_expected_tau():
+    assert expected_tau([], 4) == 1.0
+    assert expected_tau([0.5], 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+    assert expected_tau([0.9, 0.5, 0.1], 2) == pytest.approx(1 + 0.9 + 0.45)
+
+
+def test_a_good_drafter_is_told_from_a_bad_one():
+    target = tiny_model(num_hidden_layers=8)
+    good = near_copy(target, 0.0)
+    bad = pd.PardDrafter.from_causal_lm(tiny_model(seed=9), mask_token_id=MASK)
+    config = good.speculation_config
+    taus = {
+        name: [entry.tau for entry in plan(target, drafter, PROMPTS, (1, 3), 24)]
+        for name, drafter in (("good", good), ("bad", bad))
+    }
+    assert taus["good"][0] == pytest.approx(2.0)  # a copy is always right about the next token
+    assert taus["good"][1] > taus["bad"][1]
+    assert good.speculation_config is config
+    assumed = plan(target, bad, PROMPTS, (1, 3), 24, acceptance=1.0)
+    assert [entry.tau for entry in assumed] == [2.0, 4.0]
+    assert all(entry.round_cost > 0.5 and entry.speedup > 0 for entry in assumed)
+
+
+def test_the_command():
+    result = CliRunner().invoke(app, ["plan", "--prompts", "1", "-k", "4", "--acceptance", "0", "--dtype", "float32"])
+    assert result.exit_code == 0, result.output
+    assert "does not pay" in result.output
