@@ -53,7 +53,7 @@ class LoopbackHub(ThreadingHTTPServer):
     """Start it with `start()`; `url` is its endpoint.
 
     Attributes:
-        repos: by kind ("models", "spaces") and id.
+        repos: by kind ("models", "spaces", "datasets") and id.
         calls: every request, "METHOD path".
         drop_at: the index of a call whose connection is cut before anything happens; None for none.
     """
@@ -145,10 +145,10 @@ class Handler(BaseHTTPRequestHandler):
                 self._send(200 if good else 400)
             case [*_, user, name, "info", "lfs", "objects", "batch"] if name.endswith(".git"):
                 self._batch(json.loads(self.body))
-            case ["api", kind, user, name, *rest] if kind in ("models", "spaces"):
+            case ["api", kind, user, name, *rest] if kind in ("models", "spaces", "datasets"):
                 self._with_repo(kind, f"{user}/{name}", lambda repo: self._api(repo, rest))
-            case ["spaces", user, name, "resolve", revision, *path]:
-                self._with_repo("spaces", f"{user}/{name}", lambda repo: self._resolve(repo, revision, "/".join(path)))
+            case ["spaces" | "datasets" as kind, user, name, "resolve", revision, *path]:
+                self._with_repo(kind, f"{user}/{name}", lambda repo: self._resolve(repo, revision, "/".join(path)))
             case [user, name, "resolve", revision, *path]:
                 self._with_repo("models", f"{user}/{name}", lambda repo: self._resolve(repo, revision, "/".join(path)))
             case _:
@@ -157,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
     def _create(self, asked: dict) -> None:
         name = f"{asked.get('organization') or USER}/{asked['name']}"
         kind = asked.get("type", "model") + "s"
-        url = {"url": f"{self.server.url}/{'spaces/' if kind == 'spaces' else ''}{name}", "name": name}
+        url = {"url": f"{self.server.url}/{'' if kind == 'models' else kind + '/'}{name}", "name": name}
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._fail(401, "Unauthorized")
         elif (kind, name) in self.server.repos:

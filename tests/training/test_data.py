@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from huggingface_hub import HfApi
 from tiny import EOS, make_tokenizer
 
 from hf_paradraft.training.data import encode_chat, encode_rows, encode_text, load_rows
@@ -83,3 +84,13 @@ def test_chat_without_a_template(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
         encode_chat(tokenizer, [{"role": "assistant", "content": "b"}])
+
+
+def test_rows_from_a_dataset_on_the_hub(hub, tmp_path):
+    rows = [{"text": f"line {i}"} for i in range(5)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    HfApi().create_repo("user/rows", repo_type="dataset")
+    HfApi().upload_folder(repo_id="user/rows", folder_path=tmp_path, repo_type="dataset")
+    assert list(load_rows("user/rows")) == rows
+    with pytest.raises((OSError, ValueError), match="user/nothing"):
+        load_rows("user/nothing")
