@@ -69,10 +69,11 @@ class TreeAttention:
     def __init__(self, windows: dict[str, int | None], prompt_mask: Tensor, positions: LongTensor, dtype: torch.dtype):
         self.windows, self.prompt_mask, self.dtype = windows, prompt_mask.bool(), dtype
         self.offsets = (positions - (prompt_mask.shape[1] - 1))[:, None]
+        self.sees_all = len(positions) == 1 and set(windows.values()) == {None} and bool(self.prompt_mask.all())
 
     def inputs(
         self, lengths: list[int], sees: BoolTensor, depths: LongTensor, num_slots: int | None = None
-    ) -> tuple[Tensor | dict[str, Tensor], LongTensor]:
+    ) -> tuple[Tensor | dict[str, Tensor] | None, LongTensor]:
         """For M new rows behind the longest row's end.
 
         Args:
@@ -82,9 +83,12 @@ class TreeAttention:
             num_slots: the width of a static cache.
 
         Returns:
-            An additive mask `(B, 1, M, slots)`, or a dict of them by kind where layers differ, and positions int64 `(B, M)`.
+            An additive mask `(B, 1, M, slots)`, or a dict of them by kind where layers differ, or None for one row that sees
+            everything; and positions int64 `(B, M)`.
         """
         end, size, device = max(lengths), sees.shape[1], self.prompt_mask.device
+        if self.sees_all and size == 1 and num_slots is None:
+            return None, torch.tensor([lengths], device=device) + self.offsets
         slots = torch.arange(num_slots or end + size, device=device)
         ends = torch.tensor(lengths, device=device)[:, None]
         visible = (slots < ends)[:, None].repeat(1, size, 1)
