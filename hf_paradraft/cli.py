@@ -41,11 +41,14 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _load_pair(target: str | None, drafter: str | None, parent: str | None, dtype: Dtype) -> tuple[Any, Any, Any, Any]:
+def _load_pair(
+    target: str | None, drafter: str | None, parent: str | None, dtype: Dtype, untrained: bool = False
+) -> tuple[Any, Any, Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from .auto import AutoDrafter
     from .demo import FAMILY
+    from .drafters.pard import PardDrafter
 
     if (target is None) != (drafter is None):
         raise typer.BadParameter("--target and --drafter go together: name both, or neither for the embedded family.")
@@ -54,7 +57,10 @@ def _load_pair(target: str | None, drafter: str | None, parent: str | None, dtyp
     chosen = fast_dtype() if dtype == Dtype.auto else getattr(torch, dtype)
     place = {"device_map": "auto"} if torch.cuda.is_available() else {}
     models = [AutoModelForCausalLM.from_pretrained(target, dtype=chosen, **place).eval()]
-    models.append(AutoDrafter.from_pretrained(drafter, dtype=chosen, **place).eval())
+    if untrained:  # any small model will do; what it guesses does not count
+        models.append(PardDrafter.from_causal_lm(drafter, mask_token_id=0, dtype=chosen, **place).eval())
+    else:
+        models.append(AutoDrafter.from_pretrained(drafter, dtype=chosen, **place).eval())
     models.append(AutoModelForCausalLM.from_pretrained(parent, dtype=chosen, **place).eval() if parent else None)
     return *models, AutoTokenizer.from_pretrained(target)
 
@@ -169,7 +175,9 @@ def plan(
     draft_tokens: Annotated[list[int] | None, typer.Option("-k", min=1, help="Draft lengths; repeatable.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure with.")] = 6,
     max_new_tokens: NewTokens = 128,
-    acceptance: Annotated[float | None, typer.Option(min=0, max=1, help="Assume that so many guesses are right.")] = None,
+    acceptance: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Assume this share of right guesses; any small model then.")
+    ] = None,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Predict in about a minute whether a drafter will pay on this machine, and with which draft length."""
@@ -177,7 +185,7 @@ def plan(
     from .bench.plan import plan as run
     from .demo.show import demo_prompts
 
-    model, draft, _, tokenizer = _load_pair(target, drafter, None, dtype)
+    model, draft, _, tokenizer = _load_pair(target, drafter, None, dtype, untrained=acceptance is not None)
     texts = demo_prompts(-(-prompts // 6), general=target is not None)
     lengths = draft_tokens or (2, 4, 6, 8, 12, 16)
     plans = run(model, draft, encode_prompts(tokenizer, texts)[:prompts], lengths, max_new_tokens, acceptance)

@@ -9,6 +9,7 @@ import hf_paradraft as pd
 from hf_paradraft.bench.measure import Prompt
 from hf_paradraft.bench.plan import expected_tau, plan
 from hf_paradraft.cli import app
+from hf_paradraft.demo import FAMILY
 
 PROMPTS = [Prompt("a", torch.tensor([[1, 2, 3]])), Prompt("a", torch.tensor([[4, 5, 6]]))]
 
@@ -40,3 +41,11 @@ def test_the_command():
     result = CliRunner().invoke(app, ["plan", "--prompts", "1", "-k", "4", "--acceptance", "0", "--dtype", "float32"])
     assert result.exit_code == 0, result.output
     assert "does not pay" in result.output
+
+
+def test_a_small_model_that_is_no_drafter_yet():
+    command = ["plan", "--prompts", "1", "-k", "4", "--acceptance", "0.9", "--dtype", "float32"]
+    folders = ["--target", str(FAMILY / "target"), "--drafter", str(FAMILY / "draft")]
+    result = CliRunner().invoke(app, [*command, *folders])
+    assert result.exit_code == 0, result.output
+    assert "4.10" in result.output  # 1 + 0.9 + 0.81 + 0.729 + 0.6561
