@@ -56,13 +56,15 @@ def _load_pair(
         target, drafter, parent = str(FAMILY / "target"), str(FAMILY / "pard"), str(FAMILY / "draft")
     chosen = fast_dtype() if dtype == Dtype.auto else getattr(torch, dtype)
     place = {"device_map": "auto"} if torch.cuda.is_available() else {}
-    models = [AutoModelForCausalLM.from_pretrained(target, dtype=chosen, **place).eval()]
+    models = [AutoModelForCausalLM.from_pretrained(target, dtype=chosen, **place, trust_remote_code=False).eval()]
     if untrained:  # any small model will do; what it guesses does not count
         models.append(PardDrafter.from_causal_lm(drafter, mask_token_id=0, dtype=chosen, **place).eval())
     else:
         models.append(AutoDrafter.from_pretrained(drafter, dtype=chosen, **place).eval())
-    models.append(AutoModelForCausalLM.from_pretrained(parent, dtype=chosen, **place).eval() if parent else None)
-    return *models, AutoTokenizer.from_pretrained(target)
+    models.append(
+        AutoModelForCausalLM.from_pretrained(parent, dtype=chosen, **place, trust_remote_code=False).eval() if parent else None
+    )
+    return *models, AutoTokenizer.from_pretrained(target, trust_remote_code=False)
 
 
 def _family_prompts(parent: Any) -> dict[str, Any]:
@@ -204,7 +206,8 @@ def plan(
 @app.command(epilog="Example: paradraft info amd/PARD-Qwen2.5-0.5B")
 def info(repo_or_dir: str) -> None:
     """Say what a folder or repository is, without loading weights."""
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     from transformers import AutoConfig
 
     from .drafters.pard.config import read_mask_token_id, refuse_other_drafters
@@ -213,42 +216,50 @@ def info(repo_or_dir: str) -> None:
 
     folder = Path(repo_or_dir)
     if not folder.is_dir():
-        api = HfApi()
-        files = api.list_repo_files(repo_or_dir)
-        name = next((name for name in ("adapter_config.json", "config.json") if name in files), None)
-        if name is None:
-            raise OSError(f"{repo_or_dir} has neither adapter_config.json nor config.json: it holds no drafter.")
-        folder = Path(api.hf_hub_download(repo_or_dir, name)).parent
-    grid = Table(show_header=False, box=None)
+        try:
+            files = HfApi().list_repo_files(repo_or_dir)
+            name = next(name for name in ("adapter_config.json", "config.json") if name in files)
+            folder = Path(hf_hub_download(repo_or_dir, name)).parent
+        except (HfHubHTTPError, HFValidationError, StopIteration) as error:
+            raise OSError(
+                f"{repo_or_dir} is neither a folder here nor a drafter that could be fetched from the Hub. {error}"
+            ) from None
+    rows: list[tuple[str, Any]] = []
     if (folder / "adapter_config.json").exists():
         kind = read_json(folder / "adapter_config.json").get("peft_type")
         if kind != "PPD":
             raise ValueError(f"{repo_or_dir} is a PEFT adapter of type {kind}, not a drafter.")
         adapter = PpdConfig.from_pretrained(str(folder))
-        grid.add_row("kind", "PPD adapter (prompt tokens)")
-        grid.add_row("base model", str(adapter.base_model_name_or_path))
-        grid.add_row("prompt tokens", f"{adapter.num_prompt_tokens} × {adapter.num_ensembles}")
-        grid.add_row("base's embedding", f"{adapter.vocab_size} × {adapter.hidden_size}")
         first = adapter.accuracy and ", ".join(f"{100 * row[0]:.0f} %" for row in adapter.accuracy)
-        grid.add_row("right, by distance", first or "not calibrated")
-        grid.add_row("fits", "transformers with hf_paradraft and PEFT")
-        console.print(grid)
-        return
-    raw = read_config(folder)
-    refuse_other_drafters(raw)
-    config = AutoConfig.from_pretrained(folder)
-    ours = raw.get("paradraft") or {}
-    training = ours.get("training", {})
-    grid.add_row("kind", "PARD drafter")
-    grid.add_row("architecture", ", ".join(raw.get("architectures") or ["?"]))
-    grid.add_row("mask token", str(read_mask_token_id(config)))
-    grid.add_row("vocabulary", str(config.get_text_config().vocab_size))
-    grid.add_row("adapted from", str(training.get("base_model") or "not recorded"))
-    grid.add_row("trained with K", str(training.get("num_depths") or "not recorded"))
-    tau = training.get("acceptance", {}).get("mean_emitted")
-    grid.add_row("τ on held-out rows", f"{tau:.2f}" if tau else "not recorded")
-    grid.add_row("drafts K", str(ours.get("speculation_config", {}).get("num_draft_tokens", 12)))
-    grid.add_row("fits", "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same vocabulary size")
+        rows += [
+            ("kind", "PPD adapter (prompt tokens)"),
+            ("base model", adapter.base_model_name_or_path or "not recorded"),
+            ("prompt tokens", f"{adapter.num_prompt_tokens} × {adapter.num_ensembles}"),
+            ("base's embedding", f"{adapter.vocab_size} × {adapter.hidden_size}"),
+            ("right, by distance", first or "not calibrated"),
+            ("fits", "transformers with hf_paradraft and PEFT"),
+        ]
+    else:
+        raw = read_config(folder)
+        refuse_other_drafters(raw)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        ours = raw["paradraft"] if isinstance(raw.get("paradraft"), dict) else {}
+        training = ours.get("training") or {}
+        tau = (training.get("acceptance") or {}).get("mean_emitted")
+        rows += [
+            ("kind", "PARD drafter"),
+            ("architecture", ", ".join(raw.get("architectures") or ["?"])),
+            ("mask token", read_mask_token_id(config)),
+            ("vocabulary", config.get_text_config().vocab_size),
+            ("adapted from", training.get("base_model") or "not recorded"),
+            ("trained with K", training.get("num_depths") or "not recorded"),
+            ("τ on held-out rows", f"{tau:.2f}" if tau else "not recorded"),
+            ("drafts K", (ours.get("speculation_config") or {}).get("num_draft_tokens", 12)),
+            ("fits", "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same vocabulary size"),
+        ]
+    grid = Table(show_header=False, box=None)
+    for name, value in rows:
+        grid.add_row(name, Text(str(value)))
     console.print(grid)
 
 
@@ -268,6 +279,8 @@ def push(
 
     if (recipe and space) or (recipe or space) != (repo_id is None):
         raise typer.BadParameter("give DIR user/name, or --recipe user/name, or --space user/name.")
+    if (recipe or space) and (revision or create_pr or license):
+        raise typer.BadParameter("--revision, --create-pr and --license are for drafters.")
     if recipe or space:
         info = (push_recipe if recipe else push_space)(source, private)
     else:
@@ -308,8 +321,8 @@ def regenerate(
     from .training.regenerate import regenerate as run
 
     chosen = fast_dtype() if dtype == Dtype.auto else getattr(torch, dtype)
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=chosen).eval()
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=chosen, trust_remote_code=False).eval()
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
     rows = run(model, tokenizer, source, output, max_new_tokens, batch_size, temperature=temperature, seed=seed)
     console.print(f"{rows} rows written to {output}")
 
@@ -336,10 +349,10 @@ def calibrate(
     console.print(right)
     found = sizes(config.accuracy, config.num_ensembles, latency)
     best = max(found, key=lambda size: size.tau / size.seconds)
-    table = Table("rows", "τ", "ms", "× plain", title="Promised, by rows of a round")
+    table = Table("tree_size", "τ", "ms", "× plain", title="Promised, by the rows of a round")
     for size in found:
         speed = f"{size.tau * float(latency(1)) / size.seconds:.2f}"
-        cells = [str(1 + size.rows), f"{size.tau:.2f}", f"{1000 * size.seconds:.1f}", speed]
+        cells = [str(size.rows), f"{size.tau:.2f}", f"{1000 * size.seconds:.1f}", speed]
         table.add_row(*cells, style="bold green" if size is best else "")
     console.print(table)
 

@@ -51,10 +51,10 @@ def ablation(
     eval_samples: int = 48,
 ) -> None:
     """Train each variant for the same steps on the same samples, and measure."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length)
-    judge = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    judge = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, trust_remote_code=False)
     lines = ["| rows | seconds per step | rows built in | τ at K = 8 |", "|---|---|---|---|"]
     for name, (collator_class, cod) in VARIANTS.items():
         drafter = PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32)

@@ -109,7 +109,7 @@ def library_loss(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fi
 
 def export(source: Path, destination: Path, tokenizer: PreTrainedTokenizerFast, **record) -> None:
     """Copy a trained model as bfloat16 safetensors with its tokenizer."""
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, trust_remote_code=False)
     if record:
         model.config.paradraft = {**(getattr(model.config, "paradraft", None) or {}), **record}
     model.save_pretrained(destination)

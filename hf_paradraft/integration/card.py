@@ -1,6 +1,5 @@
 """Model cards: what a drafter is, how to use it here and in other engines, what it was trained on and what it measured."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from ..bench.report import markdown
+from ..drafters.pard.config import MASK_KEYS
 from .files import read_json, shipped
 
 TAGS = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft"]
@@ -25,7 +25,10 @@ def hub_name(name: str | None) -> str | None:
 
 
 def _results(bench: list[dict[str, Any]]) -> list[EvalResult]:
-    best = max(bench, key=lambda row: row["speedup"])
+    ours = [row for row in bench if row["method"].startswith(("pard", "ppd"))]
+    if not ours:
+        return []
+    best = max(ours, key=lambda row: row["speedup"])
     common = {"task_type": "text-generation", "dataset_type": "held-out-prompts", "dataset_name": "Held-out prompts"}
     name = f"{best['method']}, against plain generate"
     return [
@@ -49,8 +52,9 @@ def render_card(folder: Path, repo_id: str, license: str | None = None) -> Model
     adapter = (folder / "adapter_config.json").exists()
     config = read_json(folder / ("adapter_config.json" if adapter else "config.json"))
     provenance = read_json(folder / "paradraft.json") if (folder / "paradraft.json").exists() else config.get("paradraft") or {}
-    bench = read_json(folder / "bench.json") if (folder / "bench.json").exists() else None
-    base = hub_name(config.get("base_model_name_or_path") if adapter else provenance.get("training", {}).get("base_model"))
+    bench, training = _bench(folder), provenance.get("training", {})
+    base = hub_name(training.get("base_model") or (config.get("base_model_name_or_path") if adapter else None))
+    results = _results(bench or [])
     data = ModelCardData(
         license=license,
         library_name="peft" if adapter else "transformers",
@@ -58,8 +62,8 @@ def render_card(folder: Path, repo_id: str, license: str | None = None) -> Model
         base_model=base,
         base_model_relation=("adapter" if adapter else "finetune") if base else None,
         tags=TAGS,
-        model_name=repo_id.split("/")[-1] if bench else None,
-        eval_results=_results(bench) if bench else None,
+        model_name=repo_id.split("/")[-1] if results else None,
+        eval_results=results or None,
     )
     return ModelCard.from_template(
         data,
@@ -67,21 +71,36 @@ def render_card(folder: Path, repo_id: str, license: str | None = None) -> Model
         repo_id=repo_id,
         config=config,
         base=base or "BASE-MODEL",
-        target=hub_name(provenance.get("training", {}).get("target")) or base or "TARGET-MODEL",
+        target=hub_name(training.get("target")) or "TARGET-MODEL",
         num_draft_tokens=provenance.get("speculation_config", {}).get("num_draft_tokens", 12),
-        training=provenance.get("training", {}),
+        training=training,
+        mask_token_id=next((config[key] for key in MASK_KEYS if config.get(key) is not None), None),
         measured=markdown(bench) if bench else None,
         environment=bench[0].get("environment") if bench else None,
         license=license,
     )
 
 
+def _bench(folder: Path) -> list[dict[str, Any]] | None:
+    """The records in the folder's `bench.json`, if it is there.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not (folder / "bench.json").exists():
+        return None
+    rows = read_json(folder / "bench.json", list)
+    wanted = {"method", "tokens_per_second", "speedup", "speedup_quartiles", "tau", "by_category", "tau_by_category"}
+    if not rows or not all(isinstance(row, dict) and wanted <= row.keys() for row in rows):
+        raise ValueError(f"{folder / 'bench.json'} is not what this version's paradraft bench --json writes: measure again.")
+    return rows
+
+
 def plot_bench(folder: Path) -> Path | None:
     """Draw τ by task from the folder's `bench.json`, as `tau.png` beside it; None where there is nothing to draw."""
-    if not (folder / "bench.json").exists():
+    if (rows := _bench(folder)) is None:
         return None
     from ..bench.report import plot
 
-    file = folder / "tau.png"
-    plot(json.loads((folder / "bench.json").read_text()), file, "tau")
-    return file
+    plot(rows, folder / "tau.png", "tau")
+    return folder / "tau.png"

@@ -1,18 +1,18 @@
 """Make a drafter's folder for another engine, checked for what that engine trips over."""
 
 import json
+import shlex
 import shutil
 import tempfile
 from enum import StrEnum
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer
 
 from ..drafters.pard import PardDrafter
-from .files import FILES, read_config
+from .files import FILES, local_folder, read_config
 
 # vLLM takes a drafter for another kind if one of these is in its path.
 MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
@@ -48,20 +48,26 @@ def export(source: str | Path, output: Path, engine: Engine, target: str | None 
         raise ValueError(f"{output} exists: give a new folder.")
     if engine is Engine.vllm and (wrong := next((word for word in MISREAD if word in str(output.resolve()).lower()), None)):
         raise ValueError(f"vLLM takes a drafter with {wrong!r} in its path for one of another kind: choose another folder.")
-    folder = Path(source)
-    if not folder.is_dir():
-        folder = Path(snapshot_download(str(source), allow_patterns=[*FILES, PROJECTION]))
-    if read_config(folder).get("pard2"):
+    folder = local_folder(source, {}, also=(PROJECTION,))
+    config = read_config(folder)
+    if config.get("pard2") or config.get("spd_type") == "pard2":
         return _convert_pard2(folder, output, engine)
     drafter = PardDrafter.from_pretrained(folder, dtype="auto")
     if target is not None:
-        _match_vocabulary(drafter, AutoConfig.from_pretrained(target).get_text_config().vocab_size, engine, pad)
+        _match_vocabulary(
+            drafter, AutoConfig.from_pretrained(target, trust_remote_code=False).get_text_config().vocab_size, engine, pad
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as name:
         drafter.save_pretrained(name)
-        AutoTokenizer.from_pretrained(folder).save_pretrained(name)
+        AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(name)
         shutil.copytree(name, output)
-    return _command(engine, target or "TARGET", output, drafter.speculation_config.num_draft_tokens, drafter.mask_token_id)
+    unchecked = (
+        "" if target or engine is Engine.transformers else "# The vocabulary's size was not checked: --target was not given.\n"
+    )
+    return unchecked + _command(
+        engine, target or "TARGET", output, drafter.speculation_config.num_draft_tokens, drafter.mask_token_id
+    )
 
 
 def _match_vocabulary(drafter: PardDrafter, wanted: int, engine: Engine, pad: bool) -> None:
@@ -78,12 +84,19 @@ def _match_vocabulary(drafter: PardDrafter, wanted: int, engine: Engine, pad: bo
 def _convert_pard2(folder: Path, output: Path, engine: Engine) -> str:
     if engine is not Engine.transformers:
         raise ValueError(f"{engine} has no PARD-2 yet; --format transformers converts the repository's files.")
-    weights = torch.load(folder / PROJECTION, map_location="cpu", weights_only=True) if (folder / PROJECTION).exists() else {}
+    weights = {}
+    if (folder / PROJECTION).exists():
+        try:
+            loaded = torch.load(folder / PROJECTION, map_location="cpu", weights_only=True)
+            weights = {str(name): tensor.clone().contiguous() for name, tensor in loaded.items()}
+        except Exception as error:  # a foreign pickle fails in many ways
+            raise OSError(f"{folder / PROJECTION} holds no weights that can be read safely: {type(error).__name__}.") from error
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as name:
-        shutil.copytree(folder, name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.bin", ".cache"))
+        for file in {file for pattern in FILES for file in folder.glob(pattern)}:
+            shutil.copy2(file, name)
         if weights:
-            save_file({key: value.contiguous() for key, value in weights.items()}, Path(name) / "warp_model.safetensors")
+            save_file(weights, Path(name) / "warp_model.safetensors")
         shutil.copytree(name, output)
     missing = "" if weights else f" It came without {PROJECTION}: it can only draft without the target's features."
     return f"# A PARD-2 drafter in safetensors.{missing} hf_paradraft does not load PARD-2 yet."
@@ -92,7 +105,8 @@ def _convert_pard2(folder: Path, output: Path, engine: Engine) -> str:
 def _command(engine: Engine, target: str, output: Path, num_draft_tokens: int, mask_token_id: int) -> str:
     if engine is Engine.vllm:
         options = {"method": "draft_model", "parallel_drafting": True, "model": str(output)}
-        return f"vllm serve {target} --speculative-config '{json.dumps({**options, 'num_speculative_tokens': num_draft_tokens})}'"
+        options = json.dumps({**options, "num_speculative_tokens": num_draft_tokens})
+        return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(options)}"
     if engine is Engine.trtllm:
         return (
             "from tensorrt_llm import LLM\nfrom tensorrt_llm.llmapi import PARDDecodingConfig\n"

@@ -12,12 +12,13 @@ HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_do
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
-def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any]) -> Path:
+def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[str, ...] = ()) -> Path:
     """The folder itself, or a downloaded copy of a Hub repository (safetensors only).
 
     Args:
         repo_or_dir: a folder, or a Hub id `user/name`.
         kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download` and `subfolder` are taken out of it.
+        also: more files to download.
 
     Raises:
         OSError: neither is there.
@@ -26,7 +27,7 @@ def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any]) -> Path:
     subfolder = kwargs.pop("subfolder", "")
     if Path(repo_or_dir).is_dir():
         return Path(repo_or_dir) / subfolder
-    patterns = [f"{subfolder}/{pattern}" if subfolder else pattern for pattern in FILES]
+    patterns = [f"{subfolder}/{pattern}" if subfolder else pattern for pattern in (*FILES, *also)]
     try:
         return Path(snapshot_download(str(repo_or_dir), allow_patterns=patterns, **hub)) / subfolder
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
@@ -41,17 +42,19 @@ def shipped(name: str) -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[2] / name
 
 
-def read_json(file: Path) -> Any:
+def read_json(file: Path, kind: type = dict) -> Any:
     """What a JSON file holds.
 
     Raises:
-        OSError: it is missing or not JSON.
+        OSError: it is missing, not JSON, or JSON of another kind.
     """
     try:
-        return json.loads(file.read_text())
+        if not isinstance(found := json.loads(file.read_text(encoding="utf-8")), kind):
+            raise ValueError(f"it holds a {type(found).__name__}, not a {kind.__name__}")
+        return found
     except FileNotFoundError:
         raise OSError(f"{file.parent} has no {file.name}: it is not a saved model.") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise OSError(f"{file} is not valid JSON ({error}): download or save it again.") from None
 
 

@@ -7,12 +7,19 @@ from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
+from transformers import AutoConfig
 
+from ..drafters.pard.config import read_mask_token_id, refuse_other_drafters
 from .card import hub_name, plot_bench, render_card
 from .files import check_weights, read_json, shipped
 
-# Of a training folder, what a user of the drafter needs; checkpoints and logs stay here.
-PUBLISHED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.md", "*.png")
+# What a user of the drafter needs; whatever else lies in the folder stays here.
+PUBLISHED = (
+    "config.json", "generation_config.json", "adapter_config.json", "paradraft.json", "bench.json", "README.md", "LICENSE",
+    "model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt",
+)  # fmt: skip
 PEFT_CARD = "# Model Card for Model ID"  # what PEFT writes beside every adapter
 
 
@@ -123,8 +130,15 @@ def _check(folder: Path) -> None:
     if (folder / "adapter_config.json").exists():
         if read_json(folder / "adapter_config.json").get("peft_type") != "PPD":
             raise ValueError(f"{folder} holds a PEFT adapter of another kind: publish it with PEFT's own push_to_hub.")
-        if not (folder / "adapter_model.safetensors").exists():
-            raise OSError(f"{folder} has no adapter_model.safetensors: save the adapter again.")
-    elif not (folder / "config.json").exists():
+        wanted = {"adapter_model.safetensors"}
+    elif (folder / "config.json").exists():
+        refuse_other_drafters(read_json(folder / "config.json"))
+        read_mask_token_id(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        index = folder / "model.safetensors.index.json"
+        wanted = set(read_json(index)["weight_map"].values()) if index.exists() else {"model.safetensors"}
+        wanted.add("tokenizer_config.json")
+    else:
         raise OSError(f"{folder} holds no drafter: give the folder that save_pretrained or paradraft train wrote.")
+    if missing := sorted(name for name in wanted if not (folder / name).exists()):
+        raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")
     check_weights(folder)

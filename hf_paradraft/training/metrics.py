@@ -32,7 +32,7 @@ def acceptance(
         `mean_emitted` (τ, bonus included), `acceptance_by_position` and `samples`.
     """
     if not isinstance(target, PreTrainedModel):
-        target = AutoModelForCausalLM.from_pretrained(target, dtype=drafter.dtype)
+        target = AutoModelForCausalLM.from_pretrained(target, dtype=drafter.dtype, trust_remote_code=False)
     target = target.to(drafter.device).eval()
     was_training, options = drafter.training, drafter.speculation_config
     drafter.eval()

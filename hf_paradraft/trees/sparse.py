@@ -5,7 +5,9 @@ state has a tree of its own; where its round ends decides the next state, so the
 what the trees bring on average over its stationary distribution.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from math import log
 
@@ -99,7 +101,7 @@ def amortised_gain(trees: list[SparseTree]) -> float:
     return float(stationary(transitions(trees)) @ [tree.gain for tree in trees])
 
 
-def build_trees(accuracy: list[list[float]], budget: int, num_ensembles: int = 1) -> list[SparseTree]:
+def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles: int = 1) -> list[SparseTree]:
     """The trees of states 0 … m with the best amortised gain, over all splits of the rows between candidates and prompts.
 
     Args:
@@ -165,6 +167,12 @@ def sizes(accuracy: list[list[float]], num_ensembles: int, latency: RowLatency, 
     found = []
     for rows in SIZES:
         if rows > len(accuracy) * num_ensembles:
-            trees = build_trees(accuracy, rows, num_ensembles)
-            found.append(Size(rows, trees, 1 + amortised_gain(trees), float(latency(batch_size * (1 + rows)))))
+            trees, tau = _promise(tuple(map(tuple, accuracy)), rows, num_ensembles)
+            found.append(Size(rows, trees, tau, float(latency(batch_size * (1 + rows)))))
     return found
+
+
+@lru_cache(256)  # every call of generate asks for them
+def _promise(accuracy: tuple[tuple[float, ...], ...], rows: int, num_ensembles: int) -> tuple[list[SparseTree], float]:
+    trees = build_trees(accuracy, rows, num_ensembles)
+    return trees, 1 + amortised_gain(trees)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import hf_paradraft as pd
 from hf_paradraft.cli import app
 from hf_paradraft.drafters.ppd import PpdConfig
-from hf_paradraft.drafters.ppd.calibration import calibrate, rank_counts
+from hf_paradraft.drafters.ppd.calibration import calibrate, falling, rank_counts
 
 
 def logits_for(*rankings):
@@ -25,17 +25,19 @@ def logits_for(*rankings):
 
 
 def test_a_worked_example():
-    guesses = torch.stack([logits_for([1, 2], [3, 4]), logits_for([1, 2], [3, 4]), logits_for([5, 0], [3, 4])])
-    teachers = torch.stack([logits_for([1], [4]), logits_for([2], [3]), logits_for([1], [3])])
-    tokens = torch.tensor([[1, 4], [0, 3], [1, 3]])
-    hits, tries = rank_counts(guesses, teachers, tokens, ranks=2)
+    guesses = [logits_for([1, 2], [3, 4]), logits_for([1, 2], [3, 4]), logits_for([5, 0], [3, 4]), logits_for([1, 2], [3, 4])]
+    teachers = [logits_for([1], [4]), logits_for([2], [3]), logits_for([1], [3]), logits_for([1], [3])]
+    tokens = torch.tensor([[1, 4], [0, 3], [1, 3], [1, 3]])
+    begins = torch.tensor([True, True, True, False])
+    hits, tries = rank_counts(torch.stack(guesses), torch.stack(teachers), tokens, begins, ranks=2)
     # The first text: right at once, then by the second guess. The second: right by its second guess, but the text goes on
-    # otherwise. The third: not among the guesses, so nothing behind it is ever looked at.
+    # otherwise. The third: not among the guesses, so nothing behind it is ever looked at. The
+    # fourth begins with a token that the model would not have written.
     assert tries.tolist() == [3, 1]
     assert hits.tolist() == [[1, 1], [0, 1]]
 
 
-def texts(count=12, length=24):
+def texts(count=150, length=24):
     ids = torch.randint(1, EOS, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
     return Dataset.from_list([{"input_ids": row, "labels": row, "length": length} for row in ids])
 
@@ -56,13 +58,19 @@ def test_accuracies_fall_and_travel_with_the_adapter(tmp_path, prompt):
     assert drafter.last_stats.num_drafted > 0
 
 
+def test_falling_rates():
+    assert falling([0.5, 0.3, 0.1]) == [0.5, 0.3, 0.1]
+    assert falling([0.5, 0.0, 0.2, 0.1]) == pytest.approx([0.5, 0.1, 0.1, 0.1])
+    assert falling([0.1, 0.2, 0.3]) == pytest.approx([0.2, 0.2, 0.2])
+
+
 def test_too_few_places():
     model = get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=2))
     with pytest.raises(ValueError, match="places to count"):
         calibrate(model, texts(2, 8))
 
 
-@pytest.mark.parametrize("accuracy", [[[0.5, 0.6]], [[0.5], [0.4]], [[1.5]], [[]]])
+@pytest.mark.parametrize("accuracy", [[[0.5, 0.6]], [[0.5], [0.4]], [[1.5]], [[]], [[0.9, 0.9]], 5, ["ab"], [["a"]]])
 def test_accuracies_that_are_none(accuracy):
     with pytest.raises(ValueError, match="calibrate again"):
         PpdConfig(num_prompt_tokens=1, accuracy=accuracy)
@@ -73,7 +81,7 @@ def test_the_command(tmp_path):
     tiny_model().save_pretrained(base)
     make_tokenizer().save_pretrained(base)
     get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=2)).save_pretrained(adapter)
-    data.write_text("".join(json.dumps({"text": " ".join("abcdefgh"[i % 8] for i in range(40))}) + "\n" for _ in range(8)))
+    data.write_text("".join(json.dumps({"text": " ".join("abcdefgh"[i % 8] for i in range(40))}) + "\n" for _ in range(40)))
     before = (adapter / "adapter_model.safetensors").read_bytes()
     command = ["calibrate", str(adapter), "--data", str(data), "--dtype", "float32"]
     assert isinstance(CliRunner().invoke(app, command).exception, ValueError)  # it names no base model

@@ -169,3 +169,58 @@ def test_prompted_models_that_cannot_draft(prompt):
     drafter = pd.PromptedDrafter(get_peft_model(tiny_model(), PpdConfig()), pd.SpeculationConfig(9))
     with pytest.raises(ValueError, match="at most 4"):
         tiny_model().generate(prompt, max_new_tokens=4, assistant_model=drafter)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_prompts_that_are_no_numbers_never_reach_the_target(bad, prompt):
+    drafter = adapter_for("llama")
+    drafter.prompts = drafter.prompts.clone()
+    drafter.prompts[0, 0] = bad
+    for door in ({"assistant_model": drafter}, {"custom_generate": pd.speculative_decoding, "drafter": drafter}):
+        with pytest.raises(ValueError, match="not finite"):
+            TARGETS["llama"].generate(prompt, max_new_tokens=4, **door)
+
+
+def test_prompts_that_overflow_the_targets_dtype(prompt):
+    drafter = adapter_for("llama")
+    drafter.prompts = drafter.prompts * 1e6
+    with pytest.raises(ValueError, match=r"not finite numbers in torch\.float16"):
+        tiny_model().half().generate(prompt, max_new_tokens=4, assistant_model=drafter)
+
+
+def test_a_calibrated_adapter_where_only_chains_are_verified():
+    drafter = adapter_for("gpt2", calibrated=True)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    options = {"do_sample": False, "max_new_tokens": 12, "token_type_ids": torch.zeros_like(ids)}
+    plain = TARGETS["gpt2"].generate(ids, **options)
+    assert torch.equal(TARGETS["gpt2"].generate(ids, **options, assistant_model=drafter), plain)
+
+
+def test_lora_on_top_of_prompts(prompt):
+    torch.manual_seed(0)
+    model = get_peft_model(get_peft_model(tiny_model(), PpdConfig()), LoraConfig(target_modules=["q_proj"]))
+    assert pd.PpdDrafter.from_model(model.get_base_model().model).config.num_prompt_tokens == 3
+
+
+def test_the_smallest_tree_drafts(prompt):
+    drafter = adapter_for("llama")
+    drafter.speculation_config.tree_size = 4
+    TARGETS["llama"].generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
+    assert drafter.last_stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("damage", [b"", b"{broken", b"[]"])
+def test_damaged_adapters(tmp_path, damage):
+    get_peft_model(tiny_model(), PpdConfig()).save_pretrained(tmp_path)
+    weights = tmp_path / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(OSError, match="truncated or damaged"):
+        pd.AutoDrafter.from_pretrained(tmp_path)
+    weights.unlink()
+    with pytest.raises(OSError, match=r"no \.safetensors"):
+        pd.AutoDrafter.from_pretrained(tmp_path)
+    weights.write_bytes(whole)
+    (tmp_path / "adapter_config.json").write_bytes(damage)
+    with pytest.raises(OSError, match=r"adapter_config\.json"):
+        pd.AutoDrafter.from_pretrained(tmp_path)

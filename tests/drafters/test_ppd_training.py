@@ -60,17 +60,18 @@ def test_one_forward_gives_what_each_insertion_would(tmp_path, e):
     points = torch.tensor([[0, 3, 4], [2, 4, -1]])
     base = trainer.model.get_base_model()
     with torch.no_grad():
-        guesses, teachers, tokens = guess_at(base, base, trainer.config, ids, points)
+        guesses, teachers, tokens, own = guess_at(base, base, trainer.config, ids, points)
         assert guesses.shape[:2] == teachers.shape[:2] == tokens.shape == (5, 2)
         embedding = prompt_embedding(base)
         wanted = [(row, int(t)) for row in range(2) for t in points[row] if t >= 0]
-        for guess, teacher, token, (row, t) in zip(guesses, teachers, tokens, wanted, strict=True):
+        for guess, teacher, token, follows, (row, t) in zip(guesses, teachers, tokens, own, wanted, strict=True):
             lanes = []
             for lane in range(e):
                 inputs = torch.cat([embedding(ids[row : row + 1, : t + 1]), embedding.prompts()[lane::e][None]], dim=1)
                 lanes.append(base(inputs_embeds=inputs).logits[0, -2:])
             torch.testing.assert_close(guess, torch.stack(lanes).mean(0), rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(teacher, base(ids[row : row + 1]).logits[0, t + 1 : t + 3], rtol=1e-4, atol=1e-4)
+            assert bool(follows) == (int(base(ids[row : row + 1]).logits[0, t].argmax()) == int(ids[row, t + 1]))
             assert token.tolist() == ids[row, t + 2 : t + 4].tolist()
 
 

@@ -73,6 +73,13 @@ def test_pard2_projections_become_safetensors(source, tmp_path):
     assert not list((tmp_path / "out").glob("*.bin"))
     with pytest.raises(ValueError, match="no PARD-2 yet"):
         export(source, tmp_path / "other", Engine.vllm)
+    (source / "notes.pkl").write_bytes(b"x")
+    (source / "config.json").write_text(json.dumps({**config, "spd_type": "pard2"}))
+    export(source, tmp_path / "again", Engine.transformers)
+    assert not list((tmp_path / "again").glob("*.pkl"))
+    (source / "warp_model.bin").write_bytes(b"junk")
+    with pytest.raises(OSError, match="read safely"):
+        export(source, tmp_path / "junk", Engine.transformers)
     (source / "warp_model.bin").unlink()
     assert "without the target's features" in export(source, tmp_path / "bare", Engine.transformers)
 
@@ -81,3 +88,4 @@ def test_the_command(source, tmp_path):
     result = CliRunner().invoke(app, ["export", str(source), str(tmp_path / "out"), "--format", "vllm"])
     assert result.exit_code == 0, result.output
     assert "vllm serve TARGET --speculative-config" in result.output
+    assert "not checked" in result.output

@@ -140,6 +140,31 @@ def test_folders_that_cannot_be_published(hub, tmp_path):
     with pytest.raises(OSError, match="no drafter"):
         push_folder(tmp_path / "empty", REPO)
     folder = pard_folder(tmp_path)
+    for name in ("secrets.json", ".env.json", "notes.txt", "optimizer.safetensors"):
+        (folder / name).write_bytes((folder / "model.safetensors").read_bytes() if name.endswith("s") else b"{}")
+    push_folder(folder, f"{USER}/clean")
+    assert not {"secrets.json", ".env.json", "notes.txt", "optimizer.safetensors"} & set(hub.files(f"{USER}/clean"))
+    hub.reset()
+    (folder / "optimizer.safetensors").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    plain = {key: value for key, value in config.items() if key not in ("pard_token", "mask_token_id", "ptd_token_id")}
+    for other, message in (
+        (plain, "no mask token"),
+        ({**config, "pard2": True}, "PARD-2"),
+        ({**config, "dflash_config": {}}, "DFlash"),
+    ):
+        (folder / "config.json").write_text(json.dumps(other))
+        with pytest.raises(ValueError, match=message):
+            push_folder(folder, REPO)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "bench.json").write_text("[{}]")
+    with pytest.raises(ValueError, match="measure again"):
+        push_folder(folder, REPO)
+    (folder / "bench.json").unlink()
+    (folder / "tokenizer_config.json").rename(folder / "elsewhere")
+    with pytest.raises(OSError, match=r"no tokenizer_config\.json"):
+        push_folder(folder, REPO)
+    (folder / "elsewhere").rename(folder / "tokenizer_config.json")
     (folder / "model.safetensors").write_bytes(b"half")
     with pytest.raises(OSError, match="truncated or damaged"):
         push_folder(folder, REPO)
@@ -202,6 +227,44 @@ def test_names_that_only_mean_something_here(tmp_path):
     assert hub_name("user/name") == "user/name"
     for name in (None, "gpt2-folder", str(tmp_path), "/a/b", "a/b/c", "None"):
         assert hub_name(name) is None
+
+
+def test_cards_speak_of_this_drafter_alone(tmp_path):
+    folder = pard_folder(tmp_path)
+    rows = [*BENCH, {**BENCH[0], "method": "prompt-lookup", "speedup": 9.0}]
+    (folder / "bench.json").write_text(json.dumps(rows))
+    card = render_card(folder, REPO)
+    assert card.data.eval_results[0].metric_value == 3.25
+    assert "(id 31)" in card.text
+    assert "vllm serve TARGET-MODEL" in card.text
+
+
+@pytest.mark.parametrize("name", ["config.json", "adapter_config.json"])
+def test_info_of_odd_folders(tmp_path, name):
+    folder = pard_folder(tmp_path) if name == "config.json" else ppd_folder(tmp_path)
+    run = CliRunner().invoke
+    config = json.loads((folder / name).read_text())
+    odd = {**config, "architectures": ["[/b]"], "base_model_name_or_path": "[/x]", "paradraft": "x"}
+    (folder / name).write_text(json.dumps(odd))
+    result = run(app, ["info", str(folder)])
+    assert result.exit_code == 0, result.output
+    assert "[/b]" in result.output or "[/x]" in result.output
+    (folder / name).write_text("[]")
+    assert isinstance(run(app, ["info", str(folder)]).exception, OSError)
+    assert isinstance(run(app, ["info", f"{USER}/missing"]).exception, OSError)
+
+
+def test_a_repositorys_code_is_never_run(hub, tmp_path, monkeypatch):
+    folder = pard_folder(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    odd = {**config, "model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.EvilConfig"}}
+    (folder / "config.json").write_text(json.dumps(odd))
+    (folder / "configuration_evil.py").write_text("raise SystemExit('ran')")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    for load in (lambda: pd.AutoDrafter.from_pretrained(folder), lambda: push_folder(folder, REPO)):
+        with pytest.raises((ValueError, OSError)):
+            load()
+    assert isinstance(CliRunner().invoke(app, ["info", str(folder)]).exception, (ValueError, OSError))
 
 
 def test_code_in_cards_is_python(tmp_path):

@@ -65,7 +65,7 @@ class PardDrafter:
             raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
         folder = local_folder(repo_or_dir, kwargs)
         refuse_other_drafters(read_config(folder))
-        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(folder)
+        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(folder, trust_remote_code=False)
         for name in kwargs.keys() & config.to_dict().keys() - {"dtype", "quantization_config"}:
             setattr(config, name, kwargs.pop(name))
         mask_token_id = read_mask_token_id(config, mask_token_id)
@@ -115,7 +115,7 @@ class PardDrafter:
         """
         from ...integration.push import push_folder  # needs the whole library
 
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(self.name_or_path)
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(self.name_or_path, trust_remote_code=False)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             tokenizer.save_pretrained(folder)

@@ -55,7 +55,7 @@ def train_pard(
     cod = CodConfig(num_depths, cod_ratio, cod_min_ratio)
     output_dir = Path(output_dir)
     checkpoint = check_output(output_dir, resume, overwrite)
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     drafter = _load(model, mask_token_id, tokenizer.mask_token_id)
     context = getattr(drafter.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and max_length > context:
@@ -101,7 +101,7 @@ def train_pard(
 
 
 def _load(model: str | Path, mask_token_id: int | None, fallback: int | None) -> PardDrafter:
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     if mask_token_id is None and all(getattr(config, key, None) is None for key in MASK_KEYS):
         mask_token_id = fallback
     attention = {"attn_implementation": "flex_attention"} if torch.cuda.is_available() else {}  # no mask of R² entries

@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ...integration.files import read_json
 from ...training.data import encode_rows, load_rows
 from .config import PpdConfig
 from .drafter import MAX_RANKS
@@ -19,7 +20,7 @@ from .training import PromptCollator
 LEAST_POINTS = 50
 
 
-def rank_counts(guesses: Tensor, teachers: Tensor, tokens: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
+def rank_counts(guesses: Tensor, teachers: Tensor, tokens: Tensor, begins: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
     """Count right guesses where they would be judged.
 
     A guess at distance `d` counts only where the text is what the model itself would say up to there, and where all guesses
@@ -28,6 +29,7 @@ def rank_counts(guesses: Tensor, teachers: Tensor, tokens: Tensor, ranks: int) -
     Args:
         guesses, teachers: logits `(T, m, V)`, from `guess_at`.
         tokens: int64 `(T, m)`, of the text.
+        begins: bool `(T,)`, whether the token directly behind the point is the model's own.
         ranks: R.
 
     Returns:
@@ -36,6 +38,7 @@ def rank_counts(guesses: Tensor, teachers: Tensor, tokens: Tensor, ranks: int) -
     own = teachers.argmax(-1)
     hits = guesses.topk(ranks, dim=-1).indices == own[..., None]
     follows = torch.nn.functional.pad(((own == tokens) & hits.any(-1))[:, :-1].cumprod(1), (1, 0), value=1).bool()
+    follows &= begins[:, None]
     return (hits & follows[..., None]).double().sum(0).cpu(), follows.double().sum(0).cpu()
 
 
@@ -68,10 +71,20 @@ def calibrate(model: PeftModel, samples: Dataset, points: int = 32, batch_size: 
         hits, tries = hits + more[0], tries + more[1]
     if tries[0] < LEAST_POINTS:
         raise ValueError(f"Only {int(tries[0])} places to count at: give more or longer rows ({LEAST_POINTS} places at least).")
-    # Few counts are no proof of impossibility, and a tree needs chances that fall with the rank.
-    rates = (hits / tries[:, None].clamp(min=1)).cummin(1).values
-    config.accuracy = [[round(rate, 5) for rate in row] for row in rates.tolist()]
+    rates = (hits / tries[:, None].clamp(min=1)).tolist()
+    config.accuracy = [[round(rate, 5) for rate in falling(row)] for row in rates]
     return config.accuracy
+
+
+def falling(rates: list[float]) -> list[float]:
+    """The falling row that is nearest to `rates` (isotonic regression): a tree needs chances that fall with the rank."""
+    blocks: list[tuple[float, int]] = []
+    for rate in rates:
+        blocks.append((rate, 1))
+        while len(blocks) > 1 and blocks[-2][0] < blocks[-1][0]:
+            (high, many), (low, few) = blocks.pop(), blocks.pop()
+            blocks.append(((high * many + low * few) / (many + few), many + few))
+    return [rate for rate, count in blocks for _ in range(count)]
 
 
 def save_accuracy(folder: Path, config: PpdConfig) -> None:
@@ -107,14 +120,18 @@ def calibrate_folder(
     folder = Path(adapter)
     if not (folder / "adapter_config.json").exists():
         raise OSError(f"{folder} holds no adapter: give the folder that paradraft train ppd wrote.")
+    if (kind := read_json(folder / "adapter_config.json").get("peft_type")) != "PPD":
+        raise ValueError(f"{folder} holds an adapter of type {kind}: only PPD adapters are calibrated.")
     config = PpdConfig.from_pretrained(str(folder))
     name = model or config.base_model_name_or_path
     if name is None:
         raise ValueError("The adapter does not name its base model: pass --model.")
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     samples = encode_rows(load_rows(data), tokenizer, max_length)
     place = {"device_map": "auto"} if torch.cuda.is_available() else {}
-    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **place), str(folder))
+    adapted = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **place, trust_remote_code=False), str(folder)
+    )
     config.accuracy = calibrate(adapted, samples)
     save_accuracy(folder, config)
     return adapted

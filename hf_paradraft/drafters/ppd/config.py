@@ -42,11 +42,15 @@ class PpdConfig(PeftConfig):
         for name in ("num_prompt_tokens", "num_ensembles"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, but is {getattr(self, name)!r}.")
-        if self.accuracy is not None:
-            rows = [list(row) for row in self.accuracy]
-            falls = all(row and row[0] <= 1 and row == sorted(row, reverse=True) and row[-1] >= 0 for row in rows)
-            if len(rows) != self.num_prompt_tokens or not falls:
-                raise ValueError("accuracy must be one row of chances, falling by rank, for each prompt token: calibrate again.")
+        if self.accuracy is not None and not self._is_accuracy():
+            raise ValueError("accuracy must be one row of chances, falling by rank, for each prompt token: calibrate again.")
+
+    def _is_accuracy(self) -> bool:
+        rows = self.accuracy
+        if not isinstance(rows, list) or len(rows) != self.num_prompt_tokens:
+            return False
+        numbers = all(isinstance(row, list) and row and all(isinstance(rate, float | int) for rate in row) for row in rows)
+        return numbers and all(row == sorted(row, reverse=True) and row[-1] >= 0 and sum(row) <= 1.001 for row in rows)
 
     @property
     def num_ids(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from transformers.utils import logging
 from ...decoding import Draft, Prefix, SpeculationConfig, SpeculationStats
 from ...decoding.pace import Pace
 from ...decoding.tree_attention import attention_windows
-from ...integration.files import local_folder
+from ...integration.files import check_weights, local_folder, read_json
 from ...trees.best_first import Paths, best_paths
 from ...trees.latency import RowLatency
 from ...trees.sparse import SIZES, SparseTree, attach_prompts, build_trees, ends, sizes
@@ -58,17 +57,18 @@ class PpdDrafter:
             ValueError: an adapter of another kind.
         """
         folder = local_folder(repo_or_dir, kwargs)
-        kind = json.loads((folder / "adapter_config.json").read_text()).get("peft_type")
+        kind = read_json(folder / "adapter_config.json").get("peft_type")
         if kind != "PPD":
             raise ValueError(f"{repo_or_dir} is a PEFT adapter of type {kind}, not a drafter: load it with PeftModel.")
         config = PpdConfig.from_pretrained(str(folder))
+        check_weights(folder)
         tensors = load_file(folder / "adapter_model.safetensors")
         if len(tensors) != 1 or next(iter(tensors.values())).shape != (config.num_ids, config.hidden_size):
             raise ValueError(f"{repo_or_dir} does not hold the {config.num_ids} prompts its config speaks of: save it again.")
         name, prompts = next(iter(tensors.items()))
         kwargs.pop("device_map", None)  # prompts go where the target is
         if isinstance(dtype, str):
-            dtype = None if dtype == "auto" else getattr(torch, dtype)
+            dtype = None if dtype == "auto" else getattr(torch, dtype, None)
         return cls(prompts if dtype is None else prompts.to(dtype), config, name)
 
     @classmethod
@@ -83,9 +83,17 @@ class PpdDrafter:
         prompts = embedding.prompts()
         if prompts is None:
             raise ValueError("The model's PPD adapter is disabled: enable it first.")
-        adapter = next(name for name in embedding.active_adapters if name in embedding.ppd_prompts)
         path = next(path for path, module in base.named_modules() if module is embedding)
-        return cls(prompts.detach(), base.peft_config[adapter], f"base_model.model.{path}.ppd_prompts")
+        return cls(prompts.detach(), embedding.config(), f"base_model.model.{path}.ppd_prompts")
+
+    def eval(self) -> PpdDrafter:
+        """Itself: prompts have no training mode."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> PpdDrafter:
+        """Itself, with prompts of another dtype or on another device, as `Tensor.to`."""
+        self.prompts = self.prompts.to(*args, **kwargs)
+        return self
 
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Save the adapter as PEFT does: `adapter_config.json` and `adapter_model.safetensors`."""
@@ -122,6 +130,8 @@ class PpdDrafter:
             )
         if getattr(target.config.get_text_config(), "hidden_size_per_layer_input", None):
             raise ValueError(f"{type(target).__name__} embeds every layer's own input by id, and prompt tokens have none.")
+        if not bool(torch.isfinite(self.prompts.to(target.dtype)).all()):
+            raise ValueError(f"The adapter's prompts are not finite numbers in {target.dtype}: train it again, or load it anew.")
         sizes = tuple(target.get_input_embeddings().weight.shape)
         if sizes != (self.config.vocab_size, self.config.hidden_size):
             raise ValueError(
@@ -135,6 +145,8 @@ class PpdDrafter:
         Raises:
             ValueError: options that prompt tokens cannot serve.
         """
+        if not bool(torch.isfinite(self.prompts).all()):
+            raise ValueError("The adapter's prompts are not finite numbers: train it again, or load it anew.")
         options, least = self.speculation_config, self.config.num_ids + 1
         if options.tree_size == "auto" and self.config.accuracy is None:
             raise ValueError("tree_size='auto' needs a calibrated adapter: run paradraft calibrate, or give a number of rows.")
@@ -174,7 +186,7 @@ class PpdDrafting:
 
     def propose(self, prefixes: list[Prefix]) -> list[Draft]:
         """Each row's tree over its last guesses, with prompts below the nodes where the round is likely to end."""
-        if self.trees is None and self.drafter.config.accuracy is not None:
+        if self.trees is None and self.drafter.config.accuracy is not None and any(prefix.branches for prefix in prefixes):
             pace = prefixes[0].pace
             self.trees = self.drafter.trees(pace.latency, pace.batch_size)
         self.guesses = self.guesses or [None] * len(prefixes)
@@ -216,8 +228,8 @@ class PpdDrafting:
         """Without calibration: the guesses' own probabilities, corrected by what came true in this call."""
         budget = self.drafter.speculation_config.tree_size
         factors = torch.from_numpy(pace.factors[1 : 1 + len(scores)]).to(scores)
-        num_nodes = (budget - self.m * self.e) // 2 if len(scores) else 0  # the root's own prompts are counted
-        paths = best_paths((scores + factors[:, None].log()).tolist(), max(1, num_nodes)) if num_nodes > 0 else Paths()
+        num_nodes = max(1, (budget - self.m * self.e) // 2)  # the root's own prompts are counted
+        paths = best_paths((scores + factors[:, None].log()).tolist(), num_nodes) if len(scores) else Paths()
         accepted = (pace.held + 1) / (pace.tried + 2)
         values = [0.0, *accepted[1 : self.m + 1].cumprod().cumsum()]
         chances = ends(paths)

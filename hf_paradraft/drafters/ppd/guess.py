@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from torch import LongTensor, Tensor
+from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel
 
 from ...decoding.tree_attention import attention_windows
@@ -24,7 +24,7 @@ def check_takes_masks(model: PreTrainedModel) -> None:
 
 def guess_at(
     forward: Callable, base: PreTrainedModel, config: PpdConfig, ids: LongTensor, points: LongTensor
-) -> tuple[Tensor, Tensor, LongTensor]:
+) -> tuple[Tensor, Tensor, LongTensor, BoolTensor]:
     """Insert an adapter's prompts behind every point and run the model once.
 
     Args:
@@ -36,7 +36,7 @@ def guess_at(
 
     Returns:
         For the T points there are: the prompts' guesses and their teachers, logits float32 `(T, m, V)`, the latter without
-        gradient, and the texts' own tokens `(T, m)`.
+        gradient, the texts' own tokens `(T, m)`, and whether the token directly behind is the model's own choice, `(T,)`.
     """
     m, e, (batch_size, length) = config.num_prompt_tokens, config.num_ensembles, ids.shape
     rows = [prompt_rows(length, own.clamp(min=0).cpu(), m, e) for own in points]
@@ -60,5 +60,6 @@ def guess_at(
     guesses = logits[:, length:].unflatten(1, (points.shape[1], m, e)).mean(3)
     behind = torch.stack([row["teachers"] for row in rows]).to(ids.device)
     row = torch.arange(batch_size, device=ids.device)[:, None, None]
-    there = points >= 0
-    return guesses[there], logits[row, behind].detach()[there], ids[row, behind + 1][there]
+    there, at = points >= 0, points.clamp(min=0)
+    own = logits[row[..., 0], at].argmax(-1) == ids.gather(1, at + 1)
+    return guesses[there], logits[row, behind].detach()[there], ids[row, behind + 1][there], own[there]

@@ -9,6 +9,7 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from ...integration.card import hub_name
 from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.output import check_output, drop_old_checkpoints
@@ -59,11 +60,11 @@ def train_ppd(
     config = PpdConfig(num_prompt_tokens=num_prompt_tokens, num_ensembles=num_ensembles)
     output_dir = Path(output_dir)
     checkpoint = check_output(output_dir, resume, overwrite)
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
     torch.manual_seed(arguments.get("seed", 42))  # the prompts' first values
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), config)
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, trust_remote_code=False), config)
     if overwrite:
         drop_old_checkpoints(output_dir)
     usual = {"learning_rate": 1e-2, "lr_scheduler_type": "cosine"}  # the paper's
@@ -78,6 +79,7 @@ def train_ppd(
     trainer.train(resume_from_checkpoint=checkpoint)
     record: dict[str, Any] = {
         "method": "ppd",
+        "base_model": hub_name(str(model)),
         "samples": len(train_set),
         "steps": trainer.state.global_step,
         "points": points,

@@ -90,7 +90,7 @@ class PpdTrainer(ResumableTrainer):
         """`Σ αⁱ KL(Pᵢ ‖ Qᵢ)`, a mean over points; with hard labels, cross-entropy instead."""
         base = self.accelerator.unwrap_model(model).get_base_model()
         model.eval()  # a teacher without dropout; prompts have none
-        guesses, teachers, tokens = guess_at(model, base, self.config, inputs["input_ids"], inputs["points"])
+        guesses, teachers, tokens, _ = guess_at(model, base, self.config, inputs["input_ids"], inputs["points"])
         if self.options.hard_labels:
             losses = F.cross_entropy(guesses.flatten(0, 1), tokens.flatten(), reduction="none").view(tokens.shape)
         else:

@@ -29,6 +29,7 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
         super().__init__()
         self.base_layer = base_layer
         self.ppd_prompts = nn.ParameterDict()
+        self.configs: dict[str, PpdConfig] = {}
 
     @property
     def weight(self) -> Tensor:
@@ -46,12 +47,17 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
         with torch.no_grad():
             start = self.base_layer(rows).detach().clone()
         self.ppd_prompts[adapter_name] = nn.Parameter(start)
+        self.configs[adapter_name] = config
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
     def prompts(self) -> Tensor | None:
         """The active adapter's prompts; None if it is disabled or there is none."""
         names = [name for name in self.active_adapters if name in self.ppd_prompts]
         return None if self.disable_adapters or not names else self.ppd_prompts[names[0]]
+
+    def config(self) -> PpdConfig:
+        """The active adapter's; PEFT's own table forgets it when another kind of adapter of the same name is put on top."""
+        return self.configs[next(name for name in self.active_adapters if name in self.ppd_prompts)]
 
     def forward(self, input_ids: LongTensor) -> Tensor:
         """Embeddings `(…, hidden)` of ids `(…)`, in the base embedding's dtype.
