@@ -1,6 +1,7 @@
 """Plain decoding and a parallel drafter, side by side."""
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -8,28 +9,29 @@ from typing import Any
 
 import gradio as gr
 import torch
-from decoding import DRAFTED, OWN, Progress, spans, stream
+from decoding import DRAFTED, OWN, Progress, Transcript, stream
 from pictures import acceptance, draft_tree, round_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_paradraft import AutoDrafter, SpeculationConfig
+from hf_paradraft import AutoDrafter, PpdDrafter, SpeculationConfig
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.demo.show import GENERAL_PROMPTS
 from hf_paradraft.demo.tasks import CATEGORIES, tasks
 from hf_paradraft.hardware import fast_dtype
 
-try:
-    from spaces import GPU  # on ZeroGPU, where a function has to ask for it
-except ImportError:
-
-    def GPU(function):
-        return function
-
-
 TARGET, DRAFTER = os.environ.get("TARGET"), os.environ.get("DRAFTER")
 MAX_PROMPT_TOKENS = int(os.environ.get("MAX_PROMPT_TOKENS", "512"))
 MAX_NEW_TOKENS = int(os.environ.get("MAX_NEW_TOKENS", "256"))
 SECONDS = float(os.environ.get("SECONDS_PER_REQUEST", "60"))
+
+try:
+    from spaces import GPU  # on ZeroGPU, where a function has to ask for it
+except ImportError:
+
+    def GPU(duration: int):
+        return lambda function: function
+
+
 CHARACTERS = 20 * MAX_PROMPT_TOKENS  # a longer text is not even tokenised
 WAITING = 64  # requests in the queue; more are sent away
 
@@ -37,16 +39,18 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 target_name, drafter_name = TARGET or str(FAMILY / "target"), DRAFTER or str(FAMILY / "pard")
 if (TARGET is None) != (DRAFTER is None):
     raise ValueError("TARGET and DRAFTER go together: set both, or neither for the embedded family.")
-tokenizer = AutoTokenizer.from_pretrained(target_name)
-target = AutoModelForCausalLM.from_pretrained(target_name, dtype=fast_dtype()).to(device).eval()
+tokenizer = AutoTokenizer.from_pretrained(target_name, trust_remote_code=False)
+target = AutoModelForCausalLM.from_pretrained(target_name, dtype=fast_dtype(), trust_remote_code=False).to(device).eval()
 drafter = AutoDrafter.from_pretrained(drafter_name, dtype=fast_dtype()).to(device).eval()
 
-METHODS: dict[str, dict[str, Any]] = {
-    "PARD, a tree of guesses": {"assistant_model": drafter},
-    "PARD, a chain of guesses": {"assistant_model": drafter},
-    "transformers' prompt lookup": {"prompt_lookup_num_tokens": 10},
-}
+METHODS: dict[str, dict[str, Any]] = {}
+if isinstance(drafter, PpdDrafter):
+    METHODS["PPD, prompt tokens"] = {"assistant_model": drafter}
+else:
+    METHODS |= {name: {"assistant_model": drafter} for name in ("PARD, a tree of guesses", "PARD, a chain of guesses")}
+METHODS["transformers' prompt lookup"] = {"prompt_lookup_num_tokens": 10}
 if TARGET is None:
+    METHODS["PPD, prompt tokens"] = {"assistant_model": AutoDrafter.from_pretrained(FAMILY / "ppd").to(device)}
     parent = AutoModelForCausalLM.from_pretrained(FAMILY / "draft", dtype=fast_dtype()).to(device).eval()
     METHODS["transformers' assisted generation"] = {"assistant_model": parent}
     EXAMPLES = [next(islice(tasks(category, 1, True), 1)).prompt for category in CATEGORIES]
@@ -74,7 +78,7 @@ def encode(prompt: str) -> torch.LongTensor:
     text = prompt.encode("utf-8", "replace").decode()
     if tokenizer.chat_template is not None:
         text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    ids = tokenizer(text, add_special_tokens=tokenizer.chat_template is None, return_tensors="pt")["input_ids"]
     if ids.shape[1] > MAX_PROMPT_TOKENS:
         raise gr.Error(f"The prompt has {ids.shape[1]:,} tokens; at most {MAX_PROMPT_TOKENS} are read.", print_exception=False)
     return ids.to(device)
@@ -102,7 +106,7 @@ def verdict(plain: Progress, drafted: Progress, temperature: float) -> str:
     return f"⚠️ The outputs differ from token {where + 1} on: {why}."
 
 
-@GPU
+@GPU(duration=int(SECONDS) + 10)
 def compare(
     prompt: str,
     method: str = next(iter(METHODS)),
@@ -126,15 +130,19 @@ def compare(
     if method.startswith("PARD"):
         tree = min(max(1, int(tree_size)), 64) if "tree" in method else None
         config = SpeculationConfig(min(max(1, int(num_draft_tokens)), 16), tree, trace=True)
-    plain, left, left_line = Progress(), [], ""
-    for plain in stream(target, ids, {}, None, SECONDS, 0, **arguments):
-        left, left_line = [(text, None) for text, _ in spans(tokenizer, plain)], speed(plain)
-        yield left, [], left_line, "", "Decoding plainly …", None
-    drafted = Progress()
-    for drafted in stream(target, ids, METHODS[method], config, SECONDS, 0, **arguments):
-        yield left, spans(tokenizer, drafted), left_line, speed(drafted, plain), "Decoding with drafts …", None
+    elif method.startswith("PPD"):
+        prompts = METHODS[method]["assistant_model"].config
+        config = SpeculationConfig(prompts.num_prompt_tokens, max(prompts.num_ids + 1, min(int(tree_size), 63)), trace=True)
+    deadline = time.monotonic() + SECONDS
+    plain, text = Progress(), Transcript(tokenizer)
+    for plain in stream(target, ids, {}, None, deadline, 0, **arguments):
+        left = [(piece, None) for piece, _ in text.update(plain)]
+        yield left, [], speed(plain), "", "Decoding plainly …", None
+    drafted, text = Progress(), Transcript(tokenizer)
+    for drafted in stream(target, ids, METHODS[method], config, deadline, 0, **arguments):
+        yield left, text.update(drafted), speed(plain), speed(drafted, plain), "Decoding with drafts …", None
     call = Call(drafted) if drafted.stats is not None else None
-    yield left, spans(tokenizer, drafted), left_line, speed(drafted, plain), verdict(plain, drafted, temperature), call
+    yield left, text.update(drafted), speed(plain), speed(drafted, plain), verdict(plain, drafted, temperature), call
 
 
 def show(call: Call | None) -> tuple:

@@ -14,6 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_paradraft import SpeculationConfig, SpeculationStats
 
+FRAME = 0.1  # seconds between two pictures of a growing answer
 OWN, DRAFTED = "the target's own", "drafted and accepted"
 
 
@@ -62,9 +63,9 @@ class _Blocks(BaseStreamer):
 class _Stop(StoppingCriteria):
     """Ends a call whose client has gone, or whose time is up."""
 
-    def __init__(self, seconds: float):
+    def __init__(self, deadline: float):
         self.gone = threading.Event()
-        self.deadline = time.monotonic() + seconds
+        self.deadline = deadline
 
     @property
     def late(self) -> bool:
@@ -80,18 +81,18 @@ def stream(
     ids: torch.LongTensor,
     assistance: dict[str, Any],
     config: SpeculationConfig | None,
-    seconds: float,
+    deadline: float,
     seed: int,
     **arguments: Any,
 ) -> Iterator[Progress]:
-    """Decode, and yield what is there after every round; leaving the iteration stops the call.
+    """Decode, and yield what is there about ten times a second; leaving the iteration stops the call.
 
     Args:
         target: answers.
         ids: int64 `(1, n)`, the prompt.
         assistance: arguments of `generate` for this method. One of our drafters is used through a copy with `config`.
         config: for our drafters.
-        seconds: at most.
+        deadline: of `time.monotonic()`.
         seed: of sampling.
         arguments: of `generate`.
 
@@ -102,7 +103,7 @@ def stream(
     if config is not None:
         assistance["assistant_model"] = copy.copy(assistance["assistant_model"])
         assistance["assistant_model"].speculation_config = config
-    streamer, stop, outcome = _Blocks(), _Stop(seconds), {}
+    streamer, stop, outcome = _Blocks(), _Stop(deadline), {}
 
     def run() -> None:
         try:
@@ -120,6 +121,7 @@ def stream(
             outcome["error"] = error
 
     progress, began = Progress(), time.perf_counter()
+    shown = began
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
@@ -132,7 +134,8 @@ def stream(
             progress.origins += [DRAFTED] * (len(block) - 1) + [OWN]
             progress.rounds += 1
             progress.seconds = when - began
-            if streamer.blocks.empty():
+            if streamer.blocks.empty() and when - shown > FRAME:  # drawing takes time from decoding
+                shown = when
                 yield progress
     finally:
         stop.gone.set()
@@ -144,15 +147,29 @@ def stream(
     yield progress
 
 
-def spans(tokenizer: PreTrainedTokenizerBase, progress: Progress) -> list[tuple[str, str]]:
-    """The answer as (text, origin) pieces, whole characters only."""
-    pieces: list[tuple[str, str]] = []
-    shown = ""
-    for end in range(1, len(progress.ids) + 1):
-        text = tokenizer.decode(progress.ids[:end], skip_special_tokens=True)
-        if text.endswith("\ufffd") or not text.startswith(shown):
-            continue
-        if new := text[len(shown) :]:
-            pieces.append((new, progress.origins[end - 1]))
-            shown = text
-    return pieces
+class Transcript:
+    """An answer as (text, origin) pieces, decoded as it grows, whole characters only.
+
+    Args:
+        tokenizer: decodes.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+        self.pieces: list[tuple[str, str]] = []
+        self.context, self.done = 0, 0  # tokens before `done` are shown; those from `context` on decide how the next ones read
+
+    def update(self, progress: Progress) -> list[tuple[str, str]]:
+        """All pieces, with what is new in `progress`."""
+        for end in range(self.done + 1, len(progress.ids) + 1):
+            before = self._decode(progress.ids[self.context : self.done])
+            text = self._decode(progress.ids[self.context : end])
+            if text.endswith("\ufffd"):  # half a character: wait for the rest
+                continue
+            if new := text[len(before) :]:
+                self.pieces.append((new, progress.origins[end - 1]))
+            self.context, self.done = max(self.context, end - 4), end
+        return list(self.pieces)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)

@@ -34,7 +34,7 @@ class Case(StrEnum):
 
 def methods_of(
     case: Case,
-    drafter: PardDrafter,
+    drafter: PardDrafter | PpdDrafter,
     parent: PreTrainedModel | None,
     draft_lengths: Sequence[int] = (4, 8, 12),
     tree_sizes: Sequence[TreeSize] = (16, "auto"),
@@ -53,11 +53,15 @@ def methods_of(
         prompted_parent: the parent with prompt tokens.
 
     Raises:
-        ValueError: `prompts` without an adapter.
+        ValueError: a case that this drafter cannot serve.
     """
+    if isinstance(drafter, PpdDrafter):
+        if case not in (Case.methods, Case.batches, Case.prompts):
+            raise ValueError(f"The case {case!r} is about PARD drafters, and this is a PPD adapter.")
+        adapter = drafter
     if case == Case.prompts:
-        if adapter is None:
-            raise ValueError("The case 'prompts' needs prompt tokens: leave --target and --drafter out.")
+        if adapter is None or adapter.config.accuracy is None:
+            raise ValueError("The case 'prompts' needs calibrated prompt tokens: paradraft calibrate, then --drafter ADAPTER.")
         sizes = [ppd(adapter, size) for size in PPD_SIZES]
         return [plain(), *sizes, ppd(adapter, "auto"), ppd_static(adapter, 15), ppd_chain(adapter, 15)]
     depth, compiled = max(draft_lengths), case == Case.compiled
@@ -67,6 +71,8 @@ def methods_of(
     if case == Case.methods:
         peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
         peers.append(prompt_lookup())
+    if isinstance(drafter, PpdDrafter):
+        return [plain(), *peers, ppd(drafter, "auto" if drafter.config.accuracy is not None else 15)]
     chains = [pard_chain(drafter, k, compiled=compiled) for k in draft_lengths]
     trees = [pard_tree(drafter, depth, size, compiled=compiled) for size in tree_sizes]
     ours = [ppd(adapter, "auto")] if case == Case.methods and adapter is not None else []

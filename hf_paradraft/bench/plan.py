@@ -66,7 +66,14 @@ def plan(
 
     Returns:
         One entry per length, in their order.
+
+    Raises:
+        ValueError: prompt tokens instead of a drafter.
     """
+    if not isinstance(drafter, PardDrafter):
+        raise ValueError(
+            "Plans are made for PARD drafters; for prompt tokens, paradraft calibrate shows what each size promises."
+        )
     own = copy.copy(drafter)
     options = {"do_sample": False, "pad_token_id": 0}
 

@@ -16,6 +16,7 @@ from .draft import Draft
 TRIAL = 4  # drafted rounds before anything is decided
 GAIN = 1.05  # a change has to promise this much
 DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has to be measured first
+NEARLY = 0.98  # of the best promise is enough for a smaller tree: the last nodes keep their promises least
 DOUBTED_ROWS = 256  # a slope over rows counts for nothing while they vary (squared, summed) by much less than this
 DECAY = 0.98  # of a round's weight with each later round
 
@@ -101,7 +102,8 @@ class Pace:
         for belief, parent in zip(draft.beliefs, draft.parents, strict=True):
             reach.append(belief * (reach[parent] if parent >= 0 else 1.0))
         seconds = self._round_seconds(self.batch_size * numpy.arange(2, len(reach) + 2))
-        return 1 + int(((1 + numpy.cumsum(reach)) / seconds).argmax())
+        rates = (1 + numpy.cumsum(reach)) / seconds
+        return 1 + int((rates >= NEARLY * rates.max()).argmax())
 
     def _round_seconds(self, rows: numpy.ndarray) -> numpy.ndarray:
         """Of a round with so many rows: the table's forward, and what masks, acceptance and a slower machine add to it."""

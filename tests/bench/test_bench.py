@@ -78,6 +78,9 @@ def test_prompt_tokens_their_trees_and_sizes():
     assert all(len(tree.paths.parents) + sum(tree.prompts) <= 15 for tree in trees["ppd-static-n15"])
     with pytest.raises(ValueError, match="prompt tokens"):
         methods_of(Case.prompts, near_copy(tiny_model()), None)
+    assert [method.name for method in methods_of(Case.methods, adapter, None)] == ["plain", "prompt-lookup", "ppd-auto"]
+    with pytest.raises(ValueError, match="PARD drafters"):
+        methods_of(Case.compiled, adapter, None)
 
 
 def test_speedup_is_the_mean_over_categories_of_medians():

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,8 @@ def test_python_runs(hub, page, tmp_path, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen2.5-7B-Instruct")
     target = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B-Instruct")
     get_peft_model(AutoModelForCausalLM.from_pretrained(FAMILY / "target"), PpdConfig()).save_pretrained("my-adapter")
+    shutil.copytree(FAMILY / "draft", "small-model")
+    shutil.copytree(FAMILY / "ppd-draft", "its-adapter")
     scope = {
         "target": target,
         "inputs": tokenizer("def f(x):", return_tensors="pt"),

@@ -39,6 +39,8 @@ def ppd_folder(tmp_path):
 
 def test_a_pard_drafter_comes_back_bit_for_bit(hub, tmp_path):
     drafter = near_copy(tiny_model())
+    with pytest.raises(ValueError, match="pass tokenizer="):
+        drafter.push_to_hub(REPO)
     drafter.push_to_hub(REPO, tokenizer=make_tokenizer())
     assert len(hub.repos["models", REPO].commits) == 2  # the empty repository's, and ours
     back = pd.AutoDrafter.from_pretrained(REPO)

@@ -112,9 +112,12 @@ class PardDrafter:
 
         Raises:
             OSError: the Hub refused, or there is no tokenizer.
+            ValueError: nothing says which tokenizer it is.
         """
         from ...integration.push import push_folder  # needs the whole library
 
+        if tokenizer is None and not self.name_or_path:
+            raise ValueError("This drafter was not loaded from anywhere, so its tokenizer is not known: pass tokenizer=….")
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(self.name_or_path, trust_remote_code=False)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
