@@ -181,6 +181,7 @@ class PpdDrafting:
         self.drafter = drafter
         self.m, self.e = drafter.config.num_prompt_tokens, drafter.config.num_ensembles
         self.trees: list[SparseTree] | None = None
+        self.riders: dict[int, tuple[list[int], list[int], Tensor]] = {}  # of each state's tree
         self.drafts: list[Draft] = []
         self.guesses: list[Tensor | None] = []  # of each row, logits (k, V) for the tokens behind its last one
 
@@ -213,16 +214,22 @@ class PpdDrafting:
         guess = guess[: prefix.room, : min(self.drafter.config.vocab_size, prefix.vocab_size)]
         ranks = max(map(len, self.drafter.config.accuracy)) if self.trees is not None else MAX_RANKS
         top, ids = guess.topk(min(ranks, guess.shape[1]), dim=-1)
+        state = len(guess)
         if self.trees is not None:
-            tree = self.trees[len(guess)]
+            tree = self.trees[state]
+            riders = self.riders[state] = self.riders.get(state) or self._riders(tree)
         else:
             tree = self._tree_by_belief((top - guess.logsumexp(-1, keepdim=True)), prefix.pace)
+            riders = self._riders(tree)
         if tree.paths.parents:
             tokens = ids[tree.paths.depths, tree.paths.ranks].to(prefix.ids.device)
             draft = Draft(tokens, tree.paths.parents, beliefs=tree.paths.beliefs)
-        draft.rider_nodes, draft.rider_parents, which = tree.riders(self.e)
-        draft.rider_embeddings = self.drafter.prompts[which]
+        draft.rider_nodes, draft.rider_parents, draft.rider_embeddings = riders
         return draft
+
+    def _riders(self, tree: SparseTree) -> tuple[list[int], list[int], Tensor]:
+        nodes, parents, which = tree.riders(self.e)
+        return nodes, parents, self.drafter.prompts[which]
 
     def _tree_by_belief(self, scores: Tensor, pace: Pace) -> SparseTree:
         """Without calibration: the guesses' own probabilities, corrected by what came true in this call."""
