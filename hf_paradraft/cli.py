@@ -70,6 +70,7 @@ def _load_pair(
 def _family_prompts(parent: Any) -> dict[str, Any]:
     """The embedded family's prompt tokens: its target's, and its small model's, which is copied."""
     import copy
+    import warnings
 
     from peft import PeftModel
 
@@ -77,7 +78,9 @@ def _family_prompts(parent: Any) -> dict[str, Any]:
     from .demo import FAMILY
     from .drafters.ppd.prompted import PromptedDrafter
 
-    prompted = PromptedDrafter(PeftModel.from_pretrained(copy.deepcopy(parent), FAMILY / "ppd-draft"))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT 0.21 still asks for it
+        prompted = PromptedDrafter(PeftModel.from_pretrained(copy.deepcopy(parent), FAMILY / "ppd-draft"))
     return {"adapter": AutoDrafter.from_pretrained(FAMILY / "ppd"), "prompted_parent": prompted}
 
 
