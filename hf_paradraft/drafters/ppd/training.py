@@ -23,7 +23,7 @@ class PpdTraining:
     Args:
         points: where prompts are inserted in each text, at most.
         decay: α, the weight of distance `i` (from 0) is `αⁱ`.
-        hard_labels: learn the text's own tokens, instead of the model's distribution; for comparison, it is worse.
+        hard_labels: learn the text's own tokens, instead of the model's distribution; for comparison; the paper finds it worse.
 
     Raises:
         ValueError: an option out of range.
