@@ -209,59 +209,10 @@ def plan(
 @app.command(epilog="Example: paradraft info amd/PARD-Qwen2.5-0.5B")
 def info(repo_or_dir: str) -> None:
     """Say what a folder or repository is, without loading weights."""
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-    from transformers import AutoConfig
+    from .integration.info import describe
 
-    from .drafters.pard.config import read_mask_token_id, refuse_other_drafters
-    from .drafters.ppd import PpdConfig
-    from .integration.files import read_config, read_json
-
-    folder = Path(repo_or_dir)
-    if not folder.is_dir():
-        try:
-            files = HfApi().list_repo_files(repo_or_dir)
-            name = next(name for name in ("adapter_config.json", "config.json") if name in files)
-            folder = Path(hf_hub_download(repo_or_dir, name)).parent
-        except (HfHubHTTPError, HFValidationError, StopIteration) as error:
-            raise OSError(
-                f"{repo_or_dir} is neither a folder here nor a drafter that could be fetched from the Hub. {error}"
-            ) from None
-    rows: list[tuple[str, Any]] = []
-    if (folder / "adapter_config.json").exists():
-        kind = read_json(folder / "adapter_config.json").get("peft_type")
-        if kind != "PPD":
-            raise ValueError(f"{repo_or_dir} is a PEFT adapter of type {kind}, not a drafter.")
-        adapter = PpdConfig.from_pretrained(str(folder))
-        first = adapter.accuracy and ", ".join(f"{100 * row[0]:.0f} %" for row in adapter.accuracy)
-        rows += [
-            ("kind", "PPD adapter (prompt tokens)"),
-            ("base model", adapter.base_model_name_or_path or "not recorded"),
-            ("prompt tokens", f"{adapter.num_prompt_tokens} × {adapter.num_ensembles}"),
-            ("base's embedding", f"{adapter.vocab_size} × {adapter.hidden_size}"),
-            ("right, by distance", first or "not calibrated"),
-            ("fits", "transformers with hf_paradraft and PEFT"),
-        ]
-    else:
-        raw = read_config(folder)
-        refuse_other_drafters(raw)
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        ours = raw["paradraft"] if isinstance(raw.get("paradraft"), dict) else {}
-        training = ours.get("training") or {}
-        tau = (training.get("acceptance") or {}).get("mean_emitted")
-        rows += [
-            ("kind", "PARD drafter"),
-            ("architecture", ", ".join(raw.get("architectures") or ["?"])),
-            ("mask token", read_mask_token_id(config)),
-            ("vocabulary", config.get_text_config().vocab_size),
-            ("adapted from", training.get("base_model") or "not recorded"),
-            ("trained with K", training.get("num_depths") or "not recorded"),
-            ("τ on held-out rows", f"{tau:.2f}" if tau else "not recorded"),
-            ("drafts K", (ours.get("speculation_config") or {}).get("num_draft_tokens", 12)),
-            ("fits", "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same vocabulary size"),
-        ]
     grid = Table(show_header=False, box=None)
-    for name, value in rows:
+    for name, value in describe(repo_or_dir):
         grid.add_row(name, Text(str(value)))
     console.print(grid)
 
@@ -305,9 +256,7 @@ def export(
     console.print(Text(run(source, output, engine, target, pad)), soft_wrap=True)
 
 
-@app.command(
-    epilog="Example: paradraft regenerate --target DIR --source prompts.jsonl --output answers.jsonl",
-)
+@app.command(epilog="Example: paradraft regenerate --target DIR --source prompts.jsonl --output answers.jsonl")
 def regenerate(
     target: Annotated[str, typer.Option(help="Folder or Hub id of the model that answers.")],
     source: Annotated[str, typer.Option(help="JSON lines with 'messages' or 'text', or a Hub dataset.")],

@@ -14,6 +14,7 @@ from pictures import acceptance, draft_tree, round_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paradraft import AutoDrafter, PpdDrafter, SpeculationConfig
+from hf_paradraft.bench.measure import encode_prompts
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.demo.show import GENERAL_PROMPTS
 from hf_paradraft.demo.tasks import CATEGORIES, tasks
@@ -76,9 +77,7 @@ def encode(prompt: str) -> torch.LongTensor:
     if len(prompt) > CHARACTERS:
         raise gr.Error(f"The prompt has {len(prompt):,} characters; at most {CHARACTERS:,} are read.", print_exception=False)
     text = prompt.encode("utf-8", "replace").decode()
-    if tokenizer.chat_template is not None:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-    ids = tokenizer(text, add_special_tokens=tokenizer.chat_template is None, return_tensors="pt")["input_ids"]
+    ids = encode_prompts(tokenizer, [("", text)])[0].ids
     if ids.shape[1] > MAX_PROMPT_TOKENS:
         raise gr.Error(f"The prompt has {ids.shape[1]:,} tokens; at most {MAX_PROMPT_TOKENS} are read.", print_exception=False)
     return ids.to(device)
@@ -102,7 +101,11 @@ def verdict(plain: Progress, drafted: Progress, temperature: float) -> str:
     where = next((i for i, (a, b) in enumerate(zip(plain.ids, drafted.ids, strict=False)) if a != b), len(plain.ids))
     if temperature > 0:
         return f"The outputs differ from token {where + 1} on: two draws from the same distribution."
-    why = "a near-tie that rounding decided; in float32 they are equal" if target.dtype != torch.float32 else "please report it"
+    why = (
+        "most likely a near-tie that rounding decided; in float32 they are equal"
+        if target.dtype != torch.float32
+        else "please report it"
+    )
     return f"⚠️ The outputs differ from token {where + 1} on: {why}."
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import Cache, QuantizedCache
+from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache
 from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -28,6 +28,13 @@ def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
             f"Speculative decoding cannot roll back a {type(cache).__name__}: leave cache_implementation and "
             "past_key_values unset, or pass a DynamicCache or a StaticCache."
         )
+    return cache
+
+
+def empty_cache(model: PreTrainedModel) -> DynamicCache:
+    """A cache for a drafter, which can drop the entries of what it guessed again."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache.activate_past_recording()
     return cache
 
 

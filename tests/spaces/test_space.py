@@ -151,7 +151,10 @@ def test_characters_of_several_tokens_come_whole():
     assert "".join(piece for piece, _ in pieces) == text
 
 
-@pytest.mark.skipif(not (shutil.which("chromium") or shutil.which("google-chrome")), reason="apt-get install chromium")
+@pytest.mark.skipif(
+    not (shutil.which("chromium") or shutil.which("google-chrome")),
+    reason="no browser on this machine; .ci/run installs one where it can, elsewhere: apt-get install chromium",
+)
 @pytest.mark.parametrize(("width", "height"), [(1200, 1500), (390, 1800)])
 def test_in_a_browser(space, tmp_path_factory, width, height):
     with TOOLS["browser"]() as chromium:

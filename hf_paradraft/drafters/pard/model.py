@@ -16,7 +16,6 @@ from transformers import (
     AutoConfig,
     AutoTokenizer,
     Cache,
-    DynamicCache,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -25,6 +24,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ...decoding import SpeculationConfig, SpeculationStats
+from ...decoding.cache import empty_cache
 from ...integration.files import check_weights, local_folder, read_config
 from .config import read_mask_token_id, refuse_other_drafters, write_mask_token_id
 from .propose import PardDrafting, draft_logits, sequential_choice
@@ -139,9 +139,7 @@ class PardDrafter:
 
     def new_cache(self) -> Cache:
         """An empty cache that can drop the masks' entries again."""
-        cache = DynamicCache(config=self.config.get_text_config(decoder=True))
-        cache.activate_past_recording()
-        return cache
+        return empty_cache(self)
 
     @torch.no_grad()
     def generate(self, inputs: LongTensor | None = None, *args: Any, **kwargs: Any) -> Any:

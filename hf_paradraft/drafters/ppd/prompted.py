@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from peft import PeftModel
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from ...decoding import SpeculationConfig, SpeculationStats
+from ...decoding.cache import empty_cache
 from ..pard.propose import PardDrafting
 from .tuner import prompt_embedding
 
@@ -62,9 +63,7 @@ class PromptedDrafter:
 
     def new_cache(self) -> Cache:
         """An empty cache that can drop the prompts' entries again."""
-        cache = DynamicCache(config=self.config.get_text_config(decoder=True))
-        cache.activate_past_recording()
-        return cache
+        return empty_cache(self)
 
     def start_drafting(self, max_length: int) -> PardDrafting:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
