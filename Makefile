@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test quality family docs screenshots card clean
+.PHONY: demo test quality micro family docs screenshots pictures card clean
 
 demo: $(VENV)/installed
 	$(BIN)/paradraft demo
@@ -15,6 +15,13 @@ quality: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# Times single operations and compares them with the committed baseline.
+micro: $(VENV)/installed
+	mkdir -p build
+	$(BIN)/python -m pytest tests/micro/test_operations.py --benchmark-enable --benchmark-only --benchmark-quiet \
+		--benchmark-max-time 0.3 --benchmark-json build/micro.json
+	$(BIN)/python tests/micro/growth.py build/micro.json --figure build/micro.png
+
 # Hours on two cores; stops and resumes.
 family: $(VENV)/installed
 	$(BIN)/python -m hf_paradraft.demo.build --work-dir build/family --output-dir hf_paradraft/demo/family
@@ -24,6 +31,9 @@ docs: $(VENV)/installed
 
 screenshots: $(VENV)/installed
 	$(BIN)/python docs/screenshots.py
+
+pictures: $(VENV)/installed
+	$(BIN)/python docs/pictures.py
 
 card: $(VENV)/installed
 	$(BIN)/python hub_cards/render.py

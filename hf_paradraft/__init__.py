@@ -3,6 +3,8 @@
 Importing this package lets `generate(assistant_model=drafter)` reach its loop.
 """
 
+__version__ = "0.1.0"
+
 from . import training
 from .auto import AutoDrafter
 from .decoding import Draft, Drafter, Drafting, Prefix, SpeculationConfig, SpeculationStats, speculative_decoding
@@ -12,7 +14,6 @@ from .drafters.ppd.drafter import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
 from .integration.hook import install
 
-__version__ = "0.1.0"
 __all__ = [
     "AutoDrafter",
     "Draft",

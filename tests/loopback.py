@@ -1,6 +1,7 @@
 """A Hub on 127.0.0.1 for the real `huggingface_hub` client: repositories in memory, and faults on demand."""
 
 import base64
+import contextlib
 import hashlib
 import json
 import threading
@@ -295,3 +296,10 @@ class Handler(BaseHTTPRequestHandler):
             self._send(206, content[int(begin) : end + 1], headers)
         else:
             self._send(200, content, headers)
+
+
+if __name__ == "__main__":  # a Hub to try the client against: python tests/loopback.py
+    local = LoopbackHub().start()
+    print(f"export HF_ENDPOINT={local.url} HF_TOKEN={TOKEN}", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()

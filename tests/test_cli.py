@@ -14,7 +14,9 @@ run = CliRunner().invoke
 
 
 @pytest.mark.parametrize(
-    "command", [["demo"], ["generate"], ["bench"], ["info"], ["regenerate"], ["train", "pard"], ["train", "ppd"]], ids=" ".join
+    "command",
+    [["demo"], ["generate"], ["bench"], ["report"], ["plan"], ["info"], ["regenerate"], ["train", "pard"], ["train", "ppd"]],
+    ids=" ".join,
 )
 def test_help_has_an_example(command):
     result = run(app, [*command, "--help"])
@@ -59,3 +61,17 @@ def test_bench_writes_records(tmp_path):
     assert rows["pard-chain-k8"]["matches_reference"] == 1
     promised = "method tokens seconds tokens_per_second speedup tau matches_reference by_category".split()
     assert set(promised) <= set(rows["plain"])
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+    result = run(app, ["report", str(file), "--markdown", str(tmp_path / "table.md"), "--plot", str(tmp_path / "figures")])
+    assert result.exit_code == 0, result.output
+    assert "pard-chain-k8" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "figures" / "latency.png").exists()
+
+
+def test_bench_says_at_once_what_it_cannot_do(tmp_path):
+    result = run(app, ["bench", "--json", str(tmp_path / "nowhere" / "bench.json")])
+    assert result.exit_code == 2
+    assert "there is no folder" in result.output
+    result = run(app, ["bench", "-n", "many"])
+    assert result.exit_code == 2
+    assert "whole number" in result.output

@@ -1,7 +1,22 @@
 """Measure drafters beside plain decoding and transformers' own methods, in one process, interleaved."""
 
-from .measure import Measurement, bench
+from .measure import Measurement, Settings, bench
 from .methods import Method, assisted, pard_chain, pard_tree, plain, prompt_lookup
-from .report import records, table
+from .questions import Prompt, Question, load_questions
+from .results import records
 
-__all__ = ["Measurement", "Method", "assisted", "bench", "pard_chain", "pard_tree", "plain", "prompt_lookup", "records", "table"]
+__all__ = [
+    "Measurement",
+    "Method",
+    "Prompt",
+    "Question",
+    "Settings",
+    "assisted",
+    "bench",
+    "load_questions",
+    "pard_chain",
+    "pard_tree",
+    "plain",
+    "prompt_lookup",
+    "records",
+]

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 from ..drafters.pard import PardDrafter
 from ..drafters.ppd.drafter import PpdDrafter
 from ..drafters.ppd.prompted import PromptedDrafter
-from .measure import Prompt
 from .methods import Method, assisted, pard_chain, pard_tree, plain, ppd, ppd_chain, ppd_static, prompt_lookup, prompted
 
 TreeSize = int | Literal["auto"]
@@ -85,9 +84,3 @@ def untrained(drafter: PardDrafter, seed: int = 0) -> PardDrafter:
     torch.manual_seed(seed)
     fresh = type(drafter).__bases__[1](drafter.config).to(drafter.device, drafter.dtype).eval()
     return PardDrafter.from_causal_lm(fresh, drafter.mask_token_id)
-
-
-def random_prompts(vocab_size: int, count: int = 8, length: int = 48, seed: int = 0) -> list[Prompt]:
-    """Prompts of random tokens: text of no kind."""
-    generator = torch.Generator().manual_seed(seed)
-    return [Prompt("random tokens", torch.randint(vocab_size, (1, length), generator=generator)) for _ in range(count)]

@@ -1,102 +1,105 @@
 """Run every method on every prompt, in turn, so that a machine whose speed drifts is fair to all."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
-import transformers
+import torch.nn.functional as F
 from torch import LongTensor, Tensor
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from ..hardware import device_name
+from ..decoding import SpeculationStats
+from ..hardware import peak_memory, reset_peak_memory
 from .methods import Method
+from .questions import Prompt
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Attributes:
+        max_new_tokens: at most; outputs end at the end-of-text token.
+        batch_sizes: prompts answered together; methods that take one prompt at a time are left out of larger ones.
+        temperatures: 0 is greedy.
+        repeats: of each call; the median counts.
+        seed: set before every call.
+    """
+
+    max_new_tokens: int = 128
+    batch_sizes: tuple[int, ...] = (1,)
+    temperatures: tuple[float, ...] = (0.0,)
+    repeats: int = 1
+    seed: int = 0
 
 
 @dataclass
 class Measurement:
-    """One method on one prompt.
+    """One method on one prompt, or on one batch of prompts.
 
     Attributes:
         method: its name.
         category: of the prompt.
-        tokens: new ones.
-        seconds: median over the repeats.
+        index: of the prompt, or of the batch.
+        batch_size: prompts answered together.
+        temperature: 0 is greedy.
+        tokens: new ones, of all rows.
         forwards: of the target, the prompt's included.
-        same: whether the output is plain `generate`'s; None where sampling makes that no question.
-        rows: prompts answered together.
+        seconds: of each repeat.
+        same: whether the fp32 output is plain `generate`'s; None before that was asked, and for sampling.
+        peak_bytes: the most memory in use (on a CPU the process's), or None where that is not known.
+        draft_seconds, verify_seconds: of the last repeat, in the drafter and in the target's forwards; None for the peers.
+        attempts, successes: how often each draft position was judged and accepted; empty for the peers.
     """
 
     method: str
     category: str
+    index: int
+    batch_size: int
+    temperature: float
     tokens: int
-    seconds: float
     forwards: int
-    same: bool | None
-    rows: int = 1
-
-
-def environment(model: PreTrainedModel) -> str:
-    """What the figures were measured with: dtype, versions, device and threads."""
-    dtype = str(model.dtype).removeprefix("torch.")
-    return f"{dtype}, transformers {transformers.__version__}, torch {torch.__version__}, {device_name(model.device)}"
+    seconds: list[float]
+    same: bool | None = None
+    peak_bytes: int | None = None
+    draft_seconds: float | None = None
+    verify_seconds: float | None = None
+    attempts: list[int] = field(default_factory=list)
+    successes: list[int] = field(default_factory=list)
 
 
 @dataclass
-class Prompt:
-    """`ids` int64 `(1, n)`."""
+class _Call:
+    """What came of one call; `output` int64 `(rows, new)`, on the CPU."""
 
-    category: str
-    ids: LongTensor
-
-
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, str]]) -> list[Prompt]:
-    """(category, user's text) pairs through the chat template, where there is one."""
-    prompts = []
-    for category, text in texts:
-        if tokenizer.chat_template is not None:
-            text = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-            ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-        else:
-            ids = tokenizer(text, return_tensors="pt")["input_ids"]
-        prompts.append(Prompt(category, ids))
-    return prompts
+    output: LongTensor
+    seconds: float
+    forwards: int
+    peak_bytes: int | None
+    stats: SpeculationStats | None
 
 
-def bench(
-    target: PreTrainedModel,
-    methods: Sequence[Method],
-    prompts: Sequence[Prompt],
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    repeats: int = 1,
-    seed: int = 0,
-    progress: bool = True,
-    batch_size: int = 1,
-    pad_token_id: int | None = None,
-) -> list[Measurement]:
-    """Time every method on every prompt; the first method is the reference.
+@dataclass
+class Runner:
+    """Generates with any method.
 
     Args:
         target: on its device, in its dtype, in evaluation mode.
-        methods: the first one, plain, is what others are compared with; all must take batches if `batch_size` is above 1.
-        prompts: each run by all methods before the next.
-        max_new_tokens: at most; outputs end at the end-of-text token.
-        temperature: 0 is greedy.
-        repeats: of each call; the median counts.
-        seed: set before every call.
-        progress: show a bar.
-        batch_size: prompts answered together; a last, smaller batch is left out.
+        settings: lengths and seed.
         pad_token_id: for prompts of different lengths; needed for batches.
     """
-    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-    ends = target.generation_config.eos_token_id
-    ends = torch.tensor([] if ends is None else ends)
-    batches = [prompts] if len(prompts) < batch_size else list(zip(*[iter(prompts)] * batch_size, strict=False))
 
-    def run(method: Method, inputs: dict[str, Tensor]) -> tuple[LongTensor, float, int]:
+    target: PreTrainedModel
+    settings: Settings
+    pad_token_id: int | None = None
+
+    def __call__(self, method: Method, batch: Sequence[Prompt], temperature: float) -> _Call:
+        """One timed call, with the settings' seed."""
+        sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+        padding = {} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}
+        arguments = {**self._inputs(batch), **sampling, **padding, "max_new_tokens": self.settings.max_new_tokens}
         forwards = 0
 
         def count(*_) -> None:
@@ -105,52 +108,155 @@ def bench(
 
         # Hooks are no part of a compiled forward; our own rounds and plain ones count themselves.
         counted = method.drafter is None and not method.name.startswith("plain")
-        handle = target.register_forward_pre_hook(count) if counted else None
+        handle = self.target.register_forward_pre_hook(count) if counted else None
         method.prepare()
-        torch.manual_seed(seed)
+        torch.manual_seed(self.settings.seed)
+        reset_peak_memory(self.target.device)
         started = perf_counter()
-        output = target.generate(**inputs, max_new_tokens=max_new_tokens, **sampling, **method.arguments, **padding)
-        output = output[:, inputs["input_ids"].shape[1] :].cpu()
-        taken = perf_counter() - started
+        output = self.target.generate(**arguments, **method.arguments)
+        output = output[:, arguments["input_ids"].shape[1] :].cpu()
+        seconds = perf_counter() - started
         if handle is not None:
             handle.remove()
-        elif method.drafter is not None:
-            forwards = method.drafter.last_stats.num_rounds
-        else:
-            forwards = output.shape[1]
-        return output, taken, forwards
+        stats = method.drafter.last_stats if method.drafter is not None else None
+        forwards = forwards if counted else output.shape[1] if stats is None else stats.num_rounds
+        return _Call(output, seconds, forwards, peak_memory(self.target.device), stats)
 
-    padding = {} if pad_token_id is None else {"pad_token_id": pad_token_id}
-    results = []
-    for method in methods:  # warm up; what is compiled or measured once happens here
-        for batch in batches[:2] if len(batches) > 1 else batches:
-            run(method, _inputs(batch, pad_token_id, target.device))
-    for batch in tqdm(batches, desc="bench", unit="prompt" if batch_size == 1 else "batch", disable=not progress):
-        inputs = _inputs(batch, pad_token_id, target.device)
-        seconds: dict[str, list[float]] = {method.name: [] for method in methods}
-        outputs, counts = {}, {}
-        for _ in range(repeats):
-            for method in methods:
-                outputs[method.name], taken, counts[method.name] = run(method, inputs)
-                seconds[method.name].append(taken)
-        reference = outputs[methods[0].name]
-        category = batch[0].category if batch_size == 1 else f"batches of {batch_size}"
-        for method in methods:
-            output = outputs[method.name]
-            same = torch.equal(output, reference) if temperature == 0 else None
-            tokens = sum(_length(row, ends) for row in output)
-            results.append(
-                Measurement(method.name, category, tokens, median(seconds[method.name]), counts[method.name], same, len(batch))
+    def _inputs(self, batch: Sequence[Prompt]) -> dict[str, Tensor]:
+        """Prompts padded on the left, with their mask."""
+        longest = max(prompt.ids.shape[1] for prompt in batch)
+        missing = [(longest - prompt.ids.shape[1], 0) for prompt in batch]
+        ids = [F.pad(prompt.ids, pad, value=self.pad_token_id or 0) for prompt, pad in zip(batch, missing, strict=True)]
+        mask = [F.pad(torch.ones_like(prompt.ids), pad) for prompt, pad in zip(batch, missing, strict=True)]
+        return {
+            "input_ids": torch.cat(ids).to(self.target.device),
+            "attention_mask": torch.cat(mask).to(self.target.device),
+        }
+
+
+def _batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
+    """In order; a last, smaller one is left out."""
+    if len(prompts) < size:
+        raise ValueError(f"Batches of {size} need as many prompts, but there are {len(prompts)}.")
+    return list(zip(*[iter(prompts)] * size, strict=False))
+
+
+def _work(
+    methods: Sequence[Method], prompts: Sequence[Prompt], settings: Settings
+) -> Iterator[tuple[int, float, int, Sequence[Prompt], list[Method]]]:
+    """(batch size, temperature, index, batch, methods that can answer it), one after the other."""
+    for size in settings.batch_sizes:
+        able = [method for method in methods if size == 1 or method.batches]
+        for temperature in settings.temperatures:
+            for index, batch in enumerate(_batches(prompts, size)):
+                yield size, temperature, index, batch, able
+
+
+def bench(
+    target: PreTrainedModel,
+    methods: Sequence[Method],
+    prompts: Sequence[Prompt],
+    settings: Settings = Settings(),
+    pad_token_id: int | None = None,
+    done: Sequence[Measurement] = (),
+    save: Callable[[list[Measurement]], None] = lambda _: None,
+    progress: bool = True,
+) -> list[Measurement]:
+    """Time every method on every prompt; the first method is the reference.
+
+    Args:
+        target: on its device, in its dtype, in evaluation mode.
+        methods: the first one, plain, is what others are compared with.
+        prompts: each run by all methods before the next, by another one first each time.
+        settings: lengths, batches, temperatures, repeats.
+        pad_token_id: for prompts of different lengths; needed for batches.
+        done: measured before a stop; not measured again.
+        save: told all measurements after each prompt.
+        progress: show a bar.
+
+    Returns:
+        Measurements in the order of prompts and methods. Where the target is fp32, greedy ones know whether they are the same.
+    """
+    run, made, warm = Runner(target, settings, pad_token_id), list(done), set()
+    ends = target.generation_config.eos_token_id
+    ends = torch.tensor([] if ends is None else ends)
+    finished = {(entry.batch_size, entry.temperature, entry.index) for entry in done}
+    work = list(_work(methods, prompts, settings))
+    for size, temperature, index, batch, able in tqdm(work, "bench", unit="prompt", disable=not progress):
+        if (size, temperature, index) in finished:
+            continue
+        if (size, temperature) not in warm:  # what is compiled or measured once happens here
+            warm.add((size, temperature))
+            for some in _batches(prompts, size)[:2]:
+                for method in able:
+                    run(method, some, temperature)
+        calls: dict[str, list[_Call]] = {method.name: [] for method in able}
+        first = index % len(able)
+        for _ in range(settings.repeats):
+            for method in (*able[first:], *able[:first]):
+                calls[method.name].append(run(method, batch, temperature))
+        reference = calls[able[0].name][-1].output
+        exact = temperature == 0 and target.dtype == torch.float32
+        for method in able:
+            call, stats = calls[method.name][-1], calls[method.name][-1].stats or SpeculationStats()
+            made.append(
+                Measurement(
+                    method=method.name,
+                    category=batch[0].category if size == 1 else f"batches of {size}",
+                    index=index,
+                    batch_size=size,
+                    temperature=temperature,
+                    tokens=sum(_length(row, ends) for row in call.output),
+                    forwards=call.forwards,
+                    seconds=[call.seconds for call in calls[method.name]],
+                    same=torch.equal(call.output, reference) if exact else None,
+                    peak_bytes=call.peak_bytes,
+                    draft_seconds=stats.draft_seconds if call.stats else None,
+                    verify_seconds=stats.verify_seconds if call.stats else None,
+                    attempts=stats.attempts,
+                    successes=stats.successes,
+                )
             )
-    return results
+        save(made)
+    return made
 
 
-def _inputs(batch: Sequence[Prompt], pad_token_id: int | None, device: torch.device) -> dict[str, Tensor]:
-    """Prompts padded on the left, with their mask."""
-    longest = max(prompt.ids.shape[1] for prompt in batch)
-    ids = [torch.nn.functional.pad(prompt.ids, (longest - prompt.ids.shape[1], 0), value=pad_token_id or 0) for prompt in batch]
-    mask = [torch.nn.functional.pad(torch.ones_like(prompt.ids), (longest - prompt.ids.shape[1], 0)) for prompt in batch]
-    return {"input_ids": torch.cat(ids).to(device), "attention_mask": torch.cat(mask).to(device)}
+def check_equality(
+    target: PreTrainedModel,
+    methods: Sequence[Method],
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    measurements: list[Measurement],
+    pad_token_id: int | None = None,
+    save: Callable[[list[Measurement]], None] = lambda _: None,
+    progress: bool = True,
+) -> None:
+    """Run everything greedy once more with the target in fp32, and set `same` of measurements that do not know it yet.
+
+    In 16-bit formats near-ties fall either way with the number of rows, so only fp32 outputs can be compared. The target comes
+    back in its dtype.
+    """
+    unknown = {
+        (entry.batch_size, entry.index, entry.method): entry
+        for entry in measurements
+        if entry.same is None and entry.temperature == 0
+    }
+    work = [
+        (index, batch, able)
+        for _, temperature, index, batch, able in _work(methods, prompts, settings)
+        if temperature == 0 and (len(batch), index, able[0].name) in unknown
+    ]
+    run, dtype = Runner(target, settings, pad_token_id), target.dtype
+    if work:
+        target.float()
+    try:
+        for index, batch, able in tqdm(work, "equal in fp32?", unit="prompt", disable=not progress or not work):
+            outputs = {method.name: run(method, batch, 0.0).output for method in able}
+            for name, output in outputs.items():
+                unknown[len(batch), index, name].same = torch.equal(output, outputs[able[0].name])
+            save(measurements)
+    finally:
+        target.to(dtype)
 
 
 def _length(row: LongTensor, ends: LongTensor) -> int:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 
 import torch
@@ -11,7 +11,10 @@ from transformers import PreTrainedModel
 
 from ..decoding import SpeculationConfig, SpeculationStats
 from ..drafters.pard import PardDrafter
-from .measure import Prompt
+from .measure import Settings, bench
+from .methods import pard_chain, plain
+from .questions import Prompt
+from .results import records
 
 PLAIN_ROUNDS = 24
 
@@ -51,7 +54,7 @@ def plan(
     max_new_tokens: int = 64,
     acceptance: float | None = None,
 ) -> list[Plan]:
-    """Predict chains' speed-ups over a text of `max_new_tokens`, prompt included.
+    """Predict chains' speed-ups, prompts included.
 
     Acceptance comes from one run per prompt with the longest chains; the cost of a round from a few rounds of every length. Both
     sides' first forward, over the prompt, is timed too.
@@ -60,7 +63,7 @@ def plan(
         target, drafter: on their devices, in their dtypes.
         prompts: a handful of the kind that will be asked.
         draft_lengths: K.
-        max_new_tokens: of an answer.
+        max_new_tokens: of an answer, at most; how long answers are is measured too.
         acceptance: P(a drafted token is right | the ones before were), instead of the measured rates: for a drafter that is not
             trained yet.
 
@@ -89,7 +92,7 @@ def plan(
         return own.last_stats
 
     def measure(some: Sequence[Prompt]) -> _Measured:
-        found = _Measured([], [], [], {length: [] for length in draft_lengths}, SpeculationStats())
+        found = _Measured([], [], [], {length: [] for length in draft_lengths}, [], SpeculationStats())
         for prompt in some:
             ids = prompt.ids.to(target.device)
             found.plain_first.append(plain_seconds(ids, 1))
@@ -99,27 +102,40 @@ def plan(
                 found.drafted_first.append(trace[0].total_seconds)
                 found.drafted[length] += [entry.total_seconds for entry in trace[1:] if len(entry.drafted) == length]
             if acceptance is None:
-                found.stats += drafted(ids, max(draft_lengths), max_new_tokens, target.generation_config.eos_token_id)
+                stats = drafted(ids, max(draft_lengths), max_new_tokens, target.generation_config.eos_token_id)
+                found.lengths.append(stats.num_emitted)
+                found.stats += stats
         return found
 
     measure(prompts[:1])  # warm up
     found = measure(prompts)
     rates = found.stats.acceptance_by_position if acceptance is None else [acceptance]
-    plain = median(found.plain_first) + (max_new_tokens - 1) * median(found.plain)
+    new_tokens = mean(found.lengths) if found.lengths else max_new_tokens
+    plain_time = median(found.plain_first) + (new_tokens - 1) * median(found.plain)
     made = []
     for length in draft_lengths:
         cost, tau = median(found.drafted[length]), expected_tau(rates, length)
-        drafting = median(found.drafted_first) + max(0, max_new_tokens / tau - 1) * cost
-        made.append(Plan(length, cost / median(found.plain), tau, plain / drafting))
+        drafting = median(found.drafted_first) + max(0, new_tokens / tau - 1) * cost
+        made.append(Plan(length, cost / median(found.plain), tau, plain_time / drafting))
     return made
 
 
 @dataclass
 class _Measured:
-    """Seconds of first forwards and of rounds, plain and by draft length; and what was accepted."""
+    """Seconds of first forwards and of rounds, plain and by draft length; answers' lengths, and what was accepted."""
 
     plain_first: list[float]
     plain: list[float]
     drafted_first: list[float]
     drafted: dict[int, list[float]]
+    lengths: list[int]
     stats: SpeculationStats
+
+
+def measured(
+    target: PreTrainedModel, drafter: PardDrafter, prompts: Sequence[Prompt], plans: Sequence[Plan], max_new_tokens: int
+) -> list[float]:
+    """What came of the plans: tokens per second over plain `generate`'s, on prompts that they have not seen."""
+    methods = [pard_chain(drafter, entry.num_draft_tokens) for entry in plans]
+    plain_row, *rows = records(bench(target, [plain(), *methods], prompts, Settings(max_new_tokens)))
+    return [row["tokens_per_second"] / plain_row["tokens_per_second"] for row in rows]

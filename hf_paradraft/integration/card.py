@@ -81,26 +81,30 @@ def render_card(folder: Path, repo_id: str, license: str | None = None) -> Model
     )
 
 
-def _bench(folder: Path) -> list[dict[str, Any]] | None:
-    """The records in the folder's `bench.json`, if it is there.
+def read_bench(file: Path) -> list[dict[str, Any]]:
+    """Records of `paradraft bench --json`.
 
     Raises:
+        OSError: there is no such file.
         ValueError: it is something else.
     """
-    if not (folder / "bench.json").exists():
-        return None
-    rows = read_json(folder / "bench.json", list)
-    wanted = {"method", "tokens_per_second", "speedup", "speedup_quartiles", "tau", "by_category", "tau_by_category"}
+    rows = read_json(file, list)
+    wanted = {"method", "batch_size", "temperature", "tokens_per_second", "speedup", "speedup_quartiles", "tau", "by_category"}
     if not rows or not all(isinstance(row, dict) and wanted <= row.keys() for row in rows):
-        raise ValueError(f"{folder / 'bench.json'} is not what this version's paradraft bench --json writes: measure again.")
+        raise ValueError(f"{file} is not what this version's paradraft bench --json writes: measure again.")
     return rows
+
+
+def _bench(folder: Path) -> list[dict[str, Any]] | None:
+    """The folder's own records, if it has some."""
+    return read_bench(folder / "bench.json") if (folder / "bench.json").exists() else None
 
 
 def plot_bench(folder: Path) -> Path | None:
     """Draw τ by task from the folder's `bench.json`, as `tau.png` beside it; None where there is nothing to draw."""
     if (rows := _bench(folder)) is None:
         return None
-    from ..bench.report import plot
+    from ..bench.plots import tau_by_task
 
-    plot(rows, folder / "tau.png", "tau")
+    tau_by_task(rows).savefig(folder / "tau.png", dpi=120)
     return folder / "tau.png"

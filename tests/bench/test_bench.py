@@ -1,5 +1,6 @@
 """The bench counts what happens and reports what it counted."""
 
+import dataclasses
 import json
 
 import pytest
@@ -9,10 +10,14 @@ from rich.console import Console
 from tiny import near_copy, tiny_model
 
 import hf_paradraft as pd
-from hf_paradraft.bench import assisted, bench, pard_chain, plain, prompt_lookup, records, table
-from hf_paradraft.bench.cases import Case, methods_of, random_prompts
-from hf_paradraft.bench.measure import Measurement, Prompt
-from hf_paradraft.bench.report import markdown, plot
+from hf_paradraft.bench import Measurement, Prompt, Settings, assisted, bench, pard_chain, plain, prompt_lookup, records
+from hf_paradraft.bench.cases import Case, methods_of
+from hf_paradraft.bench.compare import compare
+from hf_paradraft.bench.measure import check_equality
+from hf_paradraft.bench.plots import draw
+from hf_paradraft.bench.questions import random_prompts
+from hf_paradraft.bench.report import markdown, table
+from hf_paradraft.bench.results import Unfinished, measurements
 from hf_paradraft.drafters.ppd import PpdConfig
 
 
@@ -26,13 +31,14 @@ def results():
         assisted(tiny_model(seed=3), 3),
         assisted(tiny_model(seed=3), None),
         prompt_lookup(),
+        pard_chain(drafter, 2),
         pard_chain(drafter, 4),
     ]
-    return bench(target, methods, prompts, max_new_tokens=16, progress=False)
+    return bench(target, methods, prompts, Settings(16), progress=False)
 
 
 def test_every_method_gives_plain_output(results):
-    assert len(results) == 5 * 4
+    assert len(results) == 6 * 4
     assert all(result.same for result in results)
 
 
@@ -43,20 +49,41 @@ def test_forwards_are_counted(results):
         assert 0 < result.forwards <= result.tokens
 
 
-def test_records_and_report(results, tmp_path):
+def test_records_and_report(results):
     rows = records(results)
-    assert [row["method"] for row in rows] == ["plain", "assisted-k3", "assisted-default", "prompt-lookup", "pard-chain-k4"]
+    names = ["plain", "assisted-k3", "assisted-default", "prompt-lookup", "pard-chain-k2", "pard-chain-k4"]
+    assert [row["method"] for row in rows] == names
     assert rows[0]["speedup"] == 1
     assert rows[0]["tau"] == 1
-    assert rows[4]["tau"] > 1
+    assert rows[5]["tau"] > 1
+    assert rows[5]["tau_drafted"] == rows[5]["tau"] - 1
     assert set(rows[0]["by_category"]) == {"a", "b"}
-    json.dumps(rows)
+    assert measurements(json.loads(json.dumps(rows))) == sorted(results, key=lambda entry: names.index(entry.method))
     console = Console(record=True, width=200)
     console.print(table(rows, "title"))
     assert "pard-chain-k4" in console.export_text()
     assert markdown(rows).count("\n") == 2 + len(rows)
-    plot(rows, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_what_happened_inside(results):
+    rows = records(results)
+    assert "time_split" not in rows[0]
+    assert sum(rows[5]["time_split"].values()) == pytest.approx(1)
+    assert min(rows[5]["time_split"].values()) > 0
+    assert all(0 < rate <= 1 for rate in rows[5]["acceptance_by_position"][:2])
+    assert 2**20 < rows[0]["peak_bytes"] < 2**40
+
+
+def test_figures_come_from_the_records_alone(results, tmp_path):
+    rows = json.loads(json.dumps(records(results)))
+    assert [file.name for file in draw(rows, tmp_path / "one.svg")] == ["one.svg"]
+    names = {file.stem for file in draw(rows, tmp_path / "figures")}
+    assert names == {"speedup", "tau", "tau-by-length", "acceptance", "time"}
+    more = [dict(row, batch_size=4) for row in rows]
+    rows[0]["latency"] = {"rows": [1, 2, 4], "seconds": [1.0, 1.1, 1.5]}
+    names = {file.stem for file in draw([*rows, *more], tmp_path / "more")}
+    assert {"batches", "latency"} <= names
+    assert all(file.stat().st_size > 1000 for file in (tmp_path / "more").iterdir())
 
 
 def test_prompt_tokens_their_trees_and_sizes():
@@ -71,7 +98,7 @@ def test_prompt_tokens_their_trees_and_sizes():
     assert {"ppd-n15", "ppd-auto", "ppd-static-n15", "ppd-chain-n15"} <= set(names)
     methods += methods_of(Case.methods, near_copy(tiny_model()), None, adapter=adapter, prompted_parent=prompted)[-2:]
     assert [method.name for method in methods[-2:]] == ["ppd-auto", "ppd-drafter-k4-n12"]
-    assert all(result.same for result in bench(tiny_model(), methods, prompts, max_new_tokens=24, progress=False))
+    assert all(result.same for result in bench(tiny_model(), methods, prompts, Settings(24), progress=False))
     trees = {method.name: method.drafter.trees(None) for method in methods if method.name in ("ppd-static-n15", "ppd-chain-n15")}
     assert all(max(tree.paths.ranks, default=0) == 0 for tree in trees["ppd-chain-n15"])
     assert all(set(tree.prompts) == {3} for tree in trees["ppd-static-n15"])
@@ -85,7 +112,7 @@ def test_prompt_tokens_their_trees_and_sizes():
 
 def test_speedup_is_the_mean_over_categories_of_medians():
     def of(method, category, seconds):
-        return Measurement(method, category, 10, seconds, 5, True)
+        return Measurement(method, category, 0, 1, 0.0, 10, 5, [seconds], True)
 
     results = [of("plain", c, 1.0) for c in "aaab"]
     results += [of("fast", "a", s) for s in (0.5, 0.5, 0.1)] + [of("fast", "b", 0.25)]
@@ -93,15 +120,77 @@ def test_speedup_is_the_mean_over_categories_of_medians():
     assert records(results)[1]["speedup"] == 3.0
 
 
+def test_the_median_of_repeats_counts():
+    results = [Measurement("plain", "a", 0, 1, 0.0, 10, 5, [1.0, 9.0, 1.0]), Measurement("fast", "a", 0, 1, 0.0, 10, 5, [0.5])]
+    assert records(results)[1]["speedup"] == 2.0
+
+
 def test_batches_are_counted_by_their_own_tokens():
     target = tiny_model()
     drafter = near_copy(target)
     prompts = [Prompt("a", torch.tensor([[i, 2, 3][: 1 + i % 3]])) for i in range(1, 6)]
-    rows = bench(target, [plain(), pard_chain(drafter, 4)], prompts, 16, progress=False, batch_size=2, pad_token_id=0)
-    assert [row.rows for row in rows] == [2] * 4  # the fifth prompt makes no batch
+    methods = [plain(), prompt_lookup(), pard_chain(drafter, 4)]
+    settings = Settings(16, batch_sizes=(1, 2), temperatures=(0.0, 1.0))
+    results = bench(target, methods, prompts, settings, pad_token_id=0, progress=False)
+    rows = [entry for entry in results if (entry.batch_size, entry.temperature) == (2, 0)]
+    assert [row.method for row in rows] == ["plain", "pard-chain-k4"] * 2  # prompt lookup takes one; the fifth prompt is no batch
     assert all(row.same for row in rows)
     assert rows[0].tokens == rows[1].tokens
     assert rows[1].forwards < rows[0].forwards
+    assert all(entry.same is None for entry in results if entry.temperature == 1)
+    found = records(results)
+    assert len(found) == 3 + 3 + 2 + 2
+    assert all(row["speedup"] == 1 and row["tau"] == 1 for row in found if row["method"] == "plain")
+    assert markdown(found).count("Batch ") == 4
+    with pytest.raises(ValueError, match="Batches of 8"):
+        bench(target, methods, prompts, Settings(batch_sizes=(8,)), progress=False)
+
+
+def test_equality_is_decided_in_fp32():
+    target = tiny_model().bfloat16()
+    prompts = [Prompt("a", torch.tensor([[1, 2, 3]])), Prompt("a", torch.tensor([[4, 5, 6]]))]
+    other = dataclasses.replace(plain(), name="other", arguments={"repetition_penalty": 5.0})
+    methods = [plain(), pard_chain(near_copy(tiny_model()), 4), other]
+    results = bench(target, methods, prompts, Settings(16), progress=False)
+    assert [entry.same for entry in results] == [None] * 6
+    saved = []
+    check_equality(target, methods, prompts, Settings(16), results, save=lambda some: saved.append(len(some)), progress=False)
+    assert target.dtype == torch.bfloat16
+    assert [entry.same for entry in results] == [True, True, False] * 2
+    assert saved == [6, 6]
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_stopped_run_goes_on(tmp_path):
+    target, file = tiny_model(), tmp_path / "results.json"
+    methods = [plain(), pard_chain(near_copy(target), 4)]
+    prompts = [Prompt("a", torch.tensor([[i, 2, 3]])) for i in range(4)]
+    calls = []
+    methods[1].prepare, prepare = lambda: (calls.append(1), prepare()), methods[1].prepare
+    stop_at = Unfinished.save
+
+    def save(self, results):
+        stop_at(self, results)
+        if len(results) == 4:
+            raise Stopped
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Unfinished, "save", save)
+        with pytest.raises(Stopped):
+            compare(target, methods, prompts, Console(quiet=True), Settings(8), file=file)
+    assert not file.exists()
+    kept = json.loads((tmp_path / "results.json.part").read_text())["measurements"]
+    with pytest.raises(ValueError, match=r"other settings \(max_new_tokens\)"):
+        compare(target, methods, prompts, Console(quiet=True), Settings(9), file=file)
+    calls.clear()
+    rows = compare(target, methods, prompts, Console(quiet=True), Settings(8), file=file)
+    assert len(calls) == 2 + 2  # two to warm up, two prompts that were left
+    assert rows[1]["runs"][0]["seconds"] == kept[1]["seconds"]
+    assert json.loads(file.read_text()) == json.loads(json.dumps(rows))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
 
 
 @pytest.mark.parametrize("case", [case for case in Case if case != Case.prompts])
@@ -113,5 +202,5 @@ def test_cases(case):
     assert len({method.name for method in methods}) == len(methods)
     if case == Case.compiled:
         return  # compiled in a test of its own
-    rows = bench(target, methods, random_prompts(30, 2, 5), 12, progress=False)
+    rows = bench(target, methods, random_prompts(30, 2, 5), Settings(12), progress=False)
     assert all(row.same for row in rows)

@@ -6,7 +6,7 @@ from tiny import MASK, near_copy, tiny_model
 from typer.testing import CliRunner
 
 import hf_paradraft as pd
-from hf_paradraft.bench.measure import Prompt
+from hf_paradraft.bench import Prompt
 from hf_paradraft.bench.plan import expected_tau, plan
 from hf_paradraft.cli import app
 from hf_paradraft.demo import FAMILY
@@ -49,3 +49,14 @@ def test_a_small_model_that_is_no_drafter_yet():
     result = CliRunner().invoke(app, [*command, *folders])
     assert result.exit_code == 0, result.output
     assert "4.10" in result.output  # 1 + 0.9 + 0.81 + 0.729 + 0.6561
+
+
+def test_the_check_measures_other_prompts(tmp_path):
+    command = ["plan", "--prompts", "1", "-k", "2", "-k", "4", "--check", "2", "--max-new-tokens", "16", "--dtype", "float32"]
+    result = CliRunner().invoke(app, [*command, "--plot", str(tmp_path / "plan.png")])
+    assert result.exit_code == 0, result.output
+    assert "off by" in result.output
+    assert (tmp_path / "plan.png").stat().st_size > 1000
+    result = CliRunner().invoke(app, ["plan", "--plot", str(tmp_path / "plan.png")])
+    assert result.exit_code == 2
+    assert "needs --check" in result.output

@@ -21,7 +21,7 @@ from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.ppd import PpdConfig
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
 
 
@@ -60,14 +60,16 @@ def test_python_runs(hub, page, tmp_path, monkeypatch):
         exec(compile(block, str(page), "exec"), scope)
 
 
-def commands(page):
-    for block in blocks(page, "bash"):
-        for line in block.replace("\\\n", " ").splitlines():
-            if line.strip().startswith("paradraft "):
-                yield shlex.split(line, comments=True)[1:]
+def commands(block):
+    for line in re.sub(r"\$\{\w+:-(\w+)\}", r"\1", block.replace("\\\n", " ")).splitlines():
+        if line.strip().startswith("paradraft "):
+            yield shlex.split(line, comments=True)[1:]
 
 
-@pytest.mark.parametrize("words", [pytest.param(words, id=" ".join(words)[:60]) for page in PAGES for words in commands(page)])
+COMMANDS = [words for page in PAGES for block in blocks(page, "bash") for words in commands(block)]
+
+
+@pytest.mark.parametrize("words", [pytest.param(words, id=" ".join(words)[:60]) for words in COMMANDS])
 def test_commands_parse(words):
     command = get_command(app)
     while words and words[0] in getattr(command, "commands", {}):

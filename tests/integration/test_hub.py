@@ -176,6 +176,8 @@ def test_folders_that_cannot_be_published(hub, tmp_path):
 BENCH = [
     {
         "method": name,
+        "batch_size": 1,
+        "temperature": 0.0,
         "tokens_per_second": 10.0,
         "speedup": speed,
         "speedup_quartiles": [1, 1, 1],

@@ -1,6 +1,7 @@
-"""The ablation of conditional output dropping: step time, row-building time and τ, each with everything else the same.
+"""What conditional output dropping brings: speed and memory by sequence length, and an ablation with τ.
 
-`python -m hf_paradraft.bench.cod --model … --target … --train-file … --eval-file …` prints a Markdown table.
+`python -m hf_paradraft.bench.training throughput --model …` and `… ablation --model … --target … --train-file … --eval-file …`
+print Markdown tables.
 """
 
 from pathlib import Path
@@ -10,14 +11,18 @@ from typing import Annotated
 
 import torch
 import typer
+from datasets import Dataset
+from rich.console import Console
 from torch import BoolTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.training import CodConfig, PardTrainer, RowCollator
-from ..hardware import fast_dtype
+from ..hardware import fast_dtype, peak_memory, reset_peak_memory
 from ..training.data import encode_rows, load_rows
 from ..training.metrics import acceptance
+
+app = typer.Typer(help=__doc__)
 
 
 class UnconditionalCollator(RowCollator):
@@ -38,6 +43,7 @@ VARIANTS = {
 }
 
 
+@app.command()
 def ablation(
     model: Annotated[str, typer.Option(help="The small causal LM.")],
     target: Annotated[str, typer.Option(help="Judges the drafts.")],
@@ -60,17 +66,8 @@ def ablation(
         drafter = PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32)
         drafter.speculation_config.num_draft_tokens = 8
         with TemporaryDirectory() as folder:
-            arguments = TrainingArguments(
-                output_dir=folder,
-                max_steps=steps,
-                per_device_train_batch_size=batch_size,
-                learning_rate=learning_rate,
-                warmup_steps=10,
-                lr_scheduler_type="cosine",
-                bf16=fast_dtype() == torch.bfloat16,
-                use_cpu=not torch.cuda.is_available(),
-                report_to="none",
-                save_strategy="no",
+            arguments = _arguments(
+                folder, steps, batch_size, learning_rate=learning_rate, warmup_steps=10, lr_scheduler_type="cosine"
             )
             trainer = PardTrainer(drafter, arguments, cod, train_dataset=train_set, processing_class=tokenizer)
             trainer.data_collator = collator_class(mask_token_id, cod)
@@ -86,5 +83,59 @@ def ablation(
     print("\n".join(lines))
 
 
+@app.command()
+def throughput(
+    model: Annotated[str, typer.Option(help="The small causal LM.")],
+    lengths: Annotated[list[int] | None, typer.Option("--length", help="Tokens of a text; repeatable.")] = None,
+    mask_token_id: int = 4,
+    num_depths: int = 8,
+    tokens_per_step: Annotated[int, typer.Option(help="Texts of one step together; at least one text.")] = 4096,
+    steps: int = 3,
+) -> None:
+    """Tokens and rows per second, and memory, with and without dropping; texts of random tokens, all of one length."""
+    lines = [
+        "| tokens | rows kept | rows/s | tokens/s | peak MiB | rows/s, all | tokens/s, all | peak MiB, all |",
+        "|" + "---:|" * 8,
+    ]
+    for length in lengths or (512, 1024, 2048, 4096):
+        cells = [str(length)]
+        for ratio, least in ((0.7, 0.2), (1.0, 1.0)):
+            drafter = PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32)
+            batch_size = max(1, tokens_per_step // length)
+            ids = torch.randint(drafter.config.vocab_size, ((steps + 1) * batch_size, length)).tolist()
+            texts = Dataset.from_dict({"input_ids": ids, "labels": ids, "length": [length] * len(ids)})
+            cod = CodConfig(num_depths, ratio, least)
+            with TemporaryDirectory() as folder:
+                trainer = PardTrainer(drafter, _arguments(folder, 1, batch_size), cod, train_dataset=texts)
+                rows = len(trainer.data_collator.rows(texts[0])["input_ids"])
+                trainer.train()  # warm up
+                trainer = PardTrainer(drafter, _arguments(folder, steps, batch_size), cod, train_dataset=texts)
+                reset_peak_memory(drafter.device)
+                started = perf_counter()
+                trainer.train()
+                seconds = (perf_counter() - started) / steps / batch_size
+            memory = peak_memory(drafter.device)
+            cells += [f"{rows / length / num_depths:.0%}"] if ratio < 1 else []
+            cells += [f"{rows / seconds:.0f}", f"{length / seconds:.0f}", "–" if memory is None else f"{memory / 2**20:.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+        Console(stderr=True).print(lines[-1])
+    print("\n".join(lines))
+
+
+def _arguments(folder: str, steps: int, batch_size: int, **options) -> TrainingArguments:
+    """A short run that leaves nothing behind."""
+    return TrainingArguments(
+        output_dir=folder,
+        max_steps=steps,
+        per_device_train_batch_size=batch_size,
+        bf16=fast_dtype() == torch.bfloat16,
+        use_cpu=not torch.cuda.is_available(),  # or Trainer refuses bf16 there
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        **options,
+    )
+
+
 if __name__ == "__main__":
-    typer.run(ablation)
+    app()

@@ -1,0 +1,130 @@
+"""The pictures of a round, from one round of the embedded family: `make pictures`."""
+
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hf_paradraft as pd
+from hf_paradraft.bench.questions import encode_text
+from hf_paradraft.decoding.stats import RoundTrace
+from hf_paradraft.decoding.tree_attention import tree_shape
+from hf_paradraft.demo import FAMILY
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+from spaces.pictures import BLUE, GREEN, GREY, ORANGE, draft_tree  # noqa: E402
+
+PROMPT = "Write as JSON:\nname: Mia\nage: 31\ncity: Oslo"
+K, NODES = 6, 10
+
+
+def a_round(target, drafter, ids: torch.LongTensor) -> RoundTrace:
+    """One round in which something, but not everything, was accepted."""
+    drafter.speculation_config = pd.SpeculationConfig(K, NODES, trace=True, never_slower=False)
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 60}
+    target.generate(ids, assistant_model=drafter, **options)
+    trace = drafter.last_stats.trace[1:]
+    return max(trace, key=lambda entry: (len(set(entry.parents)) > 4, 3 <= len(entry.accepted) < K))
+
+
+def shown(tokenizer, token: int) -> str:
+    """A token's text, with its blanks visible."""
+    return repr(tokenizer.decode([token]))[1:-1].replace(" ", "␣")
+
+
+def boxes(axes, row: float, texts: list[str], colours: list[str], first: int = 0) -> None:
+    """A line of boxes with texts."""
+    for place, (text, colour) in enumerate(zip(texts, colours, strict=True), first):
+        style = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": colour}
+        axes.text(place, row, text, ha="center", va="center", fontsize=10, bbox=style, parse_math=False)
+
+
+def draft(drafter, tokenizer, known: torch.LongTensor) -> Figure:
+    """What the drafter is fed, and its two best guesses at every distance."""
+    fed = torch.cat([known, known.new_full((1, K - 1), drafter.mask_token_id)], dim=1)
+    with torch.no_grad():
+        best = drafter(input_ids=fed).logits[0, -K:].softmax(-1).topk(2)
+    tail = [shown(tokenizer, token) for token in known[0, -3:].tolist()]
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    axes = figure.subplots()
+    axes.axis("off")
+    boxes(axes, 0, [*tail, *["mask"] * (K - 1)], [GREEN] * 3 + [ORANGE] * (K - 1))
+    for rank in range(2):
+        texts = [
+            f"{shown(tokenizer, token)}\n{100 * p:.0f} %"
+            for token, p in zip(best.indices[:, rank], best.values[:, rank], strict=True)
+        ]
+        boxes(axes, 1.6 + 1.5 * rank, texts, [BLUE if rank == 0 else GREY] * K, first=2)
+    for place in range(2, 2 + K):
+        axes.annotate("", (place, 1.05), (place, 0.4), arrowprops={"arrowstyle": "->", "color": GREY})
+    for row, text in ((0, "fed"), (1.6, "best guess"), (3.1, "second best")):
+        axes.text(-1.9, row, text, va="center", fontsize=10)
+    axes.set(xlim=(-2, K + 2.6), ylim=(-0.6, 3.9))
+    return figure
+
+
+def verify(trace: RoundTrace, tokenizer) -> Figure:
+    """Which rows of the target's one forward see which."""
+    sees, _ = tree_shape(trace.parents, len(trace.parents) + 1)
+    names = ["last known", *(shown(tokenizer, token) for token in trace.drafted)]
+    figure = Figure(figsize=(6.4, 5.2), layout="constrained")
+    axes = figure.subplots()
+    context = 4  # columns that stand for all the text before
+    grid = [[2] * context + [2 if value else 0 for value in row] for row in sees]
+    axes.imshow(grid, cmap=ListedColormap(["white", "white", GREEN]), vmin=0, vmax=2, aspect="auto")
+    axes.set_xticks(
+        range(context + len(names)), ["…"] * context + names, rotation=70, parse_math=False, ha="right", rotation_mode="anchor"
+    )
+    axes.set_yticks(range(len(names)), names, parse_math=False)
+    axes.set_xticks([place - 0.5 for place in range(context + len(names) + 1)], minor=True)
+    axes.set_yticks([place - 0.5 for place in range(len(names) + 1)], minor=True)
+    axes.grid(which="minor", color=GREY, linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
+    axes.set(xlabel="keys: the text before, then the draft", ylabel="rows of the forward")
+    return figure
+
+
+def roll_back(trace: RoundTrace, tokenizer) -> Figure:
+    """The cache after the forward, and after the round."""
+    figure = Figure(figsize=(9, 2.2), layout="constrained")
+    axes = figure.subplots()
+    axes.axis("off")
+    drafted = [shown(tokenizer, token) for token in trace.drafted]
+    accepted = [drafted[node] for node in trace.accepted]
+    colours = [GREEN if node in trace.accepted else GREY for node in range(len(drafted))]
+    boxes(axes, 1, ["…", "…", "last", *drafted], [BLUE] * 3 + colours)
+    boxes(axes, 0, ["…", "…", "last", *accepted], [BLUE] * 3 + [GREEN] * len(accepted))
+    for place, node in enumerate(trace.accepted):
+        axes.annotate("", (3 + place, 0.22), (3 + node, 0.78), arrowprops={"arrowstyle": "->", "color": GREEN})
+    axes.text(-0.7, 1, "after the forward", ha="right", va="center", fontsize=10)
+    axes.text(-0.7, 0, "after the round", ha="right", va="center", fontsize=10)
+    axes.set(xlim=(-3.4, 3.4 + len(drafted)), ylim=(-0.4, 1.4))
+    return figure
+
+
+def main() -> None:
+    """Write all four."""
+    tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
+    target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32).eval()
+    drafter = pd.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32).eval()
+    ids = encode_text(tokenizer, PROMPT)
+    trace = a_round(target, drafter, ids)
+    stats = drafter.last_stats
+    before = [token for entry in stats.trace[: stats.trace.index(trace)] for token in entry.emitted]
+    known = torch.cat([ids, torch.tensor([before])], dim=1)
+    folder = Path(__file__).parent / "round"
+    for name, figure in {
+        "draft": draft(drafter, tokenizer, known),
+        "verify": verify(trace, tokenizer),
+        "accept": draft_tree(trace, tokenizer),
+        "roll-back": roll_back(trace, tokenizer),
+    }.items():
+        figure.savefig(folder / f"{name}.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The whole benchmark: measure, check equality, write and print."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from ..trees.latency import measure as row_latency
+from .measure import Settings, bench, check_equality
+from .methods import Method
+from .questions import Prompt
+from .report import table
+from .results import Unfinished, environment, records
+
+
+def compare(
+    target: PreTrainedModel,
+    methods: Sequence[Method],
+    prompts: Sequence[Prompt],
+    console: Console,
+    settings: Settings,
+    pad_token_id: int | None = None,
+    file: Path | None = None,
+    equality: bool = True,
+    names: Mapping[str, str | None] | None = None,
+) -> list[dict[str, Any]]:
+    """Measure methods on prompts and print the tables; a run that was stopped goes on where its file has it.
+
+    Args:
+        target: on its device, in its dtype, in evaluation mode.
+        methods: plain first.
+        prompts: of all categories.
+        console: prints.
+        settings: lengths, batches, temperatures, repeats.
+        pad_token_id: needed for batches.
+        file: gets the records as JSON.
+        equality: compare outputs in fp32 too, in a second pass; a quantised target is never asked.
+        names: of the models; a run is continued only with the same ones.
+
+    Returns:
+        One record per method, batch size and temperature; each with `environment`, the reference's with `latency` too.
+
+    Raises:
+        OSError: the file cannot be written; said before anything is measured.
+        ValueError: it belongs to another run.
+    """
+    digest = hashlib.sha256(str([(prompt.category, prompt.ids.tolist()) for prompt in prompts]).encode()).hexdigest()
+    about = {"environment": environment(target), "methods": [method.name for method in methods], "prompts": digest}
+    unfinished = Unfinished(file, {**about, **asdict(settings), "models": names})
+    done = unfinished.load()
+    if done:
+        console.print(f"Going on with {unfinished.file}.")
+    unfinished.save(done)
+    results = bench(target, methods, prompts, settings, pad_token_id, done, unfinished.save)
+    if equality and getattr(target.config, "quantization_config", None) is None:
+        check_equality(target, methods, prompts, settings, results, pad_token_id, unfinished.save)
+    rows = [{**row, "environment": about["environment"]} for row in records(results)]
+    latency = row_latency(target)
+    rows[0]["latency"] = {"rows": latency.rows, "seconds": latency.seconds}
+    unfinished.finish(rows)
+    console.print(table(rows, f"{len(prompts)} prompts, up to {settings.max_new_tokens} tokens"))
+    console.print(about["environment"], style="dim")
+    return rows

@@ -1,0 +1,176 @@
+"""Figures of what was measured, all from the records that `paradraft bench --json` writes."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from .plan import Plan
+from .report import Record, groups
+
+GREEN, BLUE, ORANGE, GREY = "#2e9d5b", "#3b76c4", "#e08a2e", "#8a929c"
+
+
+def _first_group(rows: Sequence[Record]) -> list[Record]:
+    return next(groups(rows))[1]
+
+
+def by_task(rows: Sequence[Record], detail: str = "by_category", average: str = "speedup") -> Figure:
+    """Speed-up (or τ) by category, a group of bars per category."""
+    rows = _first_group(rows)
+    categories = [*rows[0][detail], "average"]
+    figure = Figure(figsize=(max(6.0, 1.9 * len(categories)), 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(rows)
+    colours = colormaps["tab20"]
+    for index, row in enumerate(rows):
+        places = [place + index * width for place in range(len(categories))]
+        axes.bar(places, [*row[detail].values(), row[average]], width, label=row["method"], color=colours(index % 20))
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(categories))], categories)
+    axes.set_ylabel("tokens per second ÷ plain generate's" if average == "speedup" else "τ: tokens per target forward")
+    figure.legend(loc="outside upper center", fontsize="small", ncols=5)
+    return figure
+
+
+def tau_by_task(rows: Sequence[Record]) -> Figure:
+    """τ by category."""
+    return by_task(rows, "tau_by_category", "tau")
+
+
+def _lengths(rows: Sequence[Record]) -> dict[str, list[tuple[int, Record]]]:
+    """Methods that differ in K alone, by K: `pard-chain-k4` and `pard-chain-k8` are one line."""
+    lines: dict[str, list[tuple[int, Record]]] = {}
+    for row in _first_group(rows):
+        if found := re.fullmatch(r"(.+?)-k(\d+)(.*)", row["method"]):
+            lines.setdefault(found[1] + found[3], []).append((int(found[2]), row))
+    return {name: sorted(points, key=lambda point: point[0]) for name, points in lines.items()}
+
+
+def tau_by_length(rows: Sequence[Record]) -> Figure | None:
+    """τ by the number of drafted tokens K; None without two lengths of one method."""
+    lines = _lengths(rows)
+    if all(len(points) < 2 for points in lines.values()):
+        return None
+    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for name, points in lines.items():
+        axes.plot([length for length, _ in points], [row["tau"] for _, row in points], marker="o", label=name)
+    axes.set(xlabel="K: drafted tokens", ylabel="τ: tokens per target forward", ylim=(1, None))
+    axes.legend(fontsize="small")
+    return figure
+
+
+def acceptance(rows: Sequence[Record]) -> Figure | None:
+    """How often each position of a chain was accepted where the one before was; None without chains of ours."""
+    chains = [row for row in _first_group(rows) if row.get("acceptance_by_position") and "chain" in row["method"]]
+    if not chains:
+        return None
+    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for row in chains:
+        rates = [100 * rate for rate in row["acceptance_by_position"]]
+        axes.plot(range(1, len(rates) + 1), rates, marker="o", label=row["method"])
+    axes.set(xlabel="draft position", ylabel="accepted where the one before was, %", ylim=(0, 102))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize="small")
+    return figure
+
+
+def time_split(rows: Sequence[Record]) -> Figure | None:
+    """Where the time of a call goes, relative to plain's time for the same tokens; None without methods of ours."""
+    ours = [row for row in _first_group(rows) if "time_split" in row]
+    if not ours:
+        return None
+    figure = Figure(figsize=(6.5, 0.4 * len(ours) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    plain = _first_group(rows)[0]["tokens_per_second"]
+    names, left = [row["method"] for row in ours], [0.0] * len(ours)
+    for part, colour in (("draft", BLUE), ("verify", GREEN), ("engine", ORANGE)):
+        widths = [row["time_split"][part] * plain / row["tokens_per_second"] for row in ours]
+        axes.barh(names, widths, left=left, label=part, color=colour)
+        left = [begin + width for begin, width in zip(left, widths, strict=True)]
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds per token ÷ plain generate's")
+    axes.legend(fontsize="small")
+    return figure
+
+
+def speedup_by_batch(rows: Sequence[Record]) -> Figure | None:
+    """Speed-up over plain decoding of the same batch, by its size, greedy; None for one size."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        if row["temperature"] == rows[0]["temperature"]:
+            lines.setdefault(row["method"], []).append((row["batch_size"], row["speedup"]))
+    if len({row["batch_size"] for row in rows}) < 2:
+        return None
+    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for name, points in lines.items():
+        if len(points) > 1:
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted({row["batch_size"] for row in rows}), sorted({row["batch_size"] for row in rows}))
+    axes.set(xlabel="prompts answered together", ylabel="tokens per second ÷ plain generate's", ylim=(0, None))
+    axes.legend(fontsize="small")
+    return figure
+
+
+def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
+    """Time of a target forward by its new tokens, in forwards of one; None where it was not measured."""
+    if (latency := rows[0].get("latency")) is None:
+        return None
+    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(latency["rows"], [seconds / latency["seconds"][0] for seconds in latency["seconds"]], marker="o", color=BLUE)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(latency["rows"], latency["rows"])
+    axes.set(xlabel="new tokens in a target forward", ylabel="time ÷ that of one token", ylim=(0, None))
+    return figure
+
+
+def predicted(plans: Sequence[Plan], measured: Sequence[float]) -> Figure:
+    """Predicted against measured speed-up, with a band of 10 %."""
+    figure = Figure(figsize=(4.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    top = 1.15 * max(*measured, *(plan.speedup for plan in plans))
+    axes.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=GREY, alpha=0.2, label="± 10 %")
+    axes.plot([0, top], [0, top], color=GREY, linewidth=0.8)
+    axes.scatter(measured, [plan.speedup for plan in plans], color=BLUE, zorder=2)
+    for plan, value in zip(plans, measured, strict=True):
+        axes.annotate(f"K = {plan.num_draft_tokens}", (value, plan.speedup), (6, -10), textcoords="offset points", fontsize=8)
+    axes.set(xlabel="measured speed-up", ylabel="predicted speed-up", xlim=(0, top), ylim=(0, top))
+    axes.legend(loc="upper left", fontsize="small")
+    return figure
+
+
+FIGURES = {
+    "speedup": by_task,
+    "tau": tau_by_task,
+    "tau-by-length": tau_by_length,
+    "acceptance": acceptance,
+    "time": time_split,
+    "batches": speedup_by_batch,
+    "latency": latency_by_rows,
+}
+
+
+def draw(rows: Sequence[Record], place: Path) -> Iterator[Path]:
+    """Write figures, and name them.
+
+    Args:
+        rows: from `records`.
+        place: a file, for speed-up by task (its suffix picks the format), or a folder, for every figure there is data for.
+    """
+    if place.suffix:
+        by_task(rows).savefig(place, dpi=120)
+        yield place
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    for name, figure_of in FIGURES.items():
+        if (figure := figure_of(rows)) is not None:
+            figure.savefig(place / f"{name}.png", dpi=120)
+            yield place / f"{name}.png"

@@ -1,0 +1,136 @@
+"""What is asked: questions of one or more turns, from a file or a Hub dataset, and the prompts that they become."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import LongTensor
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TEXT_COLUMNS = ("prompt", "question", "instruction", "text")  # HumanEval has a prompt, GSM8K a question
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a user says, turn by turn; the answers in between are the target's own."""
+
+    category: str
+    turns: tuple[str, ...]
+
+
+@dataclass
+class Prompt:
+    """`ids` int64 `(1, n)`."""
+
+    category: str
+    ids: LongTensor
+
+
+def load_questions(source: str | Path, per_category: int | None = None) -> list[Question]:
+    """Questions of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`; split `test` if none.
+
+    A row has `turns` (Spec-Bench, MT-Bench), `messages`, or one of `prompt`, `question`, `instruction` and `text`; its
+    `category`, if there is none, is the source's name.
+
+    Args:
+        source: the file or dataset.
+        per_category: the first so many of each; None for all.
+
+    Raises:
+        OSError: there is no such file or dataset.
+        ValueError: a line that is not JSON, a row without a question, or no row at all.
+    """
+    source = str(source)
+    rows = _read(Path(source)) if Path(source).is_file() else _fetch(source)
+    name = Path(source.split(":")[0]).stem
+    questions, taken = [], Counter()
+    for number, row in enumerate(rows, 1):
+        question = _question(row, name, f"{source}, row {number}")
+        taken[question.category] += 1
+        if per_category is None or taken[question.category] <= per_category:
+            questions.append(question)
+    if not questions:
+        raise ValueError(f"{source} has no questions.")
+    return questions
+
+
+def _read(file: Path) -> Iterator[Any]:
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{file}, line {number}, is not JSON: {error}") from None
+
+
+def _fetch(source: str) -> Iterator[Any]:
+    if source.endswith((".json", ".jsonl")):
+        raise OSError(f"There is no file {source}.")
+    from datasets import load_dataset
+
+    name, config, split = (*source.split(":"), "", "")[:3]
+    try:
+        return iter(load_dataset(name, config or None, split=split or "test"))
+    except Exception as error:  # datasets raises errors of many kinds
+        raise OSError(f"{source} is neither a file here nor a dataset that could be fetched: {error}") from error
+
+
+def _question(row: Any, name: str, place: str) -> Question:
+    if not isinstance(row, Mapping):
+        raise ValueError(f"{place}: wanted an object with 'turns', 'messages' or 'prompt', but found {row!r:.60}.")
+    category = str(row.get("category") or name)
+    if row.get("turns"):
+        turns = [row["turns"]] if isinstance(row["turns"], str) else row["turns"]
+    elif row.get("messages"):
+        turns = [message["content"] for message in row["messages"] if message["role"] == "user"]
+    else:
+        turns = [row[column] for column in TEXT_COLUMNS if row.get(column)][:1]
+    if not turns or not all(isinstance(turn, str) for turn in turns):
+        wanted = ", ".join(("turns", "messages", *TEXT_COLUMNS))
+        raise ValueError(f"{place}: no question in it, wanted one of {wanted}, but it has {', '.join(row)}.")
+    return Question(category, tuple(turns))
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> LongTensor:
+    """A conversation up to where the answer begins, through the chat template if there is one, else its texts; int64 `(1, n)`."""
+    if tokenizer.chat_template is None:
+        text = "\n\n".join(message["content"] for message in messages)
+        return tokenizer(text, return_tensors="pt")["input_ids"]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor:
+    """A conversation of one turn, as `encode` gives it."""
+    return encode(tokenizer, [{"role": "user", "content": text}])
+
+
+def ask(
+    questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel, max_new_tokens: int
+) -> list[Prompt]:
+    """A prompt for every turn; `target` answers the turns before by plain greedy `generate`."""
+    prompts = []
+    several = any(len(question.turns) > 1 for question in questions)
+    for question in tqdm(questions, "earlier turns", unit="question", disable=not several):
+        messages: list[dict[str, str]] = []
+        for number, turn in enumerate(question.turns, 1):
+            messages.append({"role": "user", "content": turn})
+            ids = encode(tokenizer, messages)
+            prompts.append(Prompt(question.category, ids))
+            if number < len(question.turns):
+                ids = ids.to(target.device)
+                options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": max_new_tokens}
+                answer = target.generate(ids, **options)[0, ids.shape[1] :]
+                messages.append({"role": "assistant", "content": tokenizer.decode(answer, skip_special_tokens=True)})
+    return prompts
+
+
+def random_prompts(vocab_size: int, count: int = 8, length: int = 48, seed: int = 0) -> list[Prompt]:
+    """Prompts of random tokens: text of no kind."""
+    generator = torch.Generator().manual_seed(seed)
+    return [Prompt("random tokens", torch.randint(vocab_size, (1, length), generator=generator)) for _ in range(count)]

@@ -1,0 +1,154 @@
+"""From measurements to records, and a file in which a stopped run can be continued."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+from statistics import mean, median, quantiles
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from .. import __version__
+from ..hardware import device_name
+from .measure import Measurement
+
+# What `Measurement` has that its record says already.
+NOT_IN_RUNS = ("method", "batch_size", "temperature")
+
+
+def environment(model: PreTrainedModel) -> str:
+    """What the figures were measured with: dtype, versions, device and threads."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    versions = f"hf_paradraft {__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
+    return f"{dtype}, {versions}, {device_name(model.device)}"
+
+
+def speedups(ours: Sequence[Measurement], plain: Sequence[Measurement]) -> list[float]:
+    """Of each prompt: tokens per second over plain's."""
+    pairs = zip(ours, plain, strict=True)
+    return [(o.tokens / median(o.seconds)) / (p.tokens / median(p.seconds)) for o, p in pairs]
+
+
+def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """One record per method, batch size and temperature.
+
+    Each has `method`, `batch_size`, `temperature`, `tokens`, `seconds` (the sum over prompts of the median over repeats),
+    `tokens_per_second`, `speedup` (the mean over categories of the median over prompts), `speedup_quartiles` over all prompts,
+    `tau` (tokens per row and target forward, the target's own included) and `tau_drafted` (the accepted drafts alone: one less),
+    `matches_reference` (share of prompts with plain's fp32 output, or None), `by_category` and `tau_by_category`,
+    `peak_bytes`, and `runs`: the measurements it was made from. Ours have `acceptance_by_position` and `time_split` too: the
+    shares of the drafter, the target and the engine.
+    """
+    groups: dict[tuple[int, float], list[Measurement]] = {}
+    for entry in results:
+        groups.setdefault((entry.batch_size, entry.temperature), []).append(entry)
+    made = []
+    for group in groups.values():
+        plain = [entry for entry in group if entry.method == group[0].method]
+        for method in dict.fromkeys(entry.method for entry in group):
+            made.append(_record([entry for entry in group if entry.method == method], plain))
+    return made
+
+
+def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]:
+    tokens, seconds = sum(entry.tokens for entry in mine), sum(median(entry.seconds) for entry in mine)
+    every = speedups(mine, plain)
+    categories: dict[str, list[int]] = {}
+    for place, entry in enumerate(mine):
+        categories.setdefault(entry.category, []).append(place)
+    by_category = {category: median(every[place] for place in places) for category, places in categories.items()}
+    same, tau = [entry.same for entry in mine], _tau(mine)
+    made = {
+        "method": mine[0].method,
+        "batch_size": mine[0].batch_size,
+        "temperature": mine[0].temperature,
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "speedup": mean(by_category.values()),
+        "speedup_quartiles": quantiles(every, n=4) if len(every) > 1 else every * 3,
+        "tau": tau,
+        "tau_drafted": tau - 1,
+        "matches_reference": None if None in same else mean(same),
+        "by_category": by_category,
+        "tau_by_category": {category: _tau([mine[place] for place in places]) for category, places in categories.items()},
+        "peak_bytes": max((entry.peak_bytes for entry in mine if entry.peak_bytes is not None), default=None),
+    }
+    if mine[0].draft_seconds is not None:
+        made |= _inside(mine)
+    return {**made, "runs": [_without(asdict(entry), NOT_IN_RUNS) for entry in mine]}
+
+
+def _tau(some: Sequence[Measurement]) -> float:
+    return sum(entry.tokens for entry in some) / sum(entry.forwards * entry.batch_size for entry in some)
+
+
+def _inside(mine: list[Measurement]) -> dict[str, Any]:
+    """How our own rounds went."""
+
+    def added(name: str) -> list[int]:
+        return [sum(column) for column in zip_longest(*(getattr(entry, name) for entry in mine), fillvalue=0)]
+
+    whole = sum(entry.seconds[-1] for entry in mine)
+    draft, verify = sum(entry.draft_seconds for entry in mine), sum(entry.verify_seconds for entry in mine)
+    return {
+        "acceptance_by_position": [hit / tried for tried, hit in zip(added("attempts"), added("successes"), strict=True)],
+        "time_split": {"draft": draft / whole, "verify": verify / whole, "engine": 1 - (draft + verify) / whole},
+    }
+
+
+def _without(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def measurements(rows: Sequence[Mapping[str, Any]]) -> list[Measurement]:
+    """What `records` were made from."""
+    return [Measurement(**{name: row[name] for name in NOT_IN_RUNS}, **run) for row in rows for run in row["runs"]]
+
+
+class Unfinished:
+    """The measurements of a run that is not done yet, beside the file that it will write: `results.json.part`.
+
+    Args:
+        file: the results, or None to keep nothing.
+        settings: what must not change between the stop and the continuation; of JSON's types.
+    """
+
+    def __init__(self, file: Path | None, settings: Mapping[str, Any]):
+        self.file = None if file is None else file.with_name(f"{file.name}.part")
+        self.settings = json.loads(json.dumps(settings))
+
+    def load(self) -> list[Measurement]:
+        """What there is, if it was measured with these settings.
+
+        Raises:
+            ValueError: it was measured with other settings.
+        """
+        if self.file is None or not self.file.exists():
+            return []
+        kept = json.loads(self.file.read_text())
+        if kept["settings"] != self.settings:
+            other = [name for name in self.settings if kept["settings"].get(name) != self.settings[name]]
+            raise ValueError(
+                f"{self.file} holds an unfinished run with other settings ({', '.join(other)}): "
+                "run with those again to finish it, or delete the file."
+            )
+        return [Measurement(**entry) for entry in kept["measurements"]]
+
+    def save(self, results: list[Measurement]) -> None:
+        """Write everything anew; a stop in between leaves what was there."""
+        if self.file is not None:
+            text = json.dumps({"settings": self.settings, "measurements": [asdict(entry) for entry in results]})
+            temporary = self.file.with_suffix(".tmp")
+            temporary.write_text(text)
+            temporary.replace(self.file)
+
+    def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the results, and forget the measurements."""
+        if self.file is not None:
+            self.file.with_suffix("").write_text(json.dumps(rows, indent=1) + "\n")
+            self.file.unlink(missing_ok=True)

@@ -1,0 +1,31 @@
+"""The `paradraft` command: one file for watching, one for measuring, one for training, one for publishing."""
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from . import decode, measure, publish, train
+
+app = typer.Typer(
+    help="Parallel drafters for transformers: the same output from generate, several times faster.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+for commands in (decode, measure, train, publish):
+    app.add_typer(commands.app)
+
+
+def main() -> None:
+    """Run the command; errors that a person can mend are one sentence, not a traceback."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        extra = {"accelerate": "train", "datasets": "train", "matplotlib": "bench"}.get(error.name or "")
+        if extra is None:
+            raise
+        Console(stderr=True).print(Text(f"{error.name} is not installed: pip install 'hf-paradraft[{extra}]'"), soft_wrap=True)
+        raise SystemExit(1) from None
+    except (ValueError, OSError) as error:
+        Console(stderr=True).print(Text.assemble(("paradraft: ", "bold red"), str(error)), soft_wrap=True)
+        raise SystemExit(1) from None

@@ -1,0 +1,5 @@
+"""`python -m hf_paradraft.cli`."""
+
+from . import main
+
+main()

@@ -1,0 +1,176 @@
+"""Commands that measure: bench, report, plan."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ..bench.cases import Case
+from .options import DrafterName, Dtype, DtypeOption, NewTokens, Parent, Target, console, load
+
+app = typer.Typer()
+
+Questions = Annotated[
+    list[str] | None,
+    typer.Option("--questions", "-q", help="JSON lines (Spec-Bench's too), or a Hub dataset as ID:CONFIG:SPLIT; repeatable."),
+]
+Markdown = Annotated[Path | None, typer.Option("--markdown", help="Write the tables here as Markdown.")]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", help="A file: speed-ups by category (png, svg, pdf); a folder: every figure.")
+]
+
+
+def _size(text: str) -> int | str:
+    if text != "auto" and (not text.isdecimal() or int(text) < 1):
+        raise typer.BadParameter(f"a tree size is a whole number of at least 1, or auto, but not {text}")
+    return text if text == "auto" else int(text)
+
+
+def _writable(*files: Path | None) -> None:
+    """Know before an hour of measuring that the results will have a place."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {file.parent} to write {file.name} into.")
+
+
+def _load_questions(sources: list[str] | None, embedded: bool, per_category: int | None) -> list:
+    from ..bench.questions import load_questions
+    from ..demo.held_out import GENERAL, QUESTIONS
+
+    sources = sources or [str(QUESTIONS if embedded else GENERAL)]
+    return [question for source in sources for question in load_questions(source, per_category)]
+
+
+def _write(rows: list, markdown_file: Path | None, plot_file: Path | None) -> None:
+    from ..bench.report import markdown
+
+    if markdown_file is not None:
+        markdown_file.write_text(markdown(rows))
+    if plot_file is not None:
+        from ..bench.plots import draw
+
+        for file in draw(rows, plot_file):
+            console.print(f"{file} written")
+
+
+@app.command(epilog="Example: paradraft bench --json results.json --plot figures --markdown table.md")
+def bench(
+    target: Target = None,
+    drafter: DrafterName = None,
+    parent: Parent = None,
+    questions: Questions = None,
+    per_category: Annotated[int, typer.Option(min=1, help="Questions of each category, at most.")] = 4,
+    case: Annotated[Case, typer.Option(help="What to compare; hopeless: an untrained drafter, random prompts.")] = Case.methods,
+    draft_tokens: Annotated[list[int] | None, typer.Option("-k", min=1, help="Draft lengths of PARD; repeatable.")] = None,
+    tree_nodes: Annotated[list[str] | None, typer.Option("-n", help="Tree sizes of PARD, or auto; repeatable.")] = None,
+    batch_size: Annotated[
+        list[int] | None, typer.Option("--batch-size", "-b", min=1, help="Prompts at a time; repeatable.")
+    ] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option("--temperature", "-t", min=0, help="0 is greedy; repeatable.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 3,
+    max_new_tokens: NewTokens = 128,
+    equality: Annotated[bool, typer.Option(help="Compare outputs in float32 too, in a second pass.")] = True,
+    dtype: DtypeOption = Dtype.auto,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write one record per method here; a run that was stopped goes on from it.")
+    ] = None,
+    markdown_file: Markdown = None,
+    plot_file: Plot = None,
+) -> None:
+    """Compare methods on questions: tokens per second, speed-up, τ, equality, times; as tables, JSON and figures."""
+    from ..bench.cases import methods_of
+    from ..bench.compare import compare
+    from ..bench.measure import Settings
+    from ..bench.questions import ask, random_prompts
+
+    sizes = [_size(size) for size in tree_nodes or ("16", "auto")]
+    settings = Settings(max_new_tokens, tuple(batch_size or (1,)), tuple(temperature or (0.0,)), repeats)
+    _writable(json_file, markdown_file, plot_file)
+    asked = _load_questions(questions, target is None, per_category)
+    models = load(target, drafter, parent, dtype)
+    prompts = ask(asked, models.tokenizer, models.target, max_new_tokens)
+    if case == Case.hopeless:
+        prompts += random_prompts(len(models.tokenizer))
+    methods = methods_of(case, models.drafter, models.parent, draft_tokens or (4, 8, 12), sizes, **models.prompts)
+    pad = models.tokenizer.eos_token_id if models.tokenizer.pad_token_id is None else models.tokenizer.pad_token_id
+    names = {"target": target, "drafter": drafter, "parent": parent}
+    rows = compare(models.target, methods, prompts, console, settings, pad, json_file, equality, names)
+    _write(rows, markdown_file, plot_file)
+
+
+@app.command(epilog="Example: paradraft report results.json --plot figures")
+def report(
+    json_file: Annotated[Path, typer.Argument(help="Written by paradraft bench --json.")],
+    markdown_file: Markdown = None,
+    plot_file: Plot = None,
+) -> None:
+    """Show the tables of an earlier benchmark again, and write them and its figures."""
+    from ..bench.report import table
+    from ..integration.card import read_bench
+
+    rows = read_bench(json_file)
+    console.print(table(rows, json_file.name))
+    _write(rows, markdown_file, plot_file)
+
+
+@app.command(epilog="Example: paradraft plan --target Qwen/Qwen2.5-7B-Instruct --drafter amd/PARD-Qwen2.5-0.5B")
+def plan(
+    target: Target = None,
+    drafter: DrafterName = None,
+    questions: Questions = None,
+    draft_tokens: Annotated[list[int] | None, typer.Option("-k", min=1, help="Draft lengths; repeatable.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure with.")] = 12,
+    max_new_tokens: NewTokens = 128,
+    acceptance: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Assume this share of right guesses; any small model then.")
+    ] = None,
+    check: Annotated[int, typer.Option(min=0, help="Then decode as many other prompts, and compare with the prediction.")] = 0,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw predicted against measured here; with --check.")] = None,
+    dtype: DtypeOption = Dtype.auto,
+) -> None:
+    """Predict in about a minute whether a drafter will pay on this machine, and with which draft length."""
+    from ..bench.plan import measured
+    from ..bench.plan import plan as run
+    from ..bench.questions import ask
+
+    if plot_file is not None and (check == 0 or acceptance is not None):
+        raise typer.BadParameter("--plot needs --check, and --check needs a trained drafter, without --acceptance.")
+    _writable(plot_file)
+    asked = _load_questions(questions, target is None, None)
+    models = load(target, drafter, None, dtype, untrained=acceptance is not None)
+    sample = asked[:: max(1, len(asked) // prompts)][:prompts]
+    others = [question for question in asked if question not in sample]
+    lengths = draft_tokens or (2, 4, 6, 8, 12, 16)
+    plans = run(
+        models.target,
+        models.drafter,
+        ask(sample, models.tokenizer, models.target, max_new_tokens),
+        lengths,
+        max_new_tokens,
+        acceptance,
+    )
+    speedups: list[float] = []
+    if check > 0 and acceptance is None:
+        others = others[:: max(1, len(others) // check)][:check]
+        speedups = measured(
+            models.target, models.drafter, ask(others, models.tokenizer, models.target, max_new_tokens), plans, max_new_tokens
+        )
+    best = max(plans, key=lambda entry: entry.speedup)
+    table = Table("K", "pays if τ >", "expected τ", "× plain", *(["measured", "off by"] if speedups else []))
+    for index, entry in enumerate(plans):
+        cells = [str(entry.num_draft_tokens), f"{entry.round_cost:.2f}", f"{entry.tau:.2f}", f"{entry.speedup:.2f}"]
+        if speedups:
+            cells += [f"{speedups[index]:.2f}", f"{entry.speedup / speedups[index] - 1:+.0%}"]
+        table.add_row(*cells, style="bold green" if entry is best else "")
+    console.print(table)
+    if best.speedup < 1.05:
+        console.print("Drafting does not pay here: leave the drafter out, or take a smaller one.")
+    else:
+        console.print(f"Draft {best.num_draft_tokens} tokens: about {best.speedup:.1f} times plain generate, greedy, batch 1.")
+    if plot_file is not None:
+        from ..bench.plots import predicted
+
+        predicted(plans, speedups).savefig(plot_file, dpi=120)

@@ -1,0 +1,106 @@
+"""What several commands share: options, the console, and the models that they load."""
+
+import copy
+import warnings
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..decoding import Drafter
+from ..hardware import fast_dtype
+
+console = Console()
+
+
+class Dtype(StrEnum):
+    """Weights' number format; auto is bfloat16 where the hardware multiplies it well, else float32."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+    @property
+    def chosen(self) -> torch.dtype:
+        """As torch has it."""
+        return fast_dtype() if self == Dtype.auto else getattr(torch, self)
+
+
+Target = Annotated[str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")]
+DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")]
+Parent = Annotated[str | None, typer.Option(help="An autoregressive small model, for transformers' assisted generation.")]
+DtypeOption = Annotated[Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")]
+NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
+MaxLength = Annotated[int, typer.Option(help="Tokens of a sample at most; longer ones are cut.")]
+Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+
+
+@dataclass
+class Models:
+    """A target, a drafter for it, and what they are compared with.
+
+    Attributes:
+        target, drafter: loaded, in evaluation mode.
+        parent: an autoregressive small model, or None.
+        tokenizer: the target's.
+        prompts: the embedded family's prompt tokens, as arguments of `methods_of`; empty for other targets.
+    """
+
+    target: PreTrainedModel
+    drafter: Drafter
+    parent: PreTrainedModel | None
+    tokenizer: PreTrainedTokenizerBase
+    prompts: dict[str, Any]
+
+
+def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dtype, untrained: bool = False) -> Models:
+    """Load what a command names, or the embedded family where it names nothing.
+
+    Args:
+        target, drafter, parent: folders or Hub ids.
+        dtype: of all weights.
+        untrained: take the drafter for a small model whose guesses do not count.
+
+    Raises:
+        typer.BadParameter: a target without a drafter, or the other way round.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..auto import AutoDrafter
+    from ..demo import FAMILY
+    from ..drafters.pard import PardDrafter
+
+    if (target is None) != (drafter is None):
+        raise typer.BadParameter("--target and --drafter go together: name both, or neither for the embedded family.")
+    embedded = target is None
+    if embedded:
+        target, drafter, parent = str(FAMILY / "target"), str(FAMILY / "pard"), str(FAMILY / "draft")
+    place = {"dtype": dtype.chosen, **({"device_map": "auto"} if torch.cuda.is_available() else {})}
+    model = AutoModelForCausalLM.from_pretrained(target, **place, trust_remote_code=False).eval()
+    draft = (
+        PardDrafter.from_causal_lm(drafter, mask_token_id=0, **place)
+        if untrained
+        else AutoDrafter.from_pretrained(drafter, **place)
+    )
+    small = AutoModelForCausalLM.from_pretrained(parent, **place, trust_remote_code=False).eval() if parent else None
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    return Models(model, draft.eval(), small, tokenizer, _family_prompts(small) if embedded else {})
+
+
+def _family_prompts(parent: PreTrainedModel) -> dict[str, Any]:
+    """The embedded family's prompt tokens: its target's, and its small model's, which is copied."""
+    from peft import PeftModel
+
+    from ..auto import AutoDrafter
+    from ..demo import FAMILY
+    from ..drafters.ppd.prompted import PromptedDrafter
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT 0.21 still asks for it
+        prompted = PromptedDrafter(PeftModel.from_pretrained(copy.deepcopy(parent), FAMILY / "ppd-draft"))
+    return {"adapter": AutoDrafter.from_pretrained(FAMILY / "ppd"), "prompted_parent": prompted}

@@ -1,0 +1,135 @@
+"""Commands that make a drafter: regenerate, train, calibrate."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from .options import Dtype, DtypeOption, MaxLength, NewTokens, Temperature, console
+
+app = typer.Typer()
+train = typer.Typer(help="Train a drafter.", no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(train, name="train")
+
+
+@app.command(epilog="Example: paradraft regenerate --target DIR --source prompts.jsonl --output answers.jsonl")
+def regenerate(
+    target: Annotated[str, typer.Option(help="Folder or Hub id of the model that answers.")],
+    source: Annotated[str, typer.Option(help="JSON lines with 'messages' or 'text', or a Hub dataset.")],
+    output: Annotated[Path, typer.Option(help="JSON lines to write; an unfinished file is continued.")],
+    max_new_tokens: NewTokens = 256,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
+    temperature: Temperature = 0.0,
+    dtype: DtypeOption = Dtype.auto,
+    seed: int = 0,
+) -> None:
+    """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will be judged by."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..training.regenerate import regenerate as run
+
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype.chosen, trust_remote_code=False).eval()
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    rows = run(model, tokenizer, source, output, max_new_tokens, batch_size, temperature=temperature, seed=seed)
+    console.print(f"{rows} rows written to {output}")
+
+
+@app.command(epilog="Example: paradraft calibrate my-adapter --data answers.jsonl")
+def calibrate(
+    adapter: Annotated[Path, typer.Argument(help="Folder of a PPD adapter; its adapter_config.json is written anew.")],
+    data: Annotated[str, typer.Option(help="Rows it was not trained on, best answered by the model itself.")],
+    model: Annotated[str | None, typer.Option(help="The base model; default: the one that the adapter names.")] = None,
+    max_length: MaxLength = 512,
+    dtype: DtypeOption = Dtype.auto,
+) -> None:
+    """Count how often prompt tokens guess right, and show which number of rows is fastest here."""
+    from ..drafters.ppd.calibration import calibrate_folder
+    from ..trees.latency import row_latency
+    from ..trees.sparse import sizes
+
+    adapted = calibrate_folder(adapter, data, model, max_length, dtype.chosen)
+    config, latency = adapted.active_peft_config, row_latency(adapted.get_base_model())
+    right = Table("distance", *(f"rank {rank}" for rank in range(1, 6)), title="Right guesses, %")
+    for distance, rates in enumerate(config.accuracy, 1):
+        right.add_row(str(distance), *(f"{100 * rate:.1f}" for rate in rates[:5]))
+    console.print(right)
+    found = sizes(config.accuracy, config.num_ensembles, latency)
+    best = max(found, key=lambda size: size.tau / size.seconds)
+    table = Table("tree_size", "τ", "ms", "× plain", title="Promised, by the rows of a round")
+    for size in found:
+        speed = f"{size.tau * float(latency(1)) / size.seconds:.2f}"
+        cells = [str(size.rows), f"{size.tau:.2f}", f"{1000 * size.seconds:.1f}", speed]
+        table.add_row(*cells, style="bold green" if size is best else "")
+    console.print(table)
+
+
+TrainFile = Annotated[str, typer.Option(help="JSON lines with 'text' or 'messages', or a Hub dataset.")]
+MaxSteps = Annotated[int, typer.Option(help="Optimiser steps; -1: by epochs.")]
+Resume = Annotated[bool, typer.Option(help="Go on from the last checkpoint in the output folder.")]
+Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that has files.")]
+
+
+@train.command(
+    "pard",
+    epilog="Example: paradraft train pard --model DIR --train-file answers.jsonl --output-dir OUT --mask-token-id 4",
+)
+def train_pard(
+    model: Annotated[str, typer.Option(help="The small causal LM to teach: folder or Hub id.")],
+    train_file: TrainFile,
+    output_dir: Annotated[Path, typer.Option(help="Where the drafter and its checkpoints go.")],
+    mask_token_id: Annotated[int | None, typer.Option(help="Id of the mask token; default: the tokenizer's or config's.")] = None,
+    eval_file: Annotated[str | None, typer.Option(help="Rows for the loss by depth.")] = None,
+    target: Annotated[str | None, typer.Option(help="Measure acceptance against this model on the evaluation rows.")] = None,
+    num_depths: Annotated[int, typer.Option(help="K: tokens drafted in training.")] = 8,
+    cod_ratio: Annotated[float, typer.Option(help="r of conditional output dropping, in (0, 1].")] = 0.7,
+    cod_min_ratio: Annotated[float, typer.Option(help="r_min, in (0, 1].")] = 0.2,
+    max_steps: MaxSteps = -1,
+    num_train_epochs: float = 4.0,
+    per_device_train_batch_size: int = 8,
+    gradient_accumulation_steps: int = 1,
+    learning_rate: float = 1e-4,
+    lr_scheduler_type: str = "linear",
+    warmup_steps: int = 20,
+    max_length: MaxLength = 512,
+    save_steps: int = 500,
+    seed: int = 0,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Teach a small causal LM to draft K tokens in one forward. Many devices: run it under `accelerate launch`."""
+    options = {**locals()}
+    from ..drafters.pard.run import train_pard as run
+
+    run(**options)
+
+
+@train.command(
+    "ppd",
+    epilog="Example: paradraft train ppd --model DIR --train-file answers.jsonl --output-dir OUT",
+)
+def train_ppd(
+    model: Annotated[str, typer.Option(help="The causal LM to speed up: folder or Hub id. It is not changed.")],
+    train_file: TrainFile,
+    output_dir: Annotated[Path, typer.Option(help="Where the adapter and its checkpoints go.")],
+    eval_file: Annotated[str | None, typer.Option(help="Rows for the accuracy at each distance.")] = None,
+    num_prompt_tokens: Annotated[int, typer.Option(help="m: how far ahead is guessed.")] = 3,
+    num_ensembles: Annotated[int, typer.Option(help="E: embeddings per prompt token.")] = 1,
+    points: Annotated[int, typer.Option(help="Insertion points in each text, at most.")] = 32,
+    decay: Annotated[float, typer.Option(help="α, of the weight of each further distance.")] = 0.8,
+    hard_labels: Annotated[bool, typer.Option(help="Learn the text's tokens, not the model's distribution.")] = False,
+    max_steps: MaxSteps = -1,
+    num_train_epochs: float = 1.0,
+    per_device_train_batch_size: int = 4,
+    learning_rate: float = 1e-2,
+    max_length: MaxLength = 512,
+    save_steps: int = 500,
+    seed: int = 0,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Train prompt tokens that let a model draft for itself: a PEFT adapter of a few kilobytes."""
+    options = {**locals()}
+    from ..drafters.ppd.run import train_ppd as run
+
+    run(**options)
