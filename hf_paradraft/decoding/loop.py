@@ -12,10 +12,10 @@ from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput,
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
-from ..trees.latency import row_latency
 from .accept import RULES, accept, greedy
 from .cache import cache_of_call
 from .checks import check_call, check_lengths, left_padding
+from .cost import round_cost
 from .draft import Draft, Drafter, Prefix
 from .pace import Pace
 from .rows import Row, collect, processors_of_rows
@@ -91,9 +91,9 @@ def speculative_decoding(
     chain = config.tree_size is None or not verifier.branches
     if chain and config.tree_size is not None:
         logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
-    latency = row_latency(model) if config.tree_size == "auto" and not chain else None
+    cost = round_cost(model, batch_size) if config.tree_size == "auto" and not chain else None
     adaptive = config.never_slower and rule_name in ("greedy", "sample_match")
-    pace = Pace(config.num_draft_tokens, chain, latency, adaptive, batch_size)
+    pace = Pace(config.num_draft_tokens, chain, cost, adaptive)
     first, reads_more_than_ids = True, any(v is not None for k, v in model_kwargs.items() if k == "inputs_embeds" or "pixel" in k)
     while not all(row.finished for row in rows):
         # 1. draft

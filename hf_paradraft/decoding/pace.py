@@ -6,18 +6,20 @@ one of the choices.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 import numpy
 
+from .cost import RoundCost
 from .draft import Draft
 
 TRIAL = 4  # drafted rounds before anything is decided
+MISSES = 2  # rounds in a row without an accepted draft are enough to decide
+LOOK = 4  # drafts of a look whether drafting pays by now
 GAIN = 1.05  # a change has to promise this much
 DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has to be measured first
 NEARLY = 0.98  # of the best promise is enough for a smaller tree: the last nodes keep their promises least
-DOUBTED_ROWS = 256  # a slope over rows counts for nothing while they vary (squared, summed) by much less than this
 DECAY = 0.98  # of a round's weight with each later round
 
 
@@ -27,28 +29,24 @@ class Pace:
     Args:
         num_draft_tokens: K, the most that is drafted.
         chain: whether drafts are chains, which may be shortened; trees are drafted whole or not at all.
-        latency: seconds of a target forward by its rows, where they were measured.
+        cost: of a round by its rows, where the size of trees is free.
         adaptive: whether to decide anything; if not, K tokens are drafted in every round.
-        batch_size: rows of the call.
     """
 
-    def __init__(
-        self, num_draft_tokens: int, chain: bool, latency: Callable | None = None, adaptive: bool = True, batch_size: int = 1
-    ):
-        self.num_draft_tokens, self.chain, self.latency, self.adaptive = num_draft_tokens, chain, latency, adaptive
-        self.batch_size = batch_size
+    def __init__(self, num_draft_tokens: int, chain: bool, cost: RoundCost | None = None, adaptive: bool = True):
+        self.num_draft_tokens, self.chain, self.cost, self.adaptive = num_draft_tokens, chain, cost, adaptive
         self.plain: deque[float] = deque(maxlen=9)  # seconds of whole rounds
         self.draft: deque[float] = deque(maxlen=9)
         self.verify: deque[float] = deque(maxlen=9)
         self.other: deque[float] = deque(maxlen=9)
         self.rows: deque[int] = deque(maxlen=9)
-        self.beyond = numpy.zeros(5)  # decayed sums of 1, x, y, x², xy: rows, and the seconds that they take beyond the table's
         self.emitted: deque[float] = deque(maxlen=16)
         self.tried = numpy.zeros(num_draft_tokens + 1)
         self.held = numpy.zeros(num_draft_tokens + 1)
         self.hits = numpy.full(num_draft_tokens + 1, 2.0)
         self.mass = numpy.full(num_draft_tokens + 1, 2.0)
-        self.rounds, self.drafted, self.wait, self.pause = 0, 0, 0, 8
+        self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, 8
+        self.trial, self.looks = TRIAL, False  # drafted rounds before the next decision; whether they are a look
 
     @property
     def factors(self) -> numpy.ndarray:
@@ -57,18 +55,20 @@ class Pace:
 
     def depth(self) -> int:
         """How many tokens to draft in the next round; 0 for none."""
-        if not self.adaptive or self.drafted < TRIAL + 1:
+        if not self.adaptive:
             return self.num_draft_tokens
         if self.wait > 0:
             self.wait -= 1
             return 0
+        if self.trial > 0:
+            return min(LOOK, self.num_draft_tokens) if self.looks and self.chain else self.num_draft_tokens
         if (best := self._best()) > 0:
             return best
         if len(self.plain) < 2:
             return 0
         # Not worth it: decode plainly for a while, then look again, each time later.
         self.wait, self.pause = self.pause, min(2 * self.pause, 256)
-        self.drafted = TRIAL - 1
+        self.trial, self.looks = 1, True
         return 0
 
     def _best(self) -> int:
@@ -101,17 +101,9 @@ class Pace:
         reach: list[float] = []
         for belief, parent in zip(draft.beliefs, draft.parents, strict=True):
             reach.append(belief * (reach[parent] if parent >= 0 else 1.0))
-        seconds = self._round_seconds(self.batch_size * numpy.arange(2, len(reach) + 2))
-        rates = (1 + numpy.cumsum(reach)) / seconds
+        drafting = median(self.draft) if self.draft else 0.25 * float(self.cost.latency(1))
+        rates = (1 + numpy.cumsum(reach)) / (drafting + self.cost(numpy.arange(2, len(reach) + 2)))
         return 1 + int((rates >= NEARLY * rates.max()).argmax())
-
-    def _round_seconds(self, rows: numpy.ndarray) -> numpy.ndarray:
-        """Of a round with so many rows: the table's forward, and what masks, acceptance and a slower machine add to it."""
-        count, x, y, xx, xy = self.beyond
-        if count == 0:
-            return 0.25 * float(self.latency(1)) + self.latency(rows)
-        slope = max(0.0, (xy - x * y / count) / (xx - x * x / count + DOUBTED_ROWS))
-        return median(self.draft) + self.latency(rows) + y / count + slope * (rows - x / count)
 
     def observe(
         self, drafts: Sequence[Draft], paths: Sequence[list[int] | None], draft: float, verify: float, whole: float
@@ -131,14 +123,12 @@ class Pace:
         if size == 0:
             self.plain.append(whole)
             return
-        self.drafted += 1
+        self._judge(any(path for _, path in active))
         for kept, value in ((self.draft, draft), (self.verify, verify), (self.other, whole - draft - verify)):
             kept.append(value)
         self.rows.append(size + 1)
-        if self.latency is not None:
-            rows = self.batch_size * (size + 1)
-            more = whole - draft - float(self.latency(rows))
-            self.beyond = DECAY * self.beyond + (1, rows, more, rows * rows, rows * more)
+        if self.cost is not None:
+            self.cost.observe(size + 1, whole - draft)
         self.emitted.append(1 + sum(len(path) for _, path in active) / len(active))
         for counts in (self.tried, self.held):
             counts *= DECAY
@@ -156,3 +146,13 @@ class Pace:
                     believed = sum(tree.beliefs[child] for child in children) / max(1e-6, self.factors[depth])
                     self.mass[depth] += believed
                     self.hits[depth] += hit
+
+    def _judge(self, accepted: bool) -> None:
+        """Go on with the trial, or end it: after rounds without a right guess, or one right guess in a look."""
+        self.trial, self.misses = max(0, self.trial - 1), 0 if accepted else self.misses + 1
+        if self.misses >= MISSES:
+            self.trial = 0
+        elif accepted and self.looks:
+            self.trial, self.looks = MISSES, False
+            self.tried *= 0.5  # what was seen before the pause counts half
+            self.held *= 0.5

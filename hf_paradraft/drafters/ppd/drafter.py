@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding import Draft, Prefix, SpeculationConfig, SpeculationStats
+from ...decoding.cost import RoundCost
 from ...decoding.pace import Pace
 from ...decoding.tree_attention import attention_windows
 from ...integration.files import check_weights, local_folder, read_json
 from ...trees.best_first import Paths, best_paths
-from ...trees.latency import RowLatency
 from ...trees.sparse import SIZES, SparseTree, attach_prompts, build_trees, ends, sizes
 from .config import PpdConfig
 from .tuner import PpdModel, prompt_embedding
@@ -157,17 +157,16 @@ class PpdDrafter:
             raise ValueError("Prompt tokens' guesses are not sampled, as acceptance='rejection' needs: use 'auto'.")
         return PpdDrafting(self)
 
-    def trees(self, latency: RowLatency | None, batch_size: int = 1) -> list[SparseTree]:
+    def trees(self, cost: RoundCost | None) -> list[SparseTree]:
         """A calibrated adapter's trees by state, of `tree_size` rows, or of the size that brings most tokens per second.
 
         Args:
-            latency: of the target; asked for with `tree_size="auto"`.
-            batch_size: rows are this many times as many.
+            cost: the target's; asked for with `tree_size="auto"`.
         """
         accuracy, e, size = self.config.accuracy, self.config.num_ensembles, self.speculation_config.tree_size
         if size != "auto":
             return build_trees(accuracy, size, e)
-        return max(sizes(accuracy, e, latency, batch_size), key=lambda found: found.tau / found.seconds).trees
+        return max(sizes(accuracy, e, cost.latency, cost.batch_size), key=lambda found: found.tau / found.seconds).trees
 
 
 class PpdDrafting:
@@ -188,8 +187,7 @@ class PpdDrafting:
     def propose(self, prefixes: list[Prefix]) -> list[Draft]:
         """Each row's tree over its last guesses, with prompts below the nodes where the round is likely to end."""
         if self.trees is None and self.drafter.config.accuracy is not None and any(prefix.branches for prefix in prefixes):
-            pace = prefixes[0].pace
-            self.trees = self.drafter.trees(pace.latency, pace.batch_size)
+            self.trees = self.drafter.trees(prefixes[0].pace.cost)
         self.guesses = self.guesses or [None] * len(prefixes)
         self.drafts = [self._draft(prefix, guess) for prefix, guess in zip(prefixes, self.guesses, strict=True)]
         return self.drafts
