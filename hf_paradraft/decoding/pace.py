@@ -11,6 +11,7 @@ from statistics import median
 
 import numpy
 
+from .config import MAX_TREE
 from .cost import RoundCost
 from .draft import Draft
 
@@ -46,6 +47,7 @@ class Pace:
         self.hits = numpy.full(num_draft_tokens + 1, 2.0)
         self.mass = numpy.full(num_draft_tokens + 1, 2.0)
         self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, 8
+        self.nodes = MAX_TREE // 2  # of the last tree that was worth verifying
         self.trial, self.looks = TRIAL, False  # drafted rounds before the next decision; whether they are a look
 
     @property
@@ -68,6 +70,7 @@ class Pace:
             return 0
         # Not worth it: decode plainly for a while, then look again, each time later.
         self.wait, self.pause = self.pause, min(2 * self.pause, 256)
+        self.nodes = MAX_TREE // 2  # of the last tree that was worth verifying
         self.trial, self.looks = 1, True
         return 0
 
@@ -92,18 +95,28 @@ class Pace:
             return 0
         return best + 1 if rates[best] * GAIN >= 1 else 0
 
-    def tree_size(self, draft: Draft) -> int:
-        """How many nodes of a best-first tree to verify.
+    def cut(self, trees: Sequence[Draft]) -> list[Draft]:
+        """Each row's tree of the size that promises the batch most tokens per second: one size, for the largest sets the pace.
 
         Args:
-            draft: with `beliefs`, calibrated by `factors`.
+            trees: best-first, with `beliefs` calibrated by `factors`; empty for rows that do not draft.
         """
-        reach: list[float] = []
-        for belief, parent in zip(draft.beliefs, draft.parents, strict=True):
-            reach.append(belief * (reach[parent] if parent >= 0 else 1.0))
+        tokens = numpy.zeros(max(map(len, trees)))
+        for tree in trees:
+            reach: list[float] = []
+            for belief, parent in zip(tree.beliefs or [], tree.parents, strict=True):
+                reach.append(belief * (reach[parent] if parent >= 0 else 1.0))
+            tokens += 1 + numpy.cumsum(numpy.pad(reach, (0, len(tokens) - len(reach)))) if len(tree) else 0.0
         drafting = median(self.draft) if self.draft else 0.25 * float(self.cost.latency(1))
-        rates = (1 + numpy.cumsum(reach)) / (drafting + self.cost(numpy.arange(2, len(reach) + 2)))
-        return 1 + int((rates >= NEARLY * rates.max()).argmax())
+        rates = tokens / (drafting + self.cost(numpy.arange(2, len(tokens) + 2)))
+        size = 1 + int((rates >= NEARLY * rates.max()).argmax()) if len(tokens) else 0
+        self.nodes = max(1, size)
+        return [tree.first(size) for tree in trees]
+
+    @property
+    def most_nodes(self) -> int:
+        """How large a tree is worth building before it is cut: twice what was worth verifying the last time."""
+        return min(MAX_TREE, 2 * self.nodes)
 
     def observe(
         self, drafts: Sequence[Draft], paths: Sequence[list[int] | None], draft: float, verify: float, whole: float

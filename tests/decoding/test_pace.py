@@ -70,10 +70,28 @@ def tree_of(size=64):
     return best_first_tree(logits, size)
 
 
+def size_of(pace):
+    return len(pace.cut([tree_of()])[0])
+
+
+def test_a_batch_has_one_size():
+    """What a sure row wants, an unsure one pays for; rows that have ended want nothing."""
+    sure = Draft(torch.arange(20), list(range(-1, 19)), beliefs=[0.99] * 20)
+    unsure = Draft(torch.arange(20), list(range(-1, 19)), beliefs=[0.1] * 20)
+    none = Draft.chain(torch.arange(0))
+    pace = Pace(20, chain=False, cost=RoundCost(RowLatency([1, 64], [1.0, 7.3]), 3))
+    sizes = {
+        name: [len(tree) for tree in pace.cut(trees)] for name, trees in (("one", [sure]), ("many", [sure, unsure, unsure, none]))
+    }
+    assert sizes["many"][0] == sizes["many"][1] == sizes["many"][2] < sizes["one"][0]
+    assert sizes["many"][3] == 0
+    assert [len(tree) for tree in pace.cut([none, none])] == [0, 0]
+
+
 @pytest.mark.parametrize(("slope", "expected"), [(0.0, range(40, 65)), (1.0, range(1, 3)), (0.02, range(3, 64))])
 def test_a_trees_size_follows_the_latency(slope, expected):
     latency = RowLatency([1, 64], [1.0, 1.0 + 63 * slope])
-    assert Pace(K, chain=False, cost=RoundCost(latency)).tree_size(tree_of()) in expected
+    assert size_of(Pace(K, chain=False, cost=RoundCost(latency))) in expected
 
 
 def test_the_first_nodes_of_a_best_first_tree_are_the_smaller_tree():
@@ -130,11 +148,11 @@ def test_a_worse_than_useless_drafter_is_rarely_asked(prompt):
 def test_what_rows_cost_beyond_the_table_is_learnt():
     """The table says that rows are free; masks and acceptance, and a slower machine, say otherwise."""
     pace = Pace(K, chain=False, cost=RoundCost(RowLatency([1, 64], [1.0, 1.0])))
-    free = pace.tree_size(tree_of())
+    free = size_of(pace)
     for turn in range(40):
         size = (6, 24, 48)[turn % 3]
         pace.observe([tree_of(size)], [[]], 0.1, 1.0 + 0.03 * size, 1.2 + 0.05 * size)
-    assert pace.tree_size(tree_of()) < 0.7 * free
+    assert size_of(pace) < 0.7 * free
     rows = numpy.array([2, 25, 49])
     assert pace.cost(rows) == pytest.approx(1.1 + 0.05 * (rows - 1), rel=0.1)
 
@@ -153,3 +171,13 @@ def test_calls_of_one_target_share_what_rounds_cost(tmp_path, monkeypatch):
     for _ in range(20):
         cost.observe(8, 1e6)  # the machine slept
     assert cost(numpy.array([8])) <= 5 * before + 1e-9
+
+
+def test_no_larger_tree_is_built_than_may_be_worth_it():
+    dear, cheap = ([1, 64], [1.0, 64.0]), ([1, 64], [1.0, 1.0])
+    for table, few in ((dear, True), (cheap, False)):
+        pace = Pace(K, chain=False, cost=RoundCost(RowLatency(*table)))
+        assert pace.most_nodes == 64
+        for _ in range(8):
+            pace.cut([tree_of(pace.most_nodes)])
+        assert (pace.most_nodes < 8) == few

@@ -21,7 +21,6 @@ from transformers.utils import logging
 from ...decoding import Draft, Prefix
 from ...decoding.cache import RaggedCache, use_plain_layers
 from ...decoding.compiled import compiled_forward, static_cache
-from ...decoding.config import MAX_TREE
 from ...decoding.tree_attention import TreeAttention, attention_windows
 from ...trees import best_first_tree, sampled_tree
 
@@ -137,7 +136,9 @@ class PardDrafting:
             if logits is None:
                 logits = self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], room)
         self.known = [len(ids) for ids in rows]
-        return [self._choose(row, prefix) for row, prefix in zip(logits, prefixes, strict=True)]
+        drafts = [self._choose(row, prefix) for row, prefix in zip(logits, prefixes, strict=True)]
+        auto = self.drafter.speculation_config.tree_size == "auto" and prefixes[0].branches and not prefixes[0].sampled
+        return prefixes[0].pace.cut(drafts) if auto else drafts
 
     def observe(self, outputs: Any, paths: list[list[int] | None]) -> None:
         """Nothing: the accepted tokens come back with the next prefixes."""
@@ -221,8 +222,7 @@ class PardDrafting:
             return Draft.chain(prefix.ids[0, :0])
         tree_size = self.drafter.speculation_config.tree_size
         if prefix.branches and tree_size == "auto" and not prefix.sampled:
-            tree = best_first_tree(logits, MAX_TREE, prefix.pace.factors[1 : 1 + len(logits)])
-            return tree.first(prefix.pace.tree_size(tree))
+            return best_first_tree(logits, prefix.pace.most_nodes, prefix.pace.factors[1 : 1 + len(logits)])
         if prefix.branches and tree_size is not None and not prefix.sampled:
             return best_first_tree(logits, tree_size)
         if not prefix.sampled:
