@@ -72,6 +72,17 @@ def test_bench_says_at_once_what_it_cannot_do(tmp_path):
     result = run(app, ["bench", "--json", str(tmp_path / "nowhere" / "bench.json")])
     assert result.exit_code == 2
     assert "there is no folder" in result.output
+    (tmp_path / "folder").mkdir()
+    for words, message in (
+        (["bench", "--json", str(tmp_path / "folder")], "name a file"),
+        (["bench", "--plot", str(tmp_path / "x.foo")], "is no picture"),
+        (["bench", "--parent", "somewhere"], "has its own"),
+        (["plan", "--check", "4", "--prompts", "96"], "other questions"),
+        (["plan", "--check", "4", "--acceptance", "0.5"], "without --acceptance"),
+    ):
+        result = run(app, words)
+        assert result.exit_code == 2, words
+        assert message in " ".join(result.output.replace("│", "").split()), words
     result = run(app, ["bench", "-n", "many"])
     assert result.exit_code == 2
     assert "whole number" in result.output

@@ -39,6 +39,7 @@ def methods_of(
     tree_sizes: Sequence[TreeSize] = (16, "auto"),
     adapter: PpdDrafter | None = None,
     prompted_parent: PromptedDrafter | None = None,
+    recurrent: bool = False,
 ) -> list[Method]:
     """The methods of a case, the reference first; trees are as deep as the longest chain.
 
@@ -50,6 +51,7 @@ def methods_of(
         tree_sizes: N of trees.
         adapter: calibrated prompt tokens of the target.
         prompted_parent: the parent with prompt tokens.
+        recurrent: whether the target has a state, which transformers' own methods refuse.
 
     Raises:
         ValueError: a case that this drafter cannot serve.
@@ -67,7 +69,7 @@ def methods_of(
     if case == Case.hopeless:
         return [plain(), pard_chain(drafter, depth), pard_chain(untrained(drafter), depth, "pard-chain-untrained")]
     peers = []
-    if case == Case.methods:
+    if case == Case.methods and not recurrent:
         peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
         peers.append(prompt_lookup())
     if isinstance(drafter, PpdDrafter):

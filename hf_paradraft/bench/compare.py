@@ -6,10 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from ..trees.latency import measure as row_latency
+from ..decoding.tree_attention import attention_windows
+from ..trees.latency import measure as measure_latency
 from .measure import Settings, bench, check_equality
 from .methods import Method
 from .questions import Prompt
@@ -42,11 +44,12 @@ def compare(
         names: of the models; a run is continued only with the same ones.
 
     Returns:
-        One record per method, batch size and temperature; each with `environment`, the reference's with `latency` too.
+        One record per method, batch size and temperature; each with `environment`, the reference's with `latency` too, where a
+        forward's time by its rows can be measured.
 
     Raises:
         OSError: the file cannot be written; said before anything is measured.
-        ValueError: it belongs to another run.
+        ValueError: it belongs to another run, or two methods have one name.
     """
     digest = hashlib.sha256(str([(prompt.category, prompt.ids.tolist()) for prompt in prompts]).encode()).hexdigest()
     about = {"environment": environment(target), "methods": [method.name for method in methods], "prompts": digest}
@@ -55,12 +58,19 @@ def compare(
     if done:
         console.print(f"Going on with {unfinished.file}.")
     unfinished.save(done)
+    if len({method.name for method in methods}) < len(methods):
+        raise ValueError(f"Two methods have one name: {', '.join(about['methods'])}.")
     results = bench(target, methods, prompts, settings, pad_token_id, done, unfinished.save)
     if equality and getattr(target.config, "quantization_config", None) is None:
-        check_equality(target, methods, prompts, settings, results, pad_token_id, unfinished.save)
+        try:
+            check_equality(target, methods, prompts, settings, results, pad_token_id, unfinished.save)
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
+            console.print("There is not enough memory for the target in float32: whether outputs are equal is left open.")
     rows = [{**row, "environment": about["environment"]} for row in records(results)]
-    latency = row_latency(target)
-    rows[0]["latency"] = {"rows": latency.rows, "seconds": latency.seconds}
+    if attention_windows(target) is not None:
+        rows[0]["latency"] = asdict(measure_latency(target))
     unfinished.finish(rows)
     console.print(table(rows, f"{len(prompts)} prompts, up to {settings.max_new_tokens} tokens"))
     console.print(about["environment"], style="dim")

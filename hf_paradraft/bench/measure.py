@@ -46,9 +46,10 @@ class Measurement:
         batch_size: prompts answered together.
         temperature: 0 is greedy.
         tokens: new ones, of all rows.
-        forwards: of the target, the prompt's included.
+        forwards: of the target, the prompt's included, counted for each row until it ended.
         seconds: of each repeat.
         same: whether the fp32 output is plain `generate`'s; None before that was asked, and for sampling.
+        same_here: whether the output in the target's own dtype is; None for sampling.
         peak_bytes: the most memory in use (on a CPU the process's), or None where that is not known.
         draft_seconds, verify_seconds: of the last repeat, in the drafter and in the target's forwards; None for the peers.
         attempts, successes: how often each draft position was judged and accepted; empty for the peers.
@@ -63,6 +64,7 @@ class Measurement:
     forwards: int
     seconds: list[float]
     same: bool | None = None
+    same_here: bool | None = None
     peak_bytes: int | None = None
     draft_seconds: float | None = None
     verify_seconds: float | None = None
@@ -72,11 +74,11 @@ class Measurement:
 
 @dataclass
 class _Call:
-    """What came of one call; `output` int64 `(rows, new)`, on the CPU."""
+    """What came of one call; `output` int64 `(rows, new)`, on the CPU. `forwards` is None where nobody counted."""
 
     output: LongTensor
     seconds: float
-    forwards: int
+    forwards: int | None
     peak_bytes: int | None
     stats: SpeculationStats | None
 
@@ -106,21 +108,24 @@ class Runner:
             nonlocal forwards
             forwards += 1
 
-        # Hooks are no part of a compiled forward; our own rounds and plain ones count themselves.
+        # Hooks are no part of a compiled forward; our own rounds count themselves, and plain ones are the tokens.
         counted = method.drafter is None and not method.name.startswith("plain")
         handle = self.target.register_forward_pre_hook(count) if counted else None
         method.prepare()
         torch.manual_seed(self.settings.seed)
         reset_peak_memory(self.target.device)
         started = perf_counter()
-        output = self.target.generate(**arguments, **method.arguments)
+        try:
+            output = self.target.generate(**arguments, **method.arguments)
+        finally:
+            if handle is not None:
+                handle.remove()
         output = output[:, arguments["input_ids"].shape[1] :].cpu()
         seconds = perf_counter() - started
-        if handle is not None:
-            handle.remove()
         stats = method.drafter.last_stats if method.drafter is not None else None
-        forwards = forwards if counted else output.shape[1] if stats is None else stats.num_rounds
-        return _Call(output, seconds, forwards, peak_memory(self.target.device), stats)
+        if stats is not None:
+            forwards = sum(row.num_rounds for row in stats.by_row or [stats])
+        return _Call(output, seconds, forwards if counted or stats else None, peak_memory(self.target.device), stats)
 
     def _inputs(self, batch: Sequence[Prompt]) -> dict[str, Tensor]:
         """Prompts padded on the left, with their mask."""
@@ -196,9 +201,10 @@ def bench(
             for method in (*able[first:], *able[:first]):
                 calls[method.name].append(run(method, batch, temperature))
         reference = calls[able[0].name][-1].output
-        exact = temperature == 0 and target.dtype == torch.float32
         for method in able:
+            same = torch.equal(calls[method.name][-1].output, reference) if temperature == 0 else None
             call, stats = calls[method.name][-1], calls[method.name][-1].stats or SpeculationStats()
+            tokens = sum(_length(row, ends) for row in call.output)
             made.append(
                 Measurement(
                     method=method.name,
@@ -206,10 +212,11 @@ def bench(
                     index=index,
                     batch_size=size,
                     temperature=temperature,
-                    tokens=sum(_length(row, ends) for row in call.output),
-                    forwards=call.forwards,
+                    tokens=tokens,
+                    forwards=tokens if call.forwards is None else call.forwards,
                     seconds=[call.seconds for call in calls[method.name]],
-                    same=torch.equal(call.output, reference) if exact else None,
+                    same=same if target.dtype == torch.float32 else None,
+                    same_here=same,
                     peak_bytes=call.peak_bytes,
                     draft_seconds=stats.draft_seconds if call.stats else None,
                     verify_seconds=stats.verify_seconds if call.stats else None,
@@ -246,17 +253,33 @@ def check_equality(
         for _, temperature, index, batch, able in _work(methods, prompts, settings)
         if temperature == 0 and (len(batch), index, able[0].name) in unknown
     ]
-    run, dtype = Runner(target, settings, pad_token_id), target.dtype
-    if work:
-        target.float()
+    if not work:
+        return
+    run, back = Runner(target, settings, pad_token_id), _dtypes_of(target)
     try:
-        for index, batch, able in tqdm(work, "equal in fp32?", unit="prompt", disable=not progress or not work):
+        target.float()
+        for index, batch, able in tqdm(work, "equal in fp32?", unit="prompt", disable=not progress):
             outputs = {method.name: run(method, batch, 0.0).output for method in able}
             for name, output in outputs.items():
                 unknown[len(batch), index, name].same = torch.equal(output, outputs[able[0].name])
             save(measurements)
     finally:
-        target.to(dtype)
+        back()
+
+
+def _dtypes_of(target: PreTrainedModel) -> Callable[[], None]:
+    """Remember every parameter's dtype and every buffer, which rounding would change for good; the way back."""
+    dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
+    buffers = dict(target.named_buffers())
+
+    def back() -> None:
+        for name, parameter in target.named_parameters():
+            parameter.data = parameter.data.to(dtypes[name])
+        for name, buffer in buffers.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(target.get_submodule(owner), leaf, buffer)
+
+    return back
 
 
 def _length(row: LongTensor, ends: LongTensor) -> int:

@@ -1,4 +1,7 @@
-"""Figures of what was measured, all from the records that `paradraft bench --json` writes."""
+"""Figures of what was measured, all from the records that `paradraft bench --json` writes.
+
+All but the one by batch size show the first batch size and temperature of the run.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,9 +21,9 @@ def _first_group(rows: Sequence[Record]) -> list[Record]:
 
 
 def by_task(rows: Sequence[Record], detail: str = "by_category", average: str = "speedup") -> Figure:
-    """Speed-up (or τ) by category, a group of bars per category."""
+    """Speed-up (or τ) by category, a group of bars per category; of all, the mean of the speed-ups, or τ over all tokens."""
     rows = _first_group(rows)
-    categories = [*rows[0][detail], "average"]
+    categories = [*rows[0][detail], "all"]
     figure = Figure(figsize=(max(6.0, 1.9 * len(categories)), 4), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(rows)
@@ -100,7 +103,7 @@ def time_split(rows: Sequence[Record]) -> Figure | None:
 
 
 def speedup_by_batch(rows: Sequence[Record]) -> Figure | None:
-    """Speed-up over plain decoding of the same batch, by its size, greedy; None for one size."""
+    """Speed-up over plain decoding of the same batch, by its size, at the first temperature; None for one size."""
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         if row["temperature"] == rows[0]["temperature"]:
@@ -139,14 +142,14 @@ def predicted(plans: Sequence[Plan], measured: Sequence[float]) -> Figure:
     top = 1.15 * max(*measured, *(plan.speedup for plan in plans))
     axes.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=GREY, alpha=0.2, label="± 10 %")
     axes.plot([0, top], [0, top], color=GREY, linewidth=0.8)
-    axes.scatter(measured, [plan.speedup for plan in plans], color=BLUE, zorder=2)
     for plan, value in zip(plans, measured, strict=True):
-        axes.annotate(f"K = {plan.num_draft_tokens}", (value, plan.speedup), (6, -10), textcoords="offset points", fontsize=8)
+        axes.scatter(value, plan.speedup, label=f"K = {plan.num_draft_tokens}", zorder=2)
     axes.set(xlabel="measured speed-up", ylabel="predicted speed-up", xlim=(0, top), ylim=(0, top))
     axes.legend(loc="upper left", fontsize="small")
     return figure
 
 
+FORMATS = (".png", ".svg", ".pdf")
 FIGURES = {
     "speedup": by_task,
     "tau": tau_by_task,

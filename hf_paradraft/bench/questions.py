@@ -60,7 +60,7 @@ def load_questions(source: str | Path, per_category: int | None = None) -> list[
 
 
 def _read(file: Path) -> Iterator[Any]:
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():
             try:
                 yield json.loads(line)
@@ -85,9 +85,12 @@ def _question(row: Any, name: str, place: str) -> Question:
         raise ValueError(f"{place}: wanted an object with 'turns', 'messages' or 'prompt', but found {row!r:.60}.")
     category = str(row.get("category") or name)
     if row.get("turns"):
-        turns = [row["turns"]] if isinstance(row["turns"], str) else row["turns"]
+        turns = row["turns"] if isinstance(row["turns"], list) else [row["turns"]]
     elif row.get("messages"):
-        turns = [message["content"] for message in row["messages"] if message["role"] == "user"]
+        messages = [message if isinstance(message, Mapping) else {} for message in row["messages"]]
+        if any(message.get("role") == "system" for message in messages):
+            raise ValueError(f"{place}: system messages are not asked here; leave them out, or put them into the first turn.")
+        turns = [message.get("content") for message in messages if message.get("role") == "user"]
     else:
         turns = [row[column] for column in TEXT_COLUMNS if row.get(column)][:1]
     if not turns or not all(isinstance(turn, str) for turn in turns):

@@ -39,9 +39,9 @@ def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
     Each has `method`, `batch_size`, `temperature`, `tokens`, `seconds` (the sum over prompts of the median over repeats),
     `tokens_per_second`, `speedup` (the mean over categories of the median over prompts), `speedup_quartiles` over all prompts,
     `tau` (tokens per row and target forward, the target's own included) and `tau_drafted` (the accepted drafts alone: one less),
-    `matches_reference` (share of prompts with plain's fp32 output, or None), `by_category` and `tau_by_category`,
-    `peak_bytes`, and `runs`: the measurements it was made from. Ours have `acceptance_by_position` and `time_split` too: the
-    shares of the drafter, the target and the engine.
+    `matches_reference` (share of prompts with plain's fp32 output, or None), `matches_here` (the same in the dtype that was
+    measured), `by_category` and `tau_by_category`, `peak_bytes`, and `runs`: the measurements it was made from. Ours have
+    `acceptance_by_position` and `time_split` too: the shares of the drafter, the target and the engine.
     """
     groups: dict[tuple[int, float], list[Measurement]] = {}
     for entry in results:
@@ -61,7 +61,7 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
     for place, entry in enumerate(mine):
         categories.setdefault(entry.category, []).append(place)
     by_category = {category: median(every[place] for place in places) for category, places in categories.items()}
-    same, tau = [entry.same for entry in mine], _tau(mine)
+    tau = _tau(mine)
     made = {
         "method": mine[0].method,
         "batch_size": mine[0].batch_size,
@@ -70,10 +70,11 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "speedup": mean(by_category.values()),
-        "speedup_quartiles": quantiles(every, n=4) if len(every) > 1 else every * 3,
+        "speedup_quartiles": quantiles(every, n=4, method="inclusive") if len(every) > 1 else every * 3,
         "tau": tau,
         "tau_drafted": tau - 1,
-        "matches_reference": None if None in same else mean(same),
+        "matches_reference": _share([entry.same for entry in mine]),
+        "matches_here": _share([entry.same_here for entry in mine]),
         "by_category": by_category,
         "tau_by_category": {category: _tau([mine[place] for place in places]) for category, places in categories.items()},
         "peak_bytes": max((entry.peak_bytes for entry in mine if entry.peak_bytes is not None), default=None),
@@ -83,8 +84,12 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
     return {**made, "runs": [_without(asdict(entry), NOT_IN_RUNS) for entry in mine]}
 
 
+def _share(answers: Sequence[bool | None]) -> float | None:
+    return None if None in answers else mean(answers)
+
+
 def _tau(some: Sequence[Measurement]) -> float:
-    return sum(entry.tokens for entry in some) / sum(entry.forwards * entry.batch_size for entry in some)
+    return sum(entry.tokens for entry in some) / sum(entry.forwards for entry in some)
 
 
 def _inside(mine: list[Measurement]) -> dict[str, Any]:
@@ -131,6 +136,8 @@ class Unfinished:
         if self.file is None or not self.file.exists():
             return []
         kept = json.loads(self.file.read_text())
+        if not kept["measurements"]:
+            return []
         if kept["settings"] != self.settings:
             other = [name for name in self.settings if kept["settings"].get(name) != self.settings[name]]
             raise ValueError(

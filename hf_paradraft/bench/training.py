@@ -20,6 +20,7 @@ from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.training import CodConfig, PardTrainer, RowCollator
 from ..hardware import fast_dtype, peak_memory, reset_peak_memory
 from ..training.data import encode_rows, load_rows
+from ..training.epochs import CountEpochs
 from ..training.metrics import acceptance
 
 app = typer.Typer(help=__doc__)
@@ -71,12 +72,13 @@ def ablation(
             )
             trainer = PardTrainer(drafter, arguments, cod, train_dataset=train_set, processing_class=tokenizer)
             trainer.data_collator = collator_class(mask_token_id, cod)
+            trainer.add_callback(CountEpochs(trainer.data_collator))
             started = perf_counter()
             trainer.train()
             seconds = (perf_counter() - started) / steps
         started = perf_counter()
         for begin in range(0, 10 * batch_size, batch_size):
-            trainer.data_collator([train_set[begin + i] for i in range(batch_size)])
+            trainer.data_collator([train_set[(begin + i) % len(train_set)] for i in range(batch_size)])
         building = (perf_counter() - started) / 10
         tau = acceptance(judge, drafter, tokenizer, eval_set.select(range(min(eval_samples, len(eval_set)))))["mean_emitted"]
         lines.append(f"| {name} | {seconds:.2f} | {building / seconds:.1%} of it | {tau:.2f} |")

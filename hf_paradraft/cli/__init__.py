@@ -21,7 +21,7 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        extra = {"accelerate": "train", "datasets": "train", "matplotlib": "bench"}.get(error.name or "")
+        extra = {"datasets": "train", "matplotlib": "bench"}.get(error.name or "")
         if extra is None:
             raise
         Console(stderr=True).print(Text(f"{error.name} is not installed: pip install 'hf-paradraft[{extra}]'"), soft_wrap=True)

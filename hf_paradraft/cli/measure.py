@@ -1,5 +1,6 @@
 """Commands that measure: bench, report, plan."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -27,11 +28,24 @@ def _size(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
-def _writable(*files: Path | None) -> None:
+def _once(values: Iterable) -> tuple:
+    """Each value once, in order: the same method twice would be counted as one."""
+    return tuple(dict.fromkeys(values))
+
+
+def _writable(*files: Path | None, plot: Path | None = None) -> None:
     """Know before an hour of measuring that the results will have a place."""
     for file in files:
+        if file is not None and file.is_dir():
+            raise typer.BadParameter(f"{file} is a folder: name a file.")
+    for file in (*files, plot):
         if file is not None and not file.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {file.parent} to write {file.name} into.")
+    if plot is not None:
+        from ..bench.plots import FORMATS
+
+        if plot.suffix and plot.suffix not in FORMATS:
+            raise typer.BadParameter(f"{plot.name} is no picture: name a folder, or a file that ends in {', '.join(FORMATS)}.")
 
 
 def _load_questions(sources: list[str] | None, embedded: bool, per_category: int | None) -> list:
@@ -60,7 +74,10 @@ def bench(
     drafter: DrafterName = None,
     parent: Parent = None,
     questions: Questions = None,
-    per_category: Annotated[int, typer.Option(min=1, help="Questions of each category, at most.")] = 4,
+    per_category: Annotated[
+        int | None,
+        typer.Option(min=1, help="Questions of each category, at most; default: 4 of the embedded ones, all of yours."),
+    ] = None,
     case: Annotated[Case, typer.Option(help="What to compare; hopeless: an untrained drafter, random prompts.")] = Case.methods,
     draft_tokens: Annotated[list[int] | None, typer.Option("-k", min=1, help="Draft lengths of PARD; repeatable.")] = None,
     tree_nodes: Annotated[list[str] | None, typer.Option("-n", help="Tree sizes of PARD, or auto; repeatable.")] = None,
@@ -86,15 +103,17 @@ def bench(
     from ..bench.measure import Settings
     from ..bench.questions import ask, random_prompts
 
-    sizes = [_size(size) for size in tree_nodes or ("16", "auto")]
-    settings = Settings(max_new_tokens, tuple(batch_size or (1,)), tuple(temperature or (0.0,)), repeats)
-    _writable(json_file, markdown_file, plot_file)
-    asked = _load_questions(questions, target is None, per_category)
+    sizes, lengths = _once(_size(size) for size in tree_nodes or ("16", "auto")), _once(draft_tokens or (4, 8, 12))
+    batches, temperatures = _once(batch_size or (1,)), _once(temperature or (0.0,))
+    settings = Settings(max_new_tokens, batches, temperatures, repeats)
+    _writable(json_file, markdown_file, plot=plot_file)
+    asked = _load_questions(questions, target is None, per_category if per_category or questions else 4)
     models = load(target, drafter, parent, dtype)
     prompts = ask(asked, models.tokenizer, models.target, max_new_tokens)
     if case == Case.hopeless:
         prompts += random_prompts(len(models.tokenizer))
-    methods = methods_of(case, models.drafter, models.parent, draft_tokens or (4, 8, 12), sizes, **models.prompts)
+    recurrent = models.target._is_stateful
+    methods = methods_of(case, models.drafter, models.parent, lengths, sizes, **models.prompts, recurrent=recurrent)
     pad = models.tokenizer.eos_token_id if models.tokenizer.pad_token_id is None else models.tokenizer.pad_token_id
     names = {"target": target, "drafter": drafter, "parent": parent}
     rows = compare(models.target, methods, prompts, console, settings, pad, json_file, equality, names)
@@ -136,14 +155,16 @@ def plan(
     from ..bench.plan import plan as run
     from ..bench.questions import ask
 
-    if plot_file is not None and (check == 0 or acceptance is not None):
+    if (plot_file is not None and check == 0) or (check > 0 and acceptance is not None):
         raise typer.BadParameter("--plot needs --check, and --check needs a trained drafter, without --acceptance.")
-    _writable(plot_file)
+    _writable(plot_file, plot=plot_file)
     asked = _load_questions(questions, target is None, None)
+    if check > 0 and len(asked) <= prompts:
+        raise typer.BadParameter(f"--check needs other questions than the {prompts} for measuring, but there are {len(asked)}.")
     models = load(target, drafter, None, dtype, untrained=acceptance is not None)
     sample = asked[:: max(1, len(asked) // prompts)][:prompts]
     others = [question for question in asked if question not in sample]
-    lengths = draft_tokens or (2, 4, 6, 8, 12, 16)
+    lengths = _once(draft_tokens or (2, 4, 6, 8, 12, 16))
     plans = run(
         models.target,
         models.drafter,
@@ -153,7 +174,7 @@ def plan(
         acceptance,
     )
     speedups: list[float] = []
-    if check > 0 and acceptance is None:
+    if check > 0:
         others = others[:: max(1, len(others) // check)][:check]
         speedups = measured(
             models.target, models.drafter, ask(others, models.tokenizer, models.target, max_new_tokens), plans, max_new_tokens

@@ -30,6 +30,11 @@ class Dtype(StrEnum):
         """As torch has it."""
         return fast_dtype() if self == Dtype.auto else getattr(torch, self)
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """Arguments of `from_pretrained`: this dtype, on the GPUs if there are any."""
+        return {"dtype": self.chosen, **({"device_map": "auto"} if torch.cuda.is_available() else {})}
+
 
 Target = Annotated[str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")]
 DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")]
@@ -75,12 +80,14 @@ def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dty
     from ..demo import FAMILY
     from ..drafters.pard import PardDrafter
 
+    if target is None and parent is not None:
+        raise typer.BadParameter("--parent goes with --target and --drafter; the embedded family has its own.")
     if (target is None) != (drafter is None):
         raise typer.BadParameter("--target and --drafter go together: name both, or neither for the embedded family.")
     embedded = target is None
     if embedded:
         target, drafter, parent = str(FAMILY / "target"), str(FAMILY / "pard"), str(FAMILY / "draft")
-    place = {"dtype": dtype.chosen, **({"device_map": "auto"} if torch.cuda.is_available() else {})}
+    place = dtype.place
     model = AutoModelForCausalLM.from_pretrained(target, **place, trust_remote_code=False).eval()
     draft = (
         PardDrafter.from_causal_lm(drafter, mask_token_id=0, **place)

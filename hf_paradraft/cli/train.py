@@ -29,7 +29,7 @@ def regenerate(
 
     from ..training.regenerate import regenerate as run
 
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype.chosen, trust_remote_code=False).eval()
+    model = AutoModelForCausalLM.from_pretrained(target, **dtype.place, trust_remote_code=False).eval()
     tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
     rows = run(model, tokenizer, source, output, max_new_tokens, batch_size, temperature=temperature, seed=seed)
     console.print(f"{rows} rows written to {output}")

@@ -9,7 +9,9 @@ from ..trees.latency import RowLatency, row_latency
 
 DECAY = 0.995  # of a round's weight with each later round
 DOUBTED_ROWS = 256  # a slope over rows counts for nothing while they vary (squared, summed) by much less than this
-OUTLIER = 4.0  # times the table's seconds is the most that a round is believed to take beyond them
+OUTLIER = (
+    4.0  # times the table's seconds is the most that a round is believed to take beyond them, and a fourth of them the least
+)
 
 
 class RoundCost:
@@ -30,10 +32,11 @@ class RoundCost:
         """Expected seconds with so many rows of each prompt."""
         rows = self.batch_size * rows
         count, x, y, xx, xy = self.sums
+        expected = self.latency(rows)
         if count == 0:
-            return self.latency(rows)
+            return expected
         slope = max(0.0, (xy - x * y / count) / (xx - x * x / count + DOUBTED_ROWS))
-        return self.latency(rows) + y / count + slope * (rows - x / count)
+        return numpy.maximum(expected + y / count + slope * (rows - x / count), expected / OUTLIER)
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn from a round with so many rows of each prompt."""

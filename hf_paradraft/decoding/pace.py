@@ -16,7 +16,7 @@ from .cost import RoundCost
 from .draft import Draft
 
 TRIAL = 4  # drafted rounds before anything is decided
-MISSES = 2  # rounds in a row without an accepted draft are enough to decide
+MISSES = 2  # chains in a row without an accepted token are enough to decide
 LOOK = 4  # drafts of a look whether drafting pays by now
 GAIN = 1.05  # a change has to promise this much
 DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has to be measured first
@@ -47,7 +47,8 @@ class Pace:
         self.hits = numpy.full(num_draft_tokens + 1, 2.0)
         self.mass = numpy.full(num_draft_tokens + 1, 2.0)
         self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, 8
-        self.nodes = MAX_TREE // 2  # of the last tree that was worth verifying
+        self.nodes = MAX_TREE // 2  # of a tree that was worth verifying, the last time
+        self.drafting = False  # in the last round
         self.trial, self.looks = TRIAL, False  # drafted rounds before the next decision; whether they are a look
 
     @property
@@ -70,7 +71,8 @@ class Pace:
             return 0
         # Not worth it: decode plainly for a while, then look again, each time later.
         self.wait, self.pause = self.pause, min(2 * self.pause, 256)
-        self.nodes = MAX_TREE // 2  # of the last tree that was worth verifying
+        self.nodes = MAX_TREE // 2  # of a tree that was worth verifying, the last time
+        self.drafting = False  # in the last round
         self.trial, self.looks = 1, True
         return 0
 
@@ -133,8 +135,11 @@ class Pace:
             return
         active = [(tree, path) for tree, path in zip(drafts, paths, strict=True) if path is not None]
         size = max(tree.num_rows for tree, _ in active)
+        begins, self.drafting = not self.drafting, size > 0
         if size == 0:
             self.plain.append(whole)
+            return
+        if begins and not any(len(tree) for tree, _ in active):  # prompt tokens alone: their guesses come with the next round
             return
         self._judge(any(path for _, path in active))
         for kept, value in ((self.draft, draft), (self.verify, verify), (self.other, whole - draft - verify)):
@@ -161,9 +166,9 @@ class Pace:
                     self.hits[depth] += hit
 
     def _judge(self, accepted: bool) -> None:
-        """Go on with the trial, or end it: after rounds without a right guess, or one right guess in a look."""
+        """Go on with the trial; end it early where chains are wrong from the start, make it longer where a look was right."""
         self.trial, self.misses = max(0, self.trial - 1), 0 if accepted else self.misses + 1
-        if self.misses >= MISSES:
+        if self.chain and self.misses >= MISSES:  # a tree's first guess may be right in a few rounds only, and pay
             self.trial = 0
         elif accepted and self.looks:
             self.trial, self.looks = MISSES, False

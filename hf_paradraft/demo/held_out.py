@@ -1,4 +1,4 @@
-"""The embedded family's questions: held out, and without a run of 13 words in common with anything that it was trained on.
+"""The embedded family's questions: held out, and without a run of 13 words in common with any task that it was trained on.
 
 `python -m hf_paradraft.demo.held_out` writes them anew, in Spec-Bench's format.
 """

@@ -7,7 +7,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .corpus import ASSISTANT, USER
+from ..bench.questions import encode_text
 from .tasks import CATEGORIES, Task, tasks
 
 
@@ -28,11 +28,6 @@ class Quality:
     tasks: int
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Ids of one user turn, up to where the answer begins."""
-    return tokenizer(USER + prompt + ASSISTANT)["input_ids"]
-
-
 @torch.no_grad()
 def answers(
     model: PreTrainedModel,
@@ -46,7 +41,9 @@ def answers(
     found: dict[int, str] = {}
     for begin in tqdm(range(0, len(order), batch_size), desc="answers", leave=False):
         some = order[begin : begin + batch_size]
-        batch = tokenizer.pad({"input_ids": [prompt_ids(tokenizer, prompts[index]) for index in some]}, return_tensors="pt")
+        batch = tokenizer.pad(
+            {"input_ids": [encode_text(tokenizer, prompts[index])[0].tolist() for index in some]}, return_tensors="pt"
+        )
         output = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)[:, batch["input_ids"].shape[1] :]
         found.update(zip(some, tokenizer.batch_decode(output), strict=True))
     return [found[index] for index in range(len(prompts))]

@@ -88,8 +88,11 @@ def read_bench(file: Path) -> list[dict[str, Any]]:
         OSError: there is no such file.
         ValueError: it is something else.
     """
+    if not file.is_file():
+        raise OSError(f"There is no file {file}: paradraft bench --json writes one.")
     rows = read_json(file, list)
     wanted = {"method", "batch_size", "temperature", "tokens_per_second", "speedup", "speedup_quartiles", "tau", "by_category"}
+    wanted |= {"tau_by_category", "matches_reference"}
     if not rows or not all(isinstance(row, dict) and wanted <= row.keys() for row in rows):
         raise ValueError(f"{file} is not what this version's paradraft bench --json writes: measure again.")
     return rows

@@ -82,9 +82,14 @@ def measure(model: PreTrainedModel) -> RowLatency:
     return RowLatency(known, numpy.maximum.accumulate([median(times[rows]) for rows in known]).tolist())
 
 
+_unwritten: dict[Path, RowLatency] = {}  # where there is no place to write
+
+
 def row_latency(model: PreTrainedModel) -> RowLatency:
     """The latencies of `model` here: from disk, or measured now and written there."""
     file = _file(model)
+    if file in _unwritten:
+        return _unwritten[file]
     try:
         return RowLatency(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
@@ -95,5 +100,5 @@ def row_latency(model: PreTrainedModel) -> RowLatency:
         temporary.write_text(json.dumps({"rows": latency.rows, "seconds": latency.seconds}))
         temporary.replace(file)
     except OSError:
-        pass  # nowhere to write: measured again next time
+        _unwritten[file] = latency
     return latency

@@ -8,6 +8,7 @@ import torch
 from peft import get_peft_model
 from rich.console import Console
 from tiny import near_copy, tiny_model
+from transformers import AutoModelForCausalLM
 
 import hf_paradraft as pd
 from hf_paradraft.bench import Measurement, Prompt, Settings, assisted, bench, pard_chain, plain, prompt_lookup, records
@@ -18,6 +19,7 @@ from hf_paradraft.bench.plots import draw
 from hf_paradraft.bench.questions import random_prompts
 from hf_paradraft.bench.report import markdown, table
 from hf_paradraft.bench.results import Unfinished, measurements
+from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.ppd import PpdConfig
 
 
@@ -135,7 +137,7 @@ def test_batches_are_counted_by_their_own_tokens():
     rows = [entry for entry in results if (entry.batch_size, entry.temperature) == (2, 0)]
     assert [row.method for row in rows] == ["plain", "pard-chain-k4"] * 2  # prompt lookup takes one; the fifth prompt is no batch
     assert all(row.same for row in rows)
-    assert rows[0].tokens == rows[1].tokens
+    assert rows[0].tokens == rows[1].tokens == rows[0].forwards
     assert rows[1].forwards < rows[0].forwards
     assert all(entry.same is None for entry in results if entry.temperature == 1)
     found = records(results)
@@ -147,15 +149,19 @@ def test_batches_are_counted_by_their_own_tokens():
 
 
 def test_equality_is_decided_in_fp32():
-    target = tiny_model().bfloat16()
+    target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.bfloat16).eval()
+    target.generation_config.eos_token_id = None
     prompts = [Prompt("a", torch.tensor([[1, 2, 3]])), Prompt("a", torch.tensor([[4, 5, 6]]))]
     other = dataclasses.replace(plain(), name="other", arguments={"repetition_penalty": 5.0})
-    methods = [plain(), pard_chain(near_copy(tiny_model()), 4), other]
+    methods = [plain(), pard_chain(near_copy(tiny_model(vocab_size=2048)), 4), other]
     results = bench(target, methods, prompts, Settings(16), progress=False)
     assert [entry.same for entry in results] == [None] * 6
-    saved = []
+    assert [entry.same_here for entry in results][::3] == [True, True]
+    saved, before = [], {name: buffer.clone() for name, buffer in target.named_buffers()}
+    assert any(buffer.dtype == torch.float32 for buffer in before.values())  # what rounding would spoil
     check_equality(target, methods, prompts, Settings(16), results, save=lambda some: saved.append(len(some)), progress=False)
-    assert target.dtype == torch.bfloat16
+    assert all(torch.equal(buffer, before[name]) for name, buffer in target.named_buffers())
+    assert {parameter.dtype for parameter in target.parameters()} == {torch.bfloat16}
     assert [entry.same for entry in results] == [True, True, False] * 2
     assert saved == [6, 6]
 
@@ -204,3 +210,29 @@ def test_cases(case):
         return  # compiled in a test of its own
     rows = bench(target, methods, random_prompts(30, 2, 5), Settings(12), progress=False)
     assert all(row.same for row in rows)
+
+
+def test_nothing_measured_does_not_block_the_next_run(tmp_path):
+    target, file = tiny_model(), tmp_path / "results.json"
+    prompts, methods = [Prompt("a", torch.tensor([[1, 2, 3]]))], [plain()]
+    with pytest.raises(ValueError, match="Batches of 4"):
+        compare(target, methods, prompts, Console(quiet=True), Settings(4, batch_sizes=(4,)), file=file)
+    with pytest.raises(ValueError, match="one name"):
+        compare(target, [plain(), plain()], prompts, Console(quiet=True), Settings(4), file=file)
+    assert compare(target, methods, prompts, Console(quiet=True), Settings(4), file=file)[0]["tokens"] == 4
+
+
+def test_without_memory_for_fp32_the_figures_are_kept(monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("hf_paradraft.bench.compare.check_equality", full)
+    console = Console(record=True, width=120)
+    rows = compare(tiny_model().bfloat16(), [plain()], [Prompt("a", torch.tensor([[1, 2]]))], console, Settings(4))
+    assert rows[0]["matches_reference"] is None
+    assert "not enough memory" in console.export_text()
+
+
+def test_transformers_own_methods_are_left_out_for_recurrent_targets():
+    names = [method.name for method in methods_of(Case.methods, near_copy(tiny_model()), tiny_model(), recurrent=True)]
+    assert not any(name.startswith(("assisted", "prompt-lookup")) for name in names)

@@ -32,14 +32,14 @@ def test_every_form(tmp_path):
         {"task_id": "HumanEval/0", "prompt": "def f():\n", "test": "assert", "entry_point": "f"},
         {"question": "How many?", "answer": "#### 4"},  # GSM8K
         "",
-        {"text": "Once"},
+        '{"text": "Once\u2028more"}',  # a line separator, as JSON may have it
     )
     assert load_questions(file) == [
         Question("writing", ("Compose a post.", "Rewrite it.")),
         Question("mine", ("Hi", "Bye")),
         Question("mine", ("def f():\n",)),
         Question("mine", ("How many?",)),
-        Question("mine", ("Once",)),
+        Question("mine", ("Once\u2028more",)),
     ]
     assert [question.category for question in load_questions(file, per_category=1)] == ["writing", "mine"]
 
@@ -51,6 +51,10 @@ def test_every_form(tmp_path):
         ("[1]", r"row 2: wanted an object"),
         ({"answer": "4"}, r"row 2: no question in it, wanted one of turns.*but it has answer"),
         ({"turns": [3]}, r"row 2: no question"),
+        ({"turns": 3}, r"row 2: no question"),
+        ({"messages": ["hi"]}, r"row 2: no question"),
+        ({"messages": [{"content": "x"}]}, r"row 2: no question"),
+        ({"messages": [{"role": "system", "content": "x"}]}, r"row 2: system messages"),
     ],
 )
 def test_bad_rows(tmp_path, row, message):

@@ -181,3 +181,40 @@ def test_no_larger_tree_is_built_than_may_be_worth_it():
         for _ in range(8):
             pace.cut([tree_of(pace.most_nodes)])
         assert (pace.most_nodes < 8) == few
+
+
+def riders(count):
+    """A draft of prompt tokens alone."""
+    return Draft(
+        torch.arange(0), [], rider_nodes=[-1] * count, rider_parents=[-1] * count, rider_embeddings=torch.zeros(count, 4)
+    )
+
+
+def test_prompt_tokens_come_back_from_a_pause():
+    """After a plain round they know nothing: the first drafted round only asks, and is not held against them."""
+    pace, drafted, known = Pace(3, chain=False), [], False
+    for turn in range(400):
+        good = turn > 60
+        depth = pace.depth()
+        draft = Draft.chain(torch.arange(0)) if depth == 0 else Draft.chain(torch.arange(3)) if known else riders(3)
+        path = [0, 1, 2] if good and known and depth else []
+        verify = 1.0 if depth == 0 else 1.2
+        pace.observe([draft], [path], 0.0, verify, verify + 0.01)
+        known = depth > 0
+        drafted.append(depth > 0)
+    assert sum(drafted[20:60]) < 20
+    assert all(drafted[-200:])
+
+
+def test_a_machine_that_has_become_fast_costs_something_still():
+    cost = RoundCost(RowLatency([1, 64], [1.0, 5.0]))
+    for _ in range(300):
+        cost.observe(64, 1.5)
+    assert (cost(numpy.arange(1, 65)) > 0.2).all()
+
+
+def test_latency_is_remembered_where_nothing_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("hf_paradraft.trees.latency.FOLDER", tmp_path / "file" / "below")
+    target = tiny_model()
+    assert row_latency(target) is row_latency(target)

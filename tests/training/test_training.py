@@ -10,6 +10,7 @@ from tiny import MASK, make_tokenizer, tiny_model
 from transformers import TrainingArguments
 
 import hf_paradraft as pd
+from hf_paradraft.drafters.pard.rows import may_attend
 from hf_paradraft.drafters.pard.run import train_pard
 from hf_paradraft.drafters.pard.training import CodConfig, PardTrainer, RowCollator, block_mask
 from hf_paradraft.training.regenerate import regenerate
@@ -87,7 +88,8 @@ def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir, attenti
     alone = tiny_model(initializer_range=0.05)
     for sample in samples:
         rows = collator.rows(sample)
-        mask = rows["attention_mask"][None, None]
+        depth, position = rows["depths"], rows["position_ids"]
+        mask = may_attend(depth[:, None], position[:, None], depth, position)[None, None]
         logits = alone(rows["input_ids"][None], position_ids=rows["position_ids"][None], attention_mask=mask).logits[0]
         kept = rows["labels"] != -100
         total = total + torch.nn.functional.cross_entropy(logits[kept], rows["labels"][kept], reduction="sum")

@@ -76,6 +76,23 @@ def may_attend(depth: Tensor, position: Tensor, other_depth: Tensor, other_posit
     return real | chain
 
 
+def draft_rows(input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor) -> dict[str, Tensor]:
+    """`parallel_draft_rows` without the dense mask; `depths` instead, int64 `(R,)`, from which `may_attend` gives it."""
+    if input_ids.ndim != 1 or labels.shape != input_ids.shape or keep.shape[1:] != input_ids.shape:
+        raise ValueError(
+            f"input_ids and labels must be (N,) and keep (K, N), but are {tuple(input_ids.shape)}, {tuple(labels.shape)} "
+            f"and {tuple(keep.shape)}."
+        )
+    depth, position = keep.nonzero(as_tuple=True)
+    following = torch.cat([labels[1:], labels.new_full((1,), -100)])
+    return {
+        "input_ids": torch.where(depth == 0, input_ids[position], mask_token_id),
+        "position_ids": position,
+        "labels": following[position],
+        "depths": depth,
+    }
+
+
 def parallel_draft_rows(input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor) -> dict[str, Tensor]:
     """The kept rows of one text, depth-major: all of depth 0, then of depth 1, ….
 
@@ -92,16 +109,6 @@ def parallel_draft_rows(input_ids: LongTensor, labels: LongTensor, mask_token_id
     Raises:
         ValueError: shapes that do not fit.
     """
-    if input_ids.ndim != 1 or labels.shape != input_ids.shape or keep.shape[1:] != input_ids.shape:
-        raise ValueError(
-            f"input_ids and labels must be (N,) and keep (K, N), but are {tuple(input_ids.shape)}, {tuple(labels.shape)} "
-            f"and {tuple(keep.shape)}."
-        )
-    depth, position = keep.nonzero(as_tuple=True)
-    following = torch.cat([labels[1:], labels.new_full((1,), -100)])
-    return {
-        "input_ids": torch.where(depth == 0, input_ids[position], mask_token_id),
-        "position_ids": position,
-        "labels": following[position],
-        "attention_mask": may_attend(depth[:, None], position[:, None], depth, position),
-    }
+    rows = draft_rows(input_ids, labels, mask_token_id, keep)
+    depth, position = rows.pop("depths"), rows["position_ids"]
+    return {**rows, "attention_mask": may_attend(depth[:, None], position[:, None], depth, position)}

@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 
 from ...training.epochs import CountEpochs, ResumableTrainer
 from .model import PardDrafter
-from .rows import cod_keep_mask, may_attend, parallel_draft_rows, useful_rows
+from .rows import cod_keep_mask, draft_rows, may_attend, useful_rows
 
 
 @dataclass
@@ -72,8 +72,8 @@ class RowCollator:
             return batch
         mask = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1)  # padding rows see themselves: no empty softmax
         for index, sample in enumerate(rows):
-            length = len(sample["input_ids"])
-            mask[index, :length, :length] = sample["attention_mask"]
+            depth, position, length = sample["depths"], sample["position_ids"], len(sample["depths"])
+            mask[index, :length, :length] = may_attend(depth[:, None], position[:, None], depth, position)
         return {**batch, "attention_mask": mask[:, None]}
 
     def keep(self, seq_len: int, generator: torch.Generator) -> BoolTensor:
@@ -85,8 +85,7 @@ class RowCollator:
         ids, labels = torch.tensor(sample["input_ids"]), torch.tensor(sample["labels"])
         generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
         keep = useful_rows(self.keep(len(ids), generator), labels)
-        rows = parallel_draft_rows(ids, labels, self.mask_token_id, keep)
-        return {**rows, "depths": keep.nonzero()[:, 0]}
+        return draft_rows(ids, labels, self.mask_token_id, keep)
 
 
 def block_mask(depths: Tensor, positions: Tensor):
