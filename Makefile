@@ -35,8 +35,10 @@ screenshots: $(VENV)/installed
 pictures: $(VENV)/installed
 	$(BIN)/python docs/pictures.py
 
+# Tables and figures of the docs, from bench.json: what paradraft bench --json wrote.
 card: $(VENV)/installed
 	$(BIN)/python hub_cards/render.py
+	$(BIN)/paradraft report hf_paradraft/demo/family/bench.json --plot docs/bench
 
 clean:
 	rm -rf $(VENV) build dist
