@@ -14,7 +14,7 @@ import typer
 from datasets import Dataset
 from rich.console import Console
 from torch import BoolTensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainingArguments
 
 from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.training import CodConfig, PardTrainer, RowCollator
@@ -92,7 +92,7 @@ def throughput(
     mask_token_id: int = 4,
     num_depths: int = 8,
     tokens_per_step: Annotated[int, typer.Option(help="Texts of one step together; at least one text.")] = 4096,
-    steps: int = 3,
+    steps: int = 1,
 ) -> None:
     """Tokens and rows per second, and memory, with and without dropping; texts of random tokens, all of one length."""
     lines = [
@@ -104,14 +104,13 @@ def throughput(
         for ratio, least in ((0.7, 0.2), (1.0, 1.0)):
             drafter = PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32)
             batch_size = max(1, tokens_per_step // length)
-            ids = torch.randint(drafter.config.vocab_size, ((steps + 1) * batch_size, length)).tolist()
+            ids = torch.randint(drafter.config.vocab_size, (steps * batch_size, length)).tolist()
             texts = Dataset.from_dict({"input_ids": ids, "labels": ids, "length": [length] * len(ids)})
             cod = CodConfig(num_depths, ratio, least)
             with TemporaryDirectory() as folder:
-                trainer = PardTrainer(drafter, _arguments(folder, 1, batch_size), cod, train_dataset=texts)
-                rows = len(trainer.data_collator.rows(texts[0])["input_ids"])
-                trainer.train()  # warm up
                 trainer = PardTrainer(drafter, _arguments(folder, steps, batch_size), cod, train_dataset=texts)
+                trainer.remove_callback(PrinterCallback)
+                rows = len(trainer.data_collator.rows(texts[0])["input_ids"])
                 reset_peak_memory(drafter.device)
                 started = perf_counter()
                 trainer.train()

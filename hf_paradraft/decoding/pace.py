@@ -131,10 +131,12 @@ class Pace:
             draft, verify, whole: seconds of the drafter, of the target's forward and of the round.
         """
         self.rounds += 1
-        if self.rounds == 1:  # it read the prompt
-            return
         active = [(tree, path) for tree, path in zip(drafts, paths, strict=True) if path is not None]
         size = max(tree.num_rows for tree, _ in active)
+        if self.rounds == 1:  # it read the prompt: its times say nothing, a wrong guess does
+            if size > 0 and self.chain:
+                self._judge(any(path for _, path in active))
+            return
         begins, self.drafting = not self.drafting, size > 0
         if size == 0:
             self.plain.append(whole)
