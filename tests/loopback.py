@@ -300,6 +300,6 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":  # a Hub to try the client against: python tests/loopback.py
     local = LoopbackHub().start()
-    print(f"export HF_ENDPOINT={local.url} HF_TOKEN={TOKEN}", flush=True)
+    print(f"export HF_ENDPOINT={local.url} HF_TOKEN={TOKEN} HF_HUB_DISABLE_XET=1", flush=True)  # Xet is the real Hub's alone
     with contextlib.suppress(KeyboardInterrupt):
         threading.Event().wait()

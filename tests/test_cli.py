@@ -62,6 +62,11 @@ def test_bench_writes_records(tmp_path):
     promised = "method tokens seconds tokens_per_second speedup tau matches_reference by_category".split()
     assert set(promised) <= set(rows["plain"])
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+    assert run(app, ["bench", *short, "--only", "pard-chain", "--json", str(file)]).exit_code == 0
+    assert [row["method"] for row in json.loads(file.read_text())] == ["plain", "pard-chain-k8"]
+    result = run(app, ["bench", *short, "--only", "nothing"])
+    assert result.exit_code == 2
+    assert "there are plain, assisted-k3" in " ".join(result.output.replace("│", "").split())
     result = run(app, ["report", str(file), "--markdown", str(tmp_path / "table.md"), "--plot", str(tmp_path / "figures")])
     assert result.exit_code == 0, result.output
     assert "pard-chain-k8" in (tmp_path / "table.md").read_text()

@@ -79,6 +79,9 @@ def bench(
         typer.Option(min=1, help="Questions of each category, at most; default: 4 of the embedded ones, all of yours."),
     ] = None,
     case: Annotated[Case, typer.Option(help="What to compare; hopeless: an untrained drafter, random prompts.")] = Case.methods,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", "-m", help="Of the case, plain and methods whose names begin so; repeatable.")
+    ] = None,
     draft_tokens: Annotated[list[int] | None, typer.Option("-k", min=1, help="Draft lengths of PARD; repeatable.")] = None,
     tree_nodes: Annotated[list[str] | None, typer.Option("-n", help="Tree sizes of PARD, or auto; repeatable.")] = None,
     batch_size: Annotated[
@@ -114,6 +117,11 @@ def bench(
         prompts += random_prompts(len(models.tokenizer))
     recurrent = models.target._is_stateful
     methods = methods_of(case, models.drafter, models.parent, lengths, sizes, **models.prompts, recurrent=recurrent)
+    if only:
+        chosen = [method for method in methods[1:] if method.name.startswith(tuple(only))]
+        if not chosen:
+            raise typer.BadParameter(f"no method is called {' or '.join(only)}: there are {', '.join(m.name for m in methods)}.")
+        methods = [methods[0], *chosen]
     pad = models.tokenizer.eos_token_id if models.tokenizer.pad_token_id is None else models.tokenizer.pad_token_id
     names = {"target": target, "drafter": drafter, "parent": parent}
     rows = compare(models.target, methods, prompts, console, settings, pad, json_file, equality, names)
