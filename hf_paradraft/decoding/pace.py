@@ -71,8 +71,6 @@ class Pace:
             return 0
         # Not worth it: decode plainly for a while, then look again, each time later.
         self.wait, self.pause = self.pause, min(2 * self.pause, 256)
-        self.nodes = MAX_TREE // 2  # of a tree that was worth verifying, the last time
-        self.drafting = False  # in the last round
         self.trial, self.looks = 1, True
         return 0
 
