@@ -1,5 +1,6 @@
 """The target's cache: what it must be, and keeping the accepted path of every row."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -107,14 +108,30 @@ class RaggedCache:
         ]
         self.lengths = [length + len(entries) for length, entries in zip(self.lengths, kept, strict=True)]
         index = torch.tensor(moves).T if moves else None
-        for layer in self.cache.layers:
-            if not layer.is_initialized:  # it shares another layer's entries
-                continue
-            if index is not None:
-                rows, sources, places = index.to(layer.keys.device)
-                for states in (layer.keys, layer.values):
-                    states[rows, :, places] = states[rows, :, sources]
+        for layer in self._layers() if moves else ():
+            rows, sources, places = index.to(layer.keys.device)
+            for states in (layer.keys, layer.values):
+                states[rows, :, places] = states[rows, :, sources]
+        self._shrink(begin + written)
+
+    def forget(self, counts: list[int]) -> None:
+        """Drop the last entries of each row, so many.
+
+        Args:
+            counts: of the rows.
+        """
+        end = self.end
+        self.lengths = [length - count for length, count in zip(self.lengths, counts, strict=True)]
+        self._shrink(end)
+
+    def _shrink(self, written: int) -> None:
+        """Let the cache end, which it did at slot `written`, where the longest row does: nothing behind is of use."""
+        for layer in self._layers():
             if isinstance(layer, StaticLayer):
                 layer.cumulative_length.fill_(self.end)
             else:
-                layer.crop(self.end - begin - written)
+                layer.crop(self.end - written)
+
+    def _layers(self) -> Iterator[DynamicLayer | StaticLayer]:
+        """Those that do not share another's entries."""
+        return (layer for layer in self.cache.layers if layer.is_initialized)

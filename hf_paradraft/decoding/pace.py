@@ -95,6 +95,17 @@ class Pace:
             return 0
         return best + 1 if rates[best] * GAIN >= 1 else 0
 
+    def goes_on(self, gain: float, cost: float, promised: float, spent: float) -> bool:
+        """Whether a drafter that works in steps should take another: while it brings tokens faster than the round would without.
+
+        Args:
+            gain, cost: tokens expected of the step, over all rows, and its seconds.
+            promised, spent: tokens expected of the round so far, the target's own included, and its seconds.
+        """
+        if not self.adaptive or not self.verify:
+            return True
+        return gain / cost > promised / (spent + median(self.verify) + median(self.other))
+
     def cut(self, trees: Sequence[Draft]) -> list[Draft]:
         """Each row's tree of the size that promises the batch most tokens per second: one size, for the largest sets the pace.
 

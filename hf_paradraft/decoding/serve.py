@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .cache import cache_of_call, use_plain_layers
+from .cache import RaggedCache, cache_of_call, use_plain_layers
 from .compiled import static_cache
 from .config import SpeculationConfig
 from .recurrent import RecurrentVerifier, check_continues, check_roll_back, is_recurrent
@@ -61,4 +61,6 @@ def make_verifier(
     positions = per_token["position_ids"][:, begin - 1] if "position_ids" in per_token else mask.long().sum(1) - 1
     attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
     last = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return TreeVerifier(chains, attention, batch_size, begin, last, config.row_counts if cache.is_compileable else None)
+    ragged = RaggedCache(cache, batch_size, begin)
+    row_counts = config.row_counts if cache.is_compileable else None
+    return TreeVerifier(model, model_kwargs, ragged, attention, chains, last, row_counts)

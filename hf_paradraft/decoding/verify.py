@@ -106,12 +106,12 @@ class ChainVerifier:
 class TreeVerifier:
     """The target with explicit masks and positions: trees, and rows of different lengths.
 
-    The first forward, over the prompt, is transformers' own way; its drafts are chains.
-
     Args:
-        first: does the first forward.
+        model: the target.
+        model_kwargs: the call's, with the cache.
+        cache: that cache, row by row.
         attention: masks.
-        batch_size, length: of the prompts.
+        first: does the first forward, over the prompt, in transformers' own way and with chains; None where the prompt is read.
         num_positions: that the model has, if it says; riders behind the last one stand on it, for nobody reads what they guess.
         row_counts: how many rows a later forward may have, if it is compiled for these; None for as few as are needed.
     """
@@ -121,25 +121,25 @@ class TreeVerifier:
 
     def __init__(
         self,
-        first: ChainVerifier,
+        model: PreTrainedModel,
+        model_kwargs: dict[str, Any],
+        cache: RaggedCache,
         attention: TreeAttention,
-        batch_size: int,
-        length: int,
+        first: ChainVerifier | None = None,
         num_positions: int | None = None,
         row_counts: list[int] | None = None,
     ):
-        self.num_positions = num_positions
-        self.first, self.attention, self.row_counts = first, attention, row_counts
-        self.model, self.model_kwargs = first.model, first.model_kwargs
-        self.forward = self.model if row_counts is None else compiled_forward(self.model)
-        self.cache = RaggedCache(first.cache, batch_size, length)
+        self.model, self.model_kwargs, self.cache, self.attention = model, model_kwargs, cache, attention
+        self.first, self.num_positions, self.row_counts = first, num_positions, row_counts
+        self.unread = 0 if first is None else first.unread  # tokens of the prompt that the cache lacked at first
+        self.forward = model if row_counts is None else compiled_forward(model)
         self.written, self.known, self.extra = 0, 0, None
 
     def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> tuple[Tensor, ModelOutput]:
         """As `ChainVerifier.verify`, for trees and ragged rows: row 0 follows the last known token, row `i + 1` node `i`."""
-        if self.first.first:
+        if self.first is not None:
             logits, outputs = self.first.verify(buffer, lengths, drafts)
-            self.written, self.known = self.first.written, 0
+            self.written, self.known, self.first = self.first.written, 0, None
             return logits, outputs
         size = 1 + max(draft.num_rows for draft in drafts)
         if self.row_counts is not None:
@@ -186,8 +186,3 @@ class TreeVerifier:
         root = range(self.known)
         kept = [[] if path is None else [*root, *(node + self.known for node in path)] for path in paths]
         self.cache.keep(kept, self.written)
-
-    @property
-    def unread(self) -> int:
-        """Tokens of the prompt that the cache lacked at first."""
-        return self.first.unread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -127,14 +128,7 @@ class PardDrafting:
                 self.cache = None
         if room < 1:
             return [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
-        if self.windows is None:
-            logits = self._read_as_usual(rows, room)
-        else:
-            logits = None
-            if self.cache is not None:
-                logits = self._read_new([ids[known:] for ids, known in zip(rows, self.known, strict=True)], room)
-            if logits is None:
-                logits = self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], room)
+        logits = self._guess(rows, room, prefixes)
         self.known = [len(ids) for ids in rows]
         drafts = [self._choose(row, prefix) for row, prefix in zip(logits, prefixes, strict=True)]
         auto = self.drafter.speculation_config.tree_size == "auto" and prefixes[0].branches and not prefixes[0].sampled
@@ -142,6 +136,17 @@ class PardDrafting:
 
     def observe(self, outputs: Any, paths: list[list[int] | None]) -> None:
         """Nothing: the accepted tokens come back with the next prefixes."""
+
+    def _guess(self, rows: list[LongTensor], room: int, prefixes: list[Prefix]) -> Sequence[Tensor]:
+        """Logits `(K, V)` for what follows each row, K being `room`."""
+        if self.windows is None:
+            return self._read_as_usual(rows, room)
+        logits = None
+        if self.cache is not None:
+            logits = self._read_new([ids[known:] for ids, known in zip(rows, self.known, strict=True)], room)
+        if logits is None:
+            logits = self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], room)
+        return logits
 
     def _fed(self, rows: list[LongTensor], num_draft_tokens: int, longest: int) -> tuple[LongTensor, LongTensor]:
         """The rows' ids `(B, longest + K - 1)`, padded on the left, with masks behind; and how long each row's padding is."""

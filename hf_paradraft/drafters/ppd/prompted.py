@@ -9,18 +9,23 @@ from transformers import Cache, PreTrainedModel
 
 from ...decoding import SpeculationConfig, SpeculationStats
 from ...decoding.cache import empty_cache
+from ...decoding.tree_attention import attention_windows
 from ..pard.propose import PardDrafting
+from .ahead import AheadDrafting
 from .tuner import prompt_embedding
 
 
 class PromptedDrafter:
-    """Drafts like PARD, with an adapter's prompts in the place of masks: one forward guesses m + 1 tokens.
+    """Drafts up to m + 1 tokens like PARD, with an adapter's prompts in the place of masks, in one forward.
+
+    For longer drafts the model decodes ahead, m + 1 guesses at a time, and verifies them as it would its own: better tokens, in more
+    forwards. It stops at `num_draft_tokens`, or before where `never_slower` expects more of the target's verification.
 
     `assistant_model=PeftModel.from_pretrained(small, adapter)` makes one by itself; make it here to change its options.
 
     Args:
         model: with an active PPD adapter of one embedding per prompt token.
-        speculation_config: `num_draft_tokens` is at most m + 1, which is the default.
+        speculation_config: `num_draft_tokens` is m + 1 by default.
 
     Attributes:
         last_stats: of the last `generate` call it assisted, or None.
@@ -69,14 +74,17 @@ class PromptedDrafter:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
 
         Raises:
-            ValueError: more tokens are to be drafted than there are prompts for.
+            ValueError: it is to decode ahead, and the model takes no masks.
         """
-        if self.speculation_config.num_draft_tokens > self.num_prompts + 1:
+        if self.speculation_config.num_draft_tokens <= self.num_prompts + 1:
+            return PardDrafting(self, max_length)
+        if attention_windows(self.model) is None:
             raise ValueError(
-                f"num_draft_tokens={self.speculation_config.num_draft_tokens}: with {self.num_prompts} prompt tokens at most "
-                f"{self.num_prompts + 1} tokens are drafted."
+                f"num_draft_tokens={self.speculation_config.num_draft_tokens}: with {self.num_prompts} prompt tokens a "
+                f"{type(self.model).__name__} as it is loaded here drafts {self.num_prompts + 1} tokens at most; for more, load it "
+                "with attn_implementation='sdpa'."
             )
-        return PardDrafting(self, max_length)
+        return AheadDrafting(self, max_length)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.model(*args, **kwargs)

@@ -1,0 +1,137 @@
+"""A small model drafts by decoding ahead of the target, itself sped up by its prompt tokens (PPD, section 5.3)."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import LogitsProcessorList
+
+from ...decoding import Draft, Prefix
+from ...decoding.accept import accept, greedy
+from ...decoding.cost import round_cost
+from ...decoding.pace import Pace
+from ...decoding.verify import TreeVerifier
+from ..pard.propose import PardDrafting
+from .drafter import PpdDrafter, PpdDrafting
+
+if TYPE_CHECKING:
+    from .prompted import PromptedDrafter
+
+
+class AheadDrafting(PardDrafting):
+    """One call's drafts, longer than the prompts reach: the model verifies what they guessed, forward by forward.
+
+    A draft's distributions are the model's own behind each token that it decoded, then the last prompts' guesses.
+
+    Args:
+        drafter: shared with other calls.
+        max_length: tokens of a row at most.
+    """
+
+    def __init__(self, drafter: PromptedDrafter, max_length: int):
+        super().__init__(drafter, max_length)
+        self.compiled = False
+        self.itself = PpdDrafter.from_model(drafter.model)
+        self.decoded: list[list[int]] = []  # of each row, the model's own tokens that the cache holds behind the known ones
+        self.verifier: TreeVerifier | None = None
+        self.pace: Pace | None = None
+        self.seconds: deque[float] = deque(maxlen=9)  # of forwards that verify
+        self.gains: deque[float] = deque(maxlen=9)  # tokens of a row that they brought
+
+    def _guess(self, rows: list[LongTensor], room: int, prefixes: list[Prefix]) -> list[Tensor]:
+        """Logits `(at most K, V)` for what follows each row: as many as are worth their time."""
+        begun = perf_counter()
+        self._forget(rows)
+        logits = super()._guess(rows, 1 + self.drafter.num_prompts, prefixes)
+        self.decoded = [[] for _ in rows]
+        answers, tokens = [row[:1] for row in logits], logits[:, 0].argmax(-1, keepdim=True).tolist()
+        drafting = PpdDrafting(self.itself)
+        drafting.guesses = [row[1:].float() for row in logits]
+        while any(len(known) < prefix.room for known, prefix in zip(answers, prefixes, strict=True)):
+            if not self._pays(answers, prefixes, perf_counter() - begun):
+                break
+            answers, tokens = self._decode(drafting, answers, tokens, prefixes)
+        return [
+            torch.cat([known, known[:0] if guess is None else guess.to(known)])
+            for known, guess in zip(answers, drafting.guesses, strict=True)
+        ]
+
+    def _forget(self, rows: list[LongTensor]) -> None:
+        """Drop from the cache what the target has not accepted; each row's last token is read again, for its logits."""
+        if self.cache is None or not self.decoded:
+            return
+        dropped = []
+        for index, (ids, known, decoded) in enumerate(zip(rows, self.known, self.decoded, strict=True)):
+            new = ids[known : known + len(decoded)].tolist()
+            same = next(
+                (place for place, (ours, theirs) in enumerate(zip(decoded, new, strict=False)) if ours != theirs), len(new)
+            )
+            self.known[index] = min(known + same, len(ids) - 1)
+            dropped.append(known + len(decoded) - self.known[index])
+        self.cache.forget(dropped)
+
+    def _pays(self, answers: list[Tensor], prefixes: list[Prefix], spent: float) -> bool:
+        """Whether one more forward is expected to bring tokens faster than the round has so far."""
+        if not self.seconds:
+            return True
+        promised = gain = 0.0
+        for known, prefix in zip(answers, prefixes, strict=True):
+            reach = known.float().softmax(-1).amax(-1).cumprod(0)
+            promised += 1 + float(reach.sum())
+            gain += float(reach[-1]) if len(known) < prefix.room else 0.0
+        return prefixes[0].pace.goes_on(gain * median(self.gains), median(self.seconds), promised, spent)
+
+    def _decode(
+        self, drafting: PpdDrafting, answers: list[Tensor], tokens: list[list[int]], prefixes: list[Prefix]
+    ) -> tuple[list[Tensor], list[list[int]]]:
+        """One round of the model's own: its guesses verified, new ones made.
+
+        Args:
+            drafting: guesses.
+            answers: of each row, logits behind the prefix and all tokens decoded but the last, which the cache lacks.
+            tokens: the last ones `[[token], …]`.
+            prefixes: the target's.
+
+        Returns:
+            New answers and last tokens.
+        """
+        begun = perf_counter()
+        if self.verifier is None or self.verifier.cache is not self.cache:
+            model = self.drafter.model
+            kwargs = {"past_key_values": self.cache.cache, "use_cache": True}
+            self.verifier = TreeVerifier(model, kwargs, self.cache, self.attention, num_positions=self.context)
+            cost = round_cost(model, len(answers)) if self.itself.speculation_config.tree_size == "auto" else None
+            self.pace = Pace(self.drafter.num_prompts, False, cost, adaptive=False)
+        lasts = torch.tensor(tokens, device=self.drafter.device)
+        own = []
+        for known, prefix, last in zip(answers, prefixes, lasts, strict=True):
+            room = min(self.drafter.num_prompts, max(0, prefix.room - len(known)))
+            own.append(Prefix(last[None], room, LogitsProcessorList(), False, self.itself.config.vocab_size, True, self.pace))
+        drafts = drafting.propose(own)
+        proposed = perf_counter()
+        logits, outputs = self.verifier.verify(lasts, [1] * len(own), drafts)
+        choices = logits.argmax(-1).tolist()
+        verified = perf_counter()
+        paths: list[list[int] | None] = []
+        for index, (prefix, draft) in enumerate(zip(own, drafts, strict=True)):
+            if prefix.room == 0:
+                paths.append(None)
+                continue
+            buffer = prefix.ids.new_zeros((1, len(draft) + 2))
+            emitted = list(accept(draft, logits[index], buffer, 1, prefix.logits_processor, greedy, choices[index]))
+            path = [one.node for one in emitted[:-1]]
+            self.decoded[index] += [*tokens[index], *(one.token for one in emitted[:-1])]
+            answers[index] = torch.cat([answers[index], *(one.logits for one in emitted)])
+            tokens[index] = [emitted[-1].token]
+            paths.append(path)
+            self.gains.append(len(emitted))
+        self.verifier.keep(paths)
+        drafting.observe(outputs, paths)
+        self.seconds.append(perf_counter() - begun)
+        self.pace.observe(drafts, paths, proposed - begun, verified - proposed, self.seconds[-1])
+        return answers, tokens
