@@ -11,7 +11,7 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList
 
-from ...decoding import Draft, Prefix
+from ...decoding import Prefix
 from ...decoding.accept import accept, greedy
 from ...decoding.cost import round_cost
 from ...decoding.pace import Pace

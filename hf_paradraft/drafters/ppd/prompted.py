@@ -18,8 +18,8 @@ from .tuner import prompt_embedding
 class PromptedDrafter:
     """Drafts up to m + 1 tokens like PARD, with an adapter's prompts in the place of masks, in one forward.
 
-    For longer drafts the model decodes ahead, m + 1 guesses at a time, and verifies them as it would its own: better tokens, in more
-    forwards. It stops at `num_draft_tokens`, or before where `never_slower` expects more of the target's verification.
+    For longer drafts the model decodes ahead, verifying its guesses as if it were the target: better tokens, in more forwards. It
+    stops at `num_draft_tokens`, or before, where `never_slower` expects more of the target's verification.
 
     `assistant_model=PeftModel.from_pretrained(small, adapter)` makes one by itself; make it here to change its options.
 
@@ -80,9 +80,9 @@ class PromptedDrafter:
             return PardDrafting(self, max_length)
         if attention_windows(self.model) is None:
             raise ValueError(
-                f"num_draft_tokens={self.speculation_config.num_draft_tokens}: with {self.num_prompts} prompt tokens a "
-                f"{type(self.model).__name__} as it is loaded here drafts {self.num_prompts + 1} tokens at most; for more, load it "
-                "with attn_implementation='sdpa'."
+                f"num_draft_tokens={self.speculation_config.num_draft_tokens}: with {self.num_prompts} prompt tokens "
+                f"{type(self.model).__name__} as it is loaded here drafts {self.num_prompts + 1} tokens at most; for more, "
+                "load it with attn_implementation='sdpa'."
             )
         return AheadDrafting(self, max_length)
 
