@@ -98,11 +98,12 @@ def ppd_chain(drafter: PpdDrafter, tree_size: int) -> Method:
     return ppd(PpdDrafter(drafter.prompts, config, drafter.tensor_name), tree_size, "ppd-chain")
 
 
-def prompted(drafter: PromptedDrafter, tree_size: int | None = None) -> Method:
-    """Our loop with a small model that drafts by prompt tokens."""
-    depth = drafter.num_prompts + 1
+def prompted(drafter: PromptedDrafter, tree_size: int | None = None, num_tokens: int | None = None) -> Method:
+    """Our loop with a small model that drafts by prompt tokens: as many tokens as one forward guesses, or more, decoding ahead."""
+    depth = num_tokens or drafter.num_prompts + 1
+    name = "ppd-drafter" if depth <= drafter.num_prompts + 1 else "ppd-ahead"
     suffix = "" if tree_size is None else f"-n{tree_size}"
-    return _ours(f"ppd-drafter-k{depth}{suffix}", drafter, SpeculationConfig(depth, tree_size))
+    return _ours(f"{name}-k{depth}{suffix}", drafter, SpeculationConfig(depth, tree_size))
 
 
 def _ours(name: str, drafter: Drafter, config: SpeculationConfig) -> Method:

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 from transformers import AutoConfig
 
@@ -36,7 +36,7 @@ def push_folder(
     """Publish the drafter in `folder`: weights, tokenizer, configs, calibration and card in one commit.
 
     Large files go first and are not sent again by a second try; the commit comes last, so a repository has the old state or the
-    new one. A `README.md` in the folder is published as it is; without one a card is rendered.
+    new one. A `README.md` in the folder is published as it is, but for a license given here; without one a card is rendered.
 
     Args:
         folder: of a PARD drafter or a PPD adapter; a base model's path on this machine is left out of what is published.
@@ -46,7 +46,7 @@ def push_folder(
         create_pr: propose the commit instead.
         token: default: the stored one.
         commit_message: title of the commit.
-        license: for the card, as the Hub names it.
+        license: as the Hub names it, for the card.
 
     Raises:
         OSError: the folder lacks something, or the Hub refused; nothing has been published.
@@ -67,6 +67,10 @@ def push_folder(
         card = whole / "README.md"
         if not card.exists() or PEFT_CARD in card.read_text():
             render_card(whole, repo_id, license).save(card)
+        elif license is not None:
+            own = ModelCard.load(card)
+            own.data.license = license
+            own.save(card)
         return upload(whole, repo_id, "model", private, revision, create_pr, token, commit_message)
 
 

@@ -98,8 +98,8 @@ def test_prompt_tokens_their_trees_and_sizes():
     names = [method.name for method in methods]
     assert names[0] == "plain"
     assert {"ppd-n15", "ppd-auto", "ppd-static-n15", "ppd-chain-n15"} <= set(names)
-    methods += methods_of(Case.methods, near_copy(tiny_model()), None, adapter=adapter, prompted_parent=prompted)[-2:]
-    assert [method.name for method in methods[-2:]] == ["ppd-auto", "ppd-drafter-k4-n12"]
+    methods += methods_of(Case.methods, near_copy(tiny_model()), None, adapter=adapter, prompted_parent=prompted)[-3:]
+    assert [method.name for method in methods[-3:]] == ["ppd-auto", "ppd-drafter-k4-n12", "ppd-ahead-k12-n16"]
     assert all(result.same for result in bench(tiny_model(), methods, prompts, Settings(24), progress=False))
     trees = {method.name: method.drafter.trees(None) for method in methods if method.name in ("ppd-static-n15", "ppd-chain-n15")}
     assert all(max(tree.paths.ranks, default=0) == 0 for tree in trees["ppd-chain-n15"])

@@ -77,6 +77,16 @@ def test_a_ppd_adapter_comes_back_bit_for_bit(hub, tmp_path, prompt):
     assert torch.equal(model.generate(input_ids=prompt, **options), plain)
 
 
+def test_a_license_that_is_asked_for_goes_into_the_folders_own_card(hub, tmp_path):
+    folder = pard_folder(tmp_path)
+    own = "---\nlicense: mit\ntags:\n- mine\n---\n# Mine\n"
+    (folder / "README.md").write_text(own)
+    push_folder(folder, REPO, license="apache-2.0")
+    card = ModelCard(hub.files(REPO)["README.md"].decode())
+    assert (card.data.license, card.data.tags, card.text.strip()) == ("apache-2.0", ["mine"], "# Mine")
+    assert (folder / "README.md").read_text() == own
+
+
 @pytest.mark.parametrize("folder_of", [pard_folder, ppd_folder])
 def test_a_cut_connection_leaves_what_was_there(hub, tmp_path, folder_of):
     folder = folder_of(tmp_path)

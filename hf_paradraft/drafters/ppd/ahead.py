@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ class AheadDrafting(PardDrafting):
         self.verifier: TreeVerifier | None = None
         self.pace: Pace | None = None
         self.seconds: deque[float] = deque(maxlen=9)  # of forwards that verify
-        self.gains: deque[float] = deque(maxlen=9)  # tokens of a row that they brought
+        self.gains: deque[float] = deque(maxlen=32)  # tokens of a row that they brought
 
     def _guess(self, rows: list[LongTensor], room: int, prefixes: list[Prefix]) -> list[Tensor]:
         """Logits `(at most K, V)` for what follows each row: as many as are worth their time."""
@@ -84,7 +84,7 @@ class AheadDrafting(PardDrafting):
             reach = known.float().softmax(-1).amax(-1).cumprod(0)
             promised += 1 + float(reach.sum())
             gain += float(reach[-1]) if len(known) < prefix.room else 0.0
-        return prefixes[0].pace.goes_on(gain * median(self.gains), median(self.seconds), promised, spent)
+        return prefixes[0].pace.goes_on(gain * mean(self.gains), median(self.seconds), promised, spent)
 
     def _decode(
         self, drafting: PpdDrafting, answers: list[Tensor], tokens: list[list[int]], prefixes: list[Prefix]
