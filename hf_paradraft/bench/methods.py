@@ -99,7 +99,7 @@ def ppd_chain(drafter: PpdDrafter, tree_size: int) -> Method:
 
 
 def prompted(drafter: PromptedDrafter, tree_size: int | None = None, num_tokens: int | None = None) -> Method:
-    """Our loop with a small model that drafts by prompt tokens: as many tokens as one forward guesses, or more, decoding ahead."""
+    """Our loop with a small model that drafts by prompt tokens: what one forward guesses, or `num_tokens`, decoding ahead."""
     depth = num_tokens or drafter.num_prompts + 1
     name = "ppd-drafter" if depth <= drafter.num_prompts + 1 else "ppd-ahead"
     suffix = "" if tree_size is None else f"-n{tree_size}"
