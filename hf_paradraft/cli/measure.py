@@ -82,7 +82,10 @@ def bench(
     only: Annotated[
         list[str] | None, typer.Option("--only", "-m", help="Of the case, plain and methods whose names begin so; repeatable.")
     ] = None,
-    draft_tokens: Annotated[list[int] | None, typer.Option("-k", min=1, help="Draft lengths of PARD; repeatable.")] = None,
+    draft_tokens: Annotated[
+        list[int] | None,
+        typer.Option("-k", min=1, help="Draft lengths of PARD; repeatable. Default: 4, 8, 12 and the drafter's own."),
+    ] = None,
     tree_nodes: Annotated[list[str] | None, typer.Option("-n", help="Tree sizes of PARD, or auto; repeatable.")] = None,
     batch_size: Annotated[
         list[int] | None, typer.Option("--batch-size", "-b", min=1, help="Prompts at a time; repeatable.")
@@ -106,7 +109,7 @@ def bench(
     from ..bench.measure import Settings
     from ..bench.questions import ask, random_prompts
 
-    sizes, lengths = _once(_size(size) for size in tree_nodes or ("16", "auto")), _once(draft_tokens or (4, 8, 12))
+    sizes = _once(_size(size) for size in tree_nodes or ("16", "auto"))
     batches, temperatures = _once(batch_size or (1,)), _once(temperature or (0.0,))
     settings = Settings(max_new_tokens, batches, temperatures, repeats)
     _writable(json_file, markdown_file, plot=plot_file)
@@ -115,6 +118,7 @@ def bench(
     prompts = ask(asked, models.tokenizer, models.target, max_new_tokens)
     if case == Case.hopeless:
         prompts += random_prompts(len(models.tokenizer))
+    lengths = _once(draft_tokens or sorted({4, 8, 12, models.drafter.speculation_config.num_draft_tokens}))
     recurrent = models.target._is_stateful
     methods = methods_of(case, models.drafter, models.parent, lengths, sizes, **models.prompts, recurrent=recurrent)
     if only:

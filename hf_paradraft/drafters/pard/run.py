@@ -78,6 +78,8 @@ def train_pard(
         processing_class=tokenizer,
     )
     trainer.train(resume_from_checkpoint=checkpoint)
+    options = drafter.speculation_config
+    options.num_draft_tokens = max(options.num_draft_tokens, num_depths)
     record: dict[str, Any] = {
         "method": "pard",
         "base_model": hub_name(str(model)),
