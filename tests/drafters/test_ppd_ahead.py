@@ -74,12 +74,16 @@ def test_right_guesses_save_forwards(prompt):
     assert len(calls) < stats.num_drafted  # a forward that guesses nothing right still gives a token
 
 
-def test_a_context_that_is_shorter_than_the_text():
-    small = tiny_model("llama", max_position_embeddings=32)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_context_that_is_shorter_than_the_text(name):
+    small = tiny_model(name, max_position_embeddings=32)
     ids = torch.arange(1, 29)[None]
     options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
-    drafter = ahead(small, num_draft_tokens=7, tree_size=10)
-    assert torch.equal(TARGET.generate(ids, **options), TARGET.generate(ids, **options, assistant_model=drafter))
+    drafter = ahead(small, m=5, num_draft_tokens=7, tree_size=10)
+    plain = TARGET.generate(ids, **options)
+    for new in (2, 3, 4, 60):  # with room for fewer tokens than there are prompts, too
+        options["max_new_tokens"] = new
+        assert torch.equal(plain[:, : 28 + new], TARGET.generate(ids, **options, assistant_model=drafter))
     assert drafter.last_stats.num_drafted > 5 * drafter.last_stats.num_rounds  # it never stops drafting
 
 

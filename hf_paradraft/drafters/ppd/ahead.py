@@ -36,7 +36,7 @@ class AheadDrafting(PardDrafting):
     def __init__(self, drafter: PromptedDrafter, max_length: int):
         super().__init__(drafter, max_length)
         self.compiled = False
-        self.itself = PpdDrafter.from_model(drafter.model)
+        self.drafting = PpdDrafting(PpdDrafter.from_model(drafter.model))  # what the model guesses for itself
         self.decoded: list[list[int]] = []  # of each row, the model's own tokens that the cache holds behind the known ones
         self.verifier: TreeVerifier | None = None
         self.pace: Pace | None = None
@@ -47,18 +47,17 @@ class AheadDrafting(PardDrafting):
         """Logits `(at most K, V)` for what follows each row: as many as are worth their time."""
         begun = perf_counter()
         self._forget(rows)
-        logits = super()._guess(rows, 1 + self.drafter.num_prompts, prefixes)
+        logits = super()._guess(rows, min(room, 1 + self.drafter.num_prompts), prefixes)
         self.decoded = [[] for _ in rows]
         answers, tokens = [row[:1] for row in logits], logits[:, 0].argmax(-1, keepdim=True).tolist()
-        drafting = PpdDrafting(self.itself)
-        drafting.guesses = [row[1:].float() for row in logits]
+        self.drafting.guesses = [row[1:].float() for row in logits]
         while any(len(known) < prefix.room for known, prefix in zip(answers, prefixes, strict=True)):
             if not self._pays(answers, prefixes, perf_counter() - begun):
                 break
-            answers, tokens = self._decode(drafting, answers, tokens, prefixes)
+            answers, tokens = self._decode(answers, tokens, prefixes)
         return [
             torch.cat([known, known[:0] if guess is None else guess.to(known)])
-            for known, guess in zip(answers, drafting.guesses, strict=True)
+            for known, guess in zip(answers, self.drafting.guesses, strict=True)
         ]
 
     def _forget(self, rows: list[LongTensor]) -> None:
@@ -87,12 +86,11 @@ class AheadDrafting(PardDrafting):
         return prefixes[0].pace.goes_on(gain * mean(self.gains), median(self.seconds), promised, spent)
 
     def _decode(
-        self, drafting: PpdDrafting, answers: list[Tensor], tokens: list[list[int]], prefixes: list[Prefix]
+        self, answers: list[Tensor], tokens: list[list[int]], prefixes: list[Prefix]
     ) -> tuple[list[Tensor], list[list[int]]]:
         """One round of the model's own: its guesses verified, new ones made.
 
         Args:
-            drafting: guesses.
             answers: of each row, logits behind the prefix and all tokens decoded but the last, which the cache lacks.
             tokens: the last ones `[[token], …]`.
             prefixes: the target's.
@@ -105,14 +103,17 @@ class AheadDrafting(PardDrafting):
             model = self.drafter.model
             kwargs = {"past_key_values": self.cache.cache, "use_cache": True}
             self.verifier = TreeVerifier(model, kwargs, self.cache, self.attention, num_positions=self.context)
-            cost = round_cost(model, len(answers)) if self.itself.speculation_config.tree_size == "auto" else None
+            auto = self.drafting.drafter.speculation_config.tree_size == "auto"
+            cost = round_cost(model, len(answers)) if auto else None
             self.pace = Pace(self.drafter.num_prompts, False, cost, adaptive=False)
         lasts = torch.tensor(tokens, device=self.drafter.device)
         own = []
         for known, prefix, last in zip(answers, prefixes, lasts, strict=True):
             room = min(self.drafter.num_prompts, max(0, prefix.room - len(known)))
-            own.append(Prefix(last[None], room, LogitsProcessorList(), False, self.itself.config.vocab_size, True, self.pace))
-        drafts = drafting.propose(own)
+            own.append(
+                Prefix(last[None], room, LogitsProcessorList(), False, self.drafting.drafter.config.vocab_size, True, self.pace)
+            )
+        drafts = self.drafting.propose(own)
         proposed = perf_counter()
         logits, outputs = self.verifier.verify(lasts, [1] * len(own), drafts)
         choices = logits.argmax(-1).tolist()
@@ -131,7 +132,7 @@ class AheadDrafting(PardDrafting):
             paths.append(path)
             self.gains.append(len(emitted))
         self.verifier.keep(paths)
-        drafting.observe(outputs, paths)
+        self.drafting.observe(outputs, paths)
         self.seconds.append(perf_counter() - begun)
         self.pace.observe(drafts, paths, proposed - begun, verified - proposed, self.seconds[-1])
         return answers, tokens
