@@ -36,16 +36,13 @@ def new_model(tokenizer: PreTrainedTokenizerFast, num_layers: int, hidden_size: 
 
 
 def grow(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_layers: int) -> LlamaForCausalLM:
-    """A deeper model that computes the same function: new layers, which add zero at first, follow each trained one."""
+    """A deeper model that computes the same function: evenly between the trained layers stand new ones that add zero at first."""
     config = model.config
     deep = new_model(tokenizer, num_layers, config.hidden_size, config.intermediate_size)
-    every = num_layers // config.num_hidden_layers
-    if every * config.num_hidden_layers != num_layers:
-        raise ValueError(f"{num_layers} layers are not a multiple of the {config.num_hidden_layers} there are")
     deep.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
     deep.model.norm.load_state_dict(model.model.norm.state_dict())
     for index, layer in enumerate(model.model.layers):
-        deep.model.layers[index * every].load_state_dict(layer.state_dict())
+        deep.model.layers[index * num_layers // config.num_hidden_layers].load_state_dict(layer.state_dict())
     return deep
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import EOS, tiny_model
-from transformers import AutoModelForCausalLM, BloomConfig
+from transformers import AutoModelForCausalLM, BloomConfig, GenerationConfig
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.ppd import PpdConfig
@@ -191,6 +191,14 @@ def test_a_calibrated_adapter_where_only_chains_are_verified():
     options = {"do_sample": False, "max_new_tokens": 12, "token_type_ids": torch.zeros_like(ids)}
     plain = TARGETS["gpt2"].generate(ids, **options)
     assert torch.equal(TARGETS["gpt2"].generate(ids, **options, assistant_model=drafter), plain)
+
+
+def test_a_peft_model_searches_beams_without_drafts(prompt):
+    beams = GenerationConfig(num_beams=2, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    plain = tiny_model().generate(prompt, beams)
+    model = get_peft_model(tiny_model(), PpdConfig())
+    assert torch.equal(model.generate(prompt, beams), plain)
+    assert torch.equal(model.generate(input_ids=prompt, generation_config=beams), plain)
 
 
 def test_lora_on_top_of_prompts(prompt):

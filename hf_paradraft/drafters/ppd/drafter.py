@@ -248,7 +248,7 @@ NOT_DRAFTED = {"num_beams": 1, "use_cache": True, "output_hidden_states": False,
 def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
     """`PeftModel.generate` with an active PPD adapter drafts by itself."""
     embedding = prompt_embedding(self.model)
-    config = kwargs.get("generation_config") or self.model.generation_config
+    config = kwargs.get("generation_config") or next(iter(args[1:2]), None) or self.model.generation_config
     asked = {name: kwargs.get(name, getattr(config, name, None)) for name in NOT_DRAFTED}
     if any(asked[name] not in (None, usual) for name, usual in NOT_DRAFTED.items()) or "inputs_embeds" in kwargs:
         logger.warning_once("This call of generate cannot be drafted for (beams, no cache, hidden states): decoding plainly.")
