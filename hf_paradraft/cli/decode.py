@@ -29,7 +29,7 @@ def demo(
 
     models = load(target, drafter, parent, dtype)
     questions = load_questions(GENERAL if target else QUESTIONS, per_category)
-    stream_one(models.target, models.drafter, models.tokenizer, questions[1].turns[0], console, max_new_tokens)
+    stream_one(models.target, models.drafter, models.tokenizer, questions[0].turns[0], console, max_new_tokens)
     methods = methods_of(Case.methods, models.drafter, models.parent, tree_sizes=("auto",), **models.prompts)
     prompts = ask(questions, models.tokenizer, models.target, max_new_tokens)
     compare(models.target, methods, prompts, console, Settings(max_new_tokens, temperatures=(temperature,)))

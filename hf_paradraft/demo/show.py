@@ -71,5 +71,10 @@ def stream_one(
     slow_seconds = perf_counter() - started
     console.rule()
     console.print(str(drafter.last_stats))
-    verdict = "identical to" if torch.equal(fast, slow) else "[red]different from[/red]"
-    console.print(f"{slow_seconds / fast_seconds:.2f}× plain generate, and {verdict} its output\n")
+    verdict = "identical to its output"
+    if not torch.equal(fast, slow):
+        place = next((i for i, (a, b) in enumerate(zip(fast[0], slow[0], strict=False)) if a != b), len(slow[0])) - ids.shape[1]
+        verdict = f"other than its output from token {place + 1} on: "
+        rounded = target.dtype != torch.float32
+        verdict += "most likely a near-tie that rounding decided, --dtype float32 has none" if rounded else "please report it"
+    console.print(f"{slow_seconds / fast_seconds:.2f}× plain generate, and {verdict}\n")
