@@ -94,7 +94,8 @@ def speculative_decoding(
     cost = round_cost(model, batch_size) if config.tree_size == "auto" and not chain else None
     adaptive = config.never_slower and rule_name in ("greedy", "sample_match")
     pace = Pace(config.num_draft_tokens, chain, cost, adaptive)
-    first, reads_more_than_ids = True, any(v is not None for k, v in model_kwargs.items() if k == "inputs_embeds" or "pixel" in k)
+    more = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features")
+    first, reads_more_than_ids = True, any(v is not None and any(part in k for part in more) for k, v in model_kwargs.items())
     while not all(row.finished for row in rows):
         # 1. draft
         clock = begun = perf_counter()

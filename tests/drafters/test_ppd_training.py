@@ -129,3 +129,10 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
     shutil.copytree(tmp_path / "whole" / "checkpoint-6", tmp_path / "part" / "checkpoint-6")
     resumed = train_ppd(tmp_path / "base", rows, tmp_path / "part", resume=True, **options)
     assert torch.equal(whole.prompts, resumed.prompts)
+
+
+def test_texts_too_short_for_any_point_are_left_out():
+    base = get_peft_model(tiny_model(), PpdConfig()).get_base_model()
+    ids = torch.tensor([[1, 2], [3, 4]])
+    guesses, teachers, texts, own = guess_at(base, base, PpdConfig(), ids, torch.full((2, 1), -1))
+    assert len(guesses) == len(teachers) == len(texts) == len(own) == 0

@@ -61,5 +61,7 @@ def guess_at(
     behind = torch.stack([row["teachers"] for row in rows]).to(ids.device)
     row = torch.arange(batch_size, device=ids.device)[:, None, None]
     there, at = points >= 0, points.clamp(min=0)
-    own = logits[row[..., 0], at].argmax(-1) == ids.gather(1, at + 1)
-    return guesses[there], logits[row, behind].detach()[there], ids[row, behind + 1][there], own[there]
+    last = length - 1  # texts too short for a point are looked at where they end, and left out
+    own = logits[row[..., 0], at].argmax(-1) == ids.gather(1, (at + 1).clamp(max=last))
+    following = ids[row, (behind + 1).clamp(max=last)]
+    return guesses[there], logits[row, behind].detach()[there], following[there], own[there]
