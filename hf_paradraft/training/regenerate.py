@@ -60,6 +60,8 @@ def regenerate(
     Returns:
         Rows written by this call.
     """
+    if output.exists() and Path(source).exists() and output.samefile(source):
+        raise ValueError(f"{output} is the file with the prompts: name another one for the answers.")
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

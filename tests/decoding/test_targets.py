@@ -53,6 +53,10 @@ def test_images():
     target = LlavaForConditionalGeneration(config).eval()
     ids = torch.tensor([[29, 29, 29, 29, 5, 6, 7]])
     same_with_an_oracle(target, input_ids=ids, pixel_values=torch.randn(1, 3, 8, 8))
+    drafter = near_copy(tiny_model())
+    drafter.speculation_config = pd.SpeculationConfig(4, trace=True, never_slower=False)
+    target.generate(ids, pixel_values=torch.randn(1, 3, 8, 8), max_new_tokens=8, eos_token_id=None, assistant_model=drafter)
+    assert [bool(one.drafted) for one in drafter.last_stats.trace][:2] == [False, True]  # a drafter reads no images
     twice = {"input_ids": ids.repeat(2, 1), "pixel_values": torch.randn(2, 3, 8, 8)}
     same_with_an_oracle(target, **twice, attention_mask=torch.ones_like(twice["input_ids"]))
 

@@ -4,9 +4,10 @@ import json
 
 import pytest
 from huggingface_hub import HfApi
-from tiny import EOS, make_tokenizer
+from tiny import EOS, make_tokenizer, tiny_model
 
 from hf_paradraft.training.data import encode_chat, encode_rows, encode_text, load_rows
+from hf_paradraft.training.regenerate import regenerate
 
 
 @pytest.fixture
@@ -94,3 +95,12 @@ def test_rows_from_a_dataset_on_the_hub(hub, tmp_path):
     assert list(load_rows("user/rows")) == rows
     with pytest.raises((OSError, ValueError), match="user/nothing"):
         load_rows("user/nothing")
+
+
+def test_prompts_are_not_overwritten_with_answers(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"text": "a b c"}\n{"text": "second row"}')
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="name another one"):
+        regenerate(tiny_model(), make_tokenizer(), file, file)
+    assert file.read_bytes() == before
