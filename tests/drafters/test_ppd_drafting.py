@@ -168,6 +168,18 @@ def test_prompted_models_that_cannot_draft():
         pd.PromptedDrafter(get_peft_model(tiny_model(), PpdConfig(num_ensembles=2)))
 
 
+@pytest.mark.parametrize("num_draft_tokens", [2, 6])
+def test_an_adapter_that_changed_under_its_drafter(prompt, num_draft_tokens):
+    model = get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=3))
+    model.add_adapter("other", PpdConfig(num_prompt_tokens=1))
+    drafter = pd.PromptedDrafter(model, pd.SpeculationConfig(num_draft_tokens))
+    model.set_adapter("other")
+    with pytest.raises(ValueError, match="make it anew"):
+        TARGETS["llama"].generate(prompt, max_new_tokens=4, assistant_model=drafter)
+    with model.disable_adapter(), pytest.raises(ValueError, match="make it anew"):
+        TARGETS["llama"].generate(prompt, max_new_tokens=4, assistant_model=drafter)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_prompts_that_are_no_numbers_never_reach_the_target(bad, prompt):
     drafter = adapter_for("llama")

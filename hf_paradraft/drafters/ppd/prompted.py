@@ -74,8 +74,11 @@ class PromptedDrafter:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
 
         Raises:
-            ValueError: it is to decode ahead, and the model takes no masks.
+            ValueError: it is to decode ahead, and the model takes no masks; or its adapter is another than before.
         """
+        prompts = prompt_embedding(self.model).prompts()
+        if prompts is None or len(prompts) != self.num_prompts:
+            raise ValueError("The model's PPD adapter was disabled or changed since this drafter was made: make it anew.")
         if self.speculation_config.num_draft_tokens <= self.num_prompts + 1:
             return PardDrafting(self, max_length)
         if attention_windows(self.model) is None:
