@@ -80,7 +80,7 @@ def train_pard(
     output_dir: Annotated[Path, typer.Option(help="Where the drafter and its checkpoints go.")],
     mask_token_id: Annotated[int | None, typer.Option(help="Id of the mask token; default: the tokenizer's or config's.")] = None,
     eval_file: Annotated[str | None, typer.Option(help="Rows for the loss by depth.")] = None,
-    target: Annotated[str | None, typer.Option(help="Measure acceptance against this model on the evaluation rows.")] = None,
+    target: Annotated[str | None, typer.Option(help="Measure acceptance against this model; needs --eval-file.")] = None,
     num_depths: Annotated[int, typer.Option(help="K: tokens drafted in training.")] = 8,
     cod_ratio: Annotated[float, typer.Option(help="r of conditional output dropping, in (0, 1].")] = 0.7,
     cod_min_ratio: Annotated[float, typer.Option(help="r_min, in (0, 1].")] = 0.2,

@@ -1,5 +1,6 @@
 """Texts and chats as tokens with loss masks: only what the drafter will have to write carries a label."""
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ def load_rows(source: str | Path, split: str = "train") -> Dataset:
         try:
             rows = load_dataset("json", data_files=str(source), split="train")
         except Exception as error:  # datasets wraps the parser's own message, whatever it was
-            raise ValueError(f"{source} is not JSON lines, or has no rows: {error.__cause__ or error}") from None
+            reason = error.__cause__ or error
+            raise ValueError(f"{source} is not JSON lines, or has no rows: {str(reason) or type(reason).__name__}") from None
     elif str(source).endswith((".jsonl", ".json")):
         raise OSError(f"There is no file {source}.")
     else:
@@ -36,6 +38,38 @@ def load_rows(source: str | Path, split: str = "train") -> Dataset:
     if not {"text", "messages"} & set(rows.column_names):
         raise ValueError(f"{source} needs a column 'text' or 'messages', but has {', '.join(rows.column_names)}.")
     return rows
+
+
+def turns_of(messages: Any) -> list[dict[str, Any]]:
+    """The turns of a chat, each with a `role` and its `content` as one text, or None beside tool calls.
+
+    Raises:
+        ValueError: it is no chat, or not one of texts.
+    """
+    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+        raise ValueError(f"'messages' must be a list of turns, but is {reprlib.repr(messages)}.")
+    turns = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+            content = "".join(part["text"] for part in content)
+        says_nothing = content is None and bool(message.get("tool_calls"))
+        if not isinstance(message.get("role"), str) or not (isinstance(content, str) or says_nothing):
+            raise ValueError(f"A turn needs 'role' and 'content', both texts, but this one is {reprlib.repr(dict(message))}.")
+        turns.append({**message, "content": content})
+    return turns
+
+
+def text_of(row: Mapping[str, Any]) -> str:
+    """A row's text, "" if it has none.
+
+    Raises:
+        ValueError: it is something else than a text.
+    """
+    text = row.get("text")
+    if not isinstance(text, str | None):
+        raise ValueError(f"'text' must be a text, but is {reprlib.repr(text)}.")
+    return text or ""
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, finished: bool = True) -> dict[str, list[int]]:
@@ -53,7 +87,7 @@ def encode_chat(
 
     Args:
         tokenizer: has a chat template.
-        messages: turns with `role` and `content`.
+        messages: from `turns_of`.
         finished: False if the last answer was cut off: then nothing after it is kept.
 
     Raises:
@@ -83,7 +117,7 @@ def encode_chat(
             append(render(messages[: count - 1], True), False)
             turn = render(messages[:count], False)
             if count == len(messages) and not finished:
-                answer = message["content"].strip()  # some templates trim
+                answer = (message["content"] or "").strip()  # some templates trim
                 turn = turn[: turn.rindex(answer) + len(answer)]
             append(turn, True)
     return {"input_ids": ids, "labels": labels}
@@ -96,19 +130,22 @@ def encode_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
         Columns `input_ids`, `labels` (`labels[t]` belongs to token `t`) and `length`.
 
     Raises:
-        ValueError: no row carries a label.
+        ValueError: no row carries a label, or one is neither a text nor a chat; the message says which.
     """
 
-    def encode(row: dict[str, Any]) -> dict[str, Any]:
-        messages, finished = row.get("messages"), row.get("finished") is not False
-        if messages:
-            encoded = encode_chat(tokenizer, messages, finished)
-        else:
-            encoded = encode_text(tokenizer, row.get("text") or "", finished)
+    def encode(row: dict[str, Any], index: int) -> dict[str, Any]:
+        finished = row.get("finished") is not False
+        try:
+            if row.get("messages"):
+                encoded = encode_chat(tokenizer, turns_of(row["messages"]), finished)
+            else:
+                encoded = encode_text(tokenizer, text_of(row), finished)
+        except ValueError as error:
+            raise ValueError(f"Row {index + 1}: {error}") from None
         encoded = {name: values[:max_length] for name, values in encoded.items()}
         return {**encoded, "length": len(encoded["input_ids"])}
 
-    encoded = rows.map(encode, remove_columns=rows.column_names, num_proc=num_proc, desc="tokenise")
+    encoded = rows.map(encode, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc, desc="tokenise")
     kept = encoded.filter(lambda labels: any(label != IGNORED for label in labels[1:]), input_columns="labels", desc="labels")
     if len(kept) == 0:
         raise ValueError(

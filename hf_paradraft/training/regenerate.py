@@ -8,20 +8,20 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .data import load_rows
+from .data import load_rows, text_of, turns_of
 
 
 def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict]:
     """`{"messages": turns before the last answer}` or `{"text": its first prompt_tokens tokens}` for every row."""
     for row in load_rows(source):
         if row.get("messages"):
-            turns = list(row["messages"])
+            turns = turns_of(row["messages"])
             while turns and turns[-1]["role"] == "assistant":
                 turns.pop()
             if turns:
                 yield {"messages": [{"role": turn["role"], "content": turn["content"]} for turn in turns]}
-        elif row.get("text"):
-            yield {"text": tokenizer.decode(tokenizer(row["text"])["input_ids"][:prompt_tokens], skip_special_tokens=True)}
+        elif text := text_of(row):
+            yield {"text": tokenizer.decode(tokenizer(text)["input_ids"][:prompt_tokens], skip_special_tokens=True)}
 
 
 def _prompt_ids(row: dict, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -59,6 +59,9 @@ def regenerate(
 
     Returns:
         Rows written by this call.
+
+    Raises:
+        ValueError, OSError: something about the files is wrong; nothing has been written then.
     """
     if output.exists() and Path(source).exists() and output.samefile(source):
         raise ValueError(f"{output} is the file with the prompts: name another one for the answers.")
@@ -77,6 +80,7 @@ def regenerate(
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     eos_token_id = target.generation_config.eos_token_id
     ends = torch.tensor([] if eos_token_id is None else eos_token_id)
+    output.parent.mkdir(parents=True, exist_ok=True)
     bar = tqdm(total=len(prompts), initial=done, desc="regenerate", unit="rows")
     with output.open("a") as file:
         for begin in range(done, len(prompts), batch_size):

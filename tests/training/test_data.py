@@ -81,6 +81,35 @@ def test_what_cannot_be_read(tmp_path):
         load_rows(tmp_path / "broken.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"messages": [{"from": "human", "value": "b"}]}, r"Row 2: A turn needs 'role' and 'content'.*'from': 'human'"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "Row 2: A turn needs"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "Row 2: A turn needs"),
+        ({"messages": "b c"}, "Row 2: 'messages' must be a list of turns, but is 'b c'"),
+        ({"messages": {"role": "user", "content": "b"}}, "Row 2: 'messages' must be a list"),
+        ({"text": ["b", "c"]}, r"Row 2: 'text' must be a text, but is \['b', 'c'\]"),
+        ({"text": 5}, "Row 2: 'text' must be a text, but is 5"),
+    ],
+)
+def test_rows_of_another_shape_are_named(tokenizer, tmp_path, row, message):
+    rows = load_rows(write(tmp_path / "rows.jsonl", [{name: None for name in row}, row]))
+    with pytest.raises(ValueError, match=message):
+        encode_rows(rows, tokenizer, max_length=20)
+
+
+def test_content_in_parts_is_one_text(tokenizer, tmp_path):
+    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": " c"}]
+    whole, split = (
+        encode_rows(load_rows(write(tmp_path / name, [{"messages": [question, {"role": "assistant", "content": content}]}])),
+                    tokenizer, max_length=20)[0]["input_ids"]
+        for question in [{"role": "user", "content": "d"}]
+        for name, content in (("whole.jsonl", "b c"), ("split.jsonl", parts))
+    )  # fmt: skip
+    assert whole == split
+
+
 def test_chat_without_a_template(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):

@@ -171,9 +171,27 @@ def test_output_folders_are_not_overwritten(model_dir, texts, tmp_path):
         ({"mask_token_id": 99}, "no embedding"),
         ({"max_length": 257}, "longer than the model's context of 256"),
         ({"max_length": 1}, "None of the 64 rows"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be more than 0"),
+        ({"num_train_epochs": -1.0}, "num_train_epochs must be more than 0"),
+        ({"max_steps": 0}, "max_steps=0 trains nothing"),
+        ({"target": "nowhere"}, "pass an evaluation file too"),
     ],
 )
 def test_refused_before_anything_is_written(model_dir, texts, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        train_pard(model_dir, texts, tmp_path / "out", max_steps=1, **{**ARGUMENTS, **changes})
+        train_pard(model_dir, texts, tmp_path / "out", **{**ARGUMENTS, "max_steps": 1, **changes})
     assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_target_is_noticed_before_training(model_dir, texts, tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        train_pard(model_dir, texts, tmp_path / "out", eval_file=texts, target=tmp_path / "nowhere", max_steps=1, **ARGUMENTS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_that_fails_costs_no_training(model_dir, texts, tmp_path):
+    target = tmp_path / "target"
+    tiny_model().config.save_pretrained(target)  # without weights
+    with pytest.raises(OSError, match="target"):
+        train_pard(model_dir, texts, tmp_path / "out", eval_file=texts, target=target, max_steps=1, **ARGUMENTS)
+    assert pd.AutoDrafter.from_pretrained(tmp_path / "out").paradraft["training"]["steps"] == 1

@@ -40,7 +40,7 @@ def train_pard(
         output_dir: new or empty, unless `resume` or `overwrite`.
         mask_token_id: default: what the config says, else the tokenizer's mask token.
         eval_file: rows for the loss by depth, and the prompts of the acceptance.
-        target: a model to measure acceptance by position against, after training.
+        target: a model to measure acceptance by position against, after training; needs `eval_file`.
         num_depths: K of training.
         cod_ratio: r.
         cod_min_ratio: r_min.
@@ -53,8 +53,18 @@ def train_pard(
         ValueError, OSError: something about the inputs is wrong; nothing has been written then.
     """
     cod = CodConfig(num_depths, cod_ratio, cod_min_ratio)
+    usual = {
+        "weight_decay": 0.01,
+        "adam_beta2": 0.95,
+        "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+    }
     output_dir = Path(output_dir)
     checkpoint = check_output(output_dir, resume, overwrite)
+    training = training_arguments(output_dir, usual, arguments)
+    if target is not None:
+        if eval_file is None:
+            raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
+        AutoConfig.from_pretrained(target, trust_remote_code=False)  # if there is no such model, say so before training
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     drafter = _load(model, mask_token_id, tokenizer.mask_token_id)
     context = getattr(drafter.config.get_text_config(), "max_position_embeddings", None)
@@ -64,14 +74,9 @@ def train_pard(
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
     if overwrite:
         drop_old_checkpoints(output_dir)
-    usual = {
-        "weight_decay": 0.01,
-        "adam_beta2": 0.95,
-        "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
-    }
     trainer = PardTrainer(
         drafter,
-        training_arguments(output_dir, usual, arguments),
+        training,
         cod,
         train_dataset=train_set,
         eval_dataset=eval_set,
@@ -92,13 +97,15 @@ def train_pard(
         "learning_rate": trainer.args.learning_rate,
         "seed": trainer.args.seed,
     }
+    drafter.config.paradraft = {**drafter.paradraft, "training": record}
+    trainer.save_model(str(output_dir))  # before anything else is measured, which may fail
     if eval_set is not None:
         record["eval"] = trainer.evaluate()
-    if target is not None and eval_set is not None:
+    if target is not None:
         record["acceptance"] = acceptance(target, drafter, tokenizer, eval_set.select(range(min(64, len(eval_set)))))
         print(json.dumps(record["acceptance"], indent=1))
-    drafter.config.paradraft = {**drafter.paradraft, "training": record}
-    trainer.save_model(str(output_dir))
+    if trainer.is_world_process_zero():
+        drafter.config.save_pretrained(output_dir)
     return drafter
 
 

@@ -60,6 +60,8 @@ def train_ppd(
     config = PpdConfig(num_prompt_tokens=num_prompt_tokens, num_ensembles=num_ensembles)
     output_dir = Path(output_dir)
     checkpoint = check_output(output_dir, resume, overwrite)
+    usual = {"learning_rate": 1e-2, "lr_scheduler_type": "cosine"}  # the paper's
+    training = training_arguments(output_dir, usual, arguments)
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
@@ -67,10 +69,9 @@ def train_ppd(
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, trust_remote_code=False), config)
     if overwrite:
         drop_old_checkpoints(output_dir)
-    usual = {"learning_rate": 1e-2, "lr_scheduler_type": "cosine"}  # the paper's
     trainer = PpdTrainer(
         adapted,
-        training_arguments(output_dir, usual, arguments),
+        training,
         options,
         train_dataset=train_set,
         eval_dataset=eval_set,
