@@ -1,5 +1,6 @@
 """The target's cache: what it must be, and keeping the accepted path of every row."""
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from transformers.cache_utils import (
     StaticLayer,
     StaticSlidingWindowLayer,
 )
+
+from .states import is_recurrent, record_windows
 
 REPLACED = {DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer}
 
@@ -35,8 +38,29 @@ def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
 def empty_cache(model: PreTrainedModel) -> DynamicCache:
     """A cache for a drafter, which can drop the entries of what it guessed again."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    cache.activate_past_recording()
+    if is_recurrent(cache):
+        record_windows(cache)
+    else:
+        cache.activate_past_recording()
     return cache
+
+
+def check_forgets(model: PreTrainedModel) -> None:
+    """Refuse a model without a cache that can drop its last tokens.
+
+    Raises:
+        ValueError: it has none, or one of a kind of its own.
+    """
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    if (
+        not {"past_key_values", "cache_params"} & inspect.signature(model.forward).parameters.keys()
+        or not model._supports_default_dynamic_cache()
+        or any(type(layer).__module__ != DynamicLayer.__module__ for layer in layers)
+    ):
+        raise ValueError(
+            f"{type(model).__name__} has no cache, or one of its own kind, that cannot drop tokens again: it can neither verify "
+            "drafts nor make them."
+        )
 
 
 def use_plain_layers(cache: Cache, num_slots: int) -> bool:

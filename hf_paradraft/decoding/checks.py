@@ -15,6 +15,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from .cache import check_forgets
 from .draft import Drafter
 
 WHOLE_BATCH = (
@@ -46,6 +47,14 @@ def check_call(
         raise ValueError("Doge targets gave other output with drafts than without: generate without a drafter.")
     if model.config.is_encoder_decoder:
         raise ValueError(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
+    # BERT and its like have both; GPT-NeoX names is_decoder alone, and is one whatever it says.
+    names = model.config.to_dict()
+    if "add_cross_attention" in names and names.get("is_decoder") is False:
+        raise ValueError(
+            f"{type(model).__name__} reads its prompt in both directions here: load it with is_decoder=True, or generate without "
+            "a drafter."
+        )
+    check_forgets(model)
     if input_ids.shape[0] > 1:
         if streamer is not None:
             raise ValueError(f"A streamer shows one text, but there are {input_ids.shape[0]} rows: leave the streamer out.")

@@ -11,19 +11,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin, StaticLayer
+from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
 from transformers.utils import ModelOutput
 
 from .draft import Draft
+from .states import MOST_UNREAD, copy_states, end_windows, put_back, record_windows
 from .verify import ChainVerifier
 
-MOST_UNREAD = 32
 _continues: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-
-
-def is_recurrent(cache: Cache) -> bool:
-    """Whether a layer of `cache` holds a state instead of, or beside, keys and values."""
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
 
 
 def check_roll_back(cache: Cache) -> None:
@@ -44,28 +39,35 @@ def check_continues(model: PreTrainedModel, name: str) -> None:
     """Try once whether `model` reads several tokens behind a state as it reads them one after the other; not all can.
 
     Args:
-        model: the target.
+        model: a target or a drafter.
         name: of the argument that takes its cache.
 
     Raises:
         ValueError: it does not.
     """
     if model not in _continues:
-        ids = torch.arange(1, 9, device=model.device)[None]
-        logits = []
-        for sizes in ((4, 4), (4, 1, 1, 1, 1)):
-            cache, parts = DynamicCache(config=model.config.get_text_config()), []
-            for part in ids.split(sizes, dim=1):
-                positions = {"position_ids": part - 1} if name == "past_key_values" else {}
-                parts.append(model(part, use_cache=True, **{name: cache}, **positions).logits.float())
-            logits.append(torch.cat(parts, dim=1))
-        scale, tolerance = logits[0].std(), 1e-3 if model.dtype == torch.float32 else 0.05
-        _continues[model] = bool((logits[0] - logits[1]).abs().max() < tolerance * scale)
+        try:
+            together, alone = (_read_in_parts(model, name, sizes) for sizes in ((4, 4), (4, 1, 1, 1, 1)))
+        except Exception:  # whatever a model raises that was not written for it
+            _continues[model] = False
+        else:
+            tolerance = 1e-3 if model.dtype == torch.float32 else 0.05
+            _continues[model] = bool((together - alone).abs().max() < tolerance * together.std())
     if not _continues[model]:
         raise ValueError(
-            f"{type(model).__name__} does not read several tokens behind its recurrent state as it does one by one, so drafts "
-            "would change its output: generate without a drafter."
+            f"{type(model).__name__} does not read several tokens behind its recurrent state as it does one by one, so it can "
+            "neither verify drafts nor make them: generate without a drafter, or use another one."
         )
+
+
+def _read_in_parts(model: PreTrainedModel, name: str, sizes: tuple[int, ...]) -> Tensor:
+    """Logits `(1, n, V)` float32 of some tokens, read in so large parts."""
+    cache = DynamicCache(config=model.config.get_text_config())
+    parts = []
+    for part in torch.arange(1, 1 + sum(sizes), device=model.device)[None].split(sizes, dim=1):
+        positions = {"position_ids": part - 1} if name == "past_key_values" else {}
+        parts.append(model(part, use_cache=True, **{name: cache}, **positions).logits.float())
+    return torch.cat(parts, dim=1)
 
 
 class RecurrentVerifier(ChainVerifier):
@@ -75,39 +77,25 @@ class RecurrentVerifier(ChainVerifier):
         super().__init__(*args, **kwargs)
         self.states: list[list[Tensor | None]] = []
         self.read = 0
-        for layer in self.cache.layers:
-            if isinstance(layer, DynamicSlidingWindowLayer):
-                DynamicSlidingWindowLayer.activate_past_recording(layer)
+        record_windows(self.cache)
 
     @property
     def may_draft(self) -> bool:
         """Not over the prompt, and not when many accepted tokens wait to be read again."""
         return not self.first and self.unread <= MOST_UNREAD
 
-    def _state_dicts(self) -> list[dict[int, Tensor | None]]:
-        linear = [layer for layer in self.cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
-        return [states for layer in linear for states in (layer.conv_states, layer.recurrent_states)]
-
     def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> tuple[Tensor, ModelOutput]:
         """As `ChainVerifier.verify`; the state is copied first."""
         self.read = self.unread
         if len(drafts[0]):
-            self.states = [[s if s is None else s.clone() for s in states.values()] for states in self._state_dicts()]
+            self.states = copy_states(self.cache)
         return super().verify(buffer, lengths, drafts)
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """Keep everything, or put the state back to before this round."""
         accepted = len(paths[0] or [])
         if accepted == self.written:
-            for layer in self.cache.layers:
-                if isinstance(layer, DynamicSlidingWindowLayer):
-                    DynamicSlidingWindowLayer.crop(layer, 0)  # back to its window
+            end_windows(self.cache)
             return
-        for states, saved in zip(self._state_dicts(), self.states, strict=True):
-            states.update(zip(states, saved, strict=True))
-        for layer in self.cache.layers:
-            if isinstance(layer, DynamicSlidingWindowLayer):
-                DynamicSlidingWindowLayer.crop(layer, -(self.read + self.written))
-            elif isinstance(layer, DynamicLayer):
-                DynamicLayer.crop(layer, -(self.read + self.written))
+        put_back(self.cache, self.states, self.read + self.written)
         self.unread = self.read + accepted + 1

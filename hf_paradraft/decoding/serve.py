@@ -8,8 +8,9 @@ from transformers import PreTrainedModel
 from .cache import RaggedCache, cache_of_call, use_plain_layers
 from .compiled import static_cache
 from .config import SpeculationConfig
-from .recurrent import RecurrentVerifier, check_continues, check_roll_back, is_recurrent
-from .tree_attention import TreeAttention, attention_windows
+from .recurrent import RecurrentVerifier, check_continues, check_roll_back
+from .states import is_recurrent
+from .tree_attention import TreeAttention, attention_windows, or_sdpa
 from .verify import ChainVerifier, TreeVerifier, extend_to
 
 
@@ -52,8 +53,8 @@ def make_verifier(
         if batch_size > 1 or cache.is_compileable:
             raise ValueError(
                 f"{type(model).__name__} with {model.config.get_text_config()._attn_implementation} attention and these inputs "
-                "can be served one prompt at a time and with a dynamic cache only: use attn_implementation='sdpa', or call "
-                "generate once per prompt, without cache_implementation."
+                "can be served one prompt at a time and with a dynamic cache only: call generate once per prompt, without "
+                f"cache_implementation{or_sdpa(model)}."
             )
         return chains
     mask = model_kwargs.get("attention_mask")

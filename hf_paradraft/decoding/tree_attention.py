@@ -38,6 +38,12 @@ def attention_windows(model: PreTrainedModel) -> dict[str, int | None] | None:
     return dict(zip(kinds, found, strict=False))  # layers that share another's cache come last and have a kind seen before
 
 
+def or_sdpa(model: PreTrainedModel) -> str:
+    """What else helps where `attention_windows` is None, as the end of a sentence; "" if nothing does."""
+    helps = model.config.get_text_config()._attn_implementation not in ("sdpa", "eager")
+    return ", or load it with attn_implementation='sdpa'" if helps else ""
+
+
 def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.ndarray]:
     """What the rows of one tree see of each other, and how deep they are.
 

@@ -94,7 +94,7 @@ def test_what_cannot_be_read(tmp_path):
     ],
 )
 def test_rows_of_another_shape_are_named(tokenizer, tmp_path, row, message):
-    rows = load_rows(write(tmp_path / "rows.jsonl", [{name: None for name in row}, row]))
+    rows = load_rows(write(tmp_path / "rows.jsonl", [dict.fromkeys(row), row]))
     with pytest.raises(ValueError, match=message):
         encode_rows(rows, tokenizer, max_length=20)
 

@@ -27,7 +27,7 @@ from ...decoding import SpeculationConfig, SpeculationStats
 from ...decoding.cache import empty_cache
 from ...integration.files import check_weights, local_folder, read_config
 from .config import read_mask_token_id, refuse_other_drafters, write_mask_token_id
-from .propose import PardDrafting, draft_logits, sequential_choice
+from .propose import PardDrafting, check_drafts, draft_logits, sequential_choice
 
 
 class PardDrafter:
@@ -130,7 +130,12 @@ class PardDrafter:
         return getattr(self.config, "paradraft", None) or {}
 
     def start_drafting(self, max_length: int) -> PardDrafting:
-        """Begin a `generate` call of rows up to `max_length` tokens; its state is its own."""
+        """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
+
+        Raises:
+            ValueError: a model of this architecture cannot draft.
+        """
+        check_drafts(self)
         return PardDrafting(self, max_length)
 
     def mask_ids(self, count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
+    PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -20,9 +22,11 @@ from transformers import (
 from transformers.utils import logging
 
 from ...decoding import Draft, Prefix
-from ...decoding.cache import RaggedCache, use_plain_layers
+from ...decoding.cache import RaggedCache, check_forgets, empty_cache, use_plain_layers
 from ...decoding.compiled import compiled_forward, static_cache
-from ...decoding.tree_attention import TreeAttention, attention_windows
+from ...decoding.recurrent import check_continues
+from ...decoding.states import MOST_UNREAD, copy_states, end_windows, is_recurrent, put_back
+from ...decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
 from ...trees import best_first_tree, sampled_tree
 
 if TYPE_CHECKING:
@@ -40,7 +44,7 @@ STATELESS = (
 
 
 def draft_logits(drafter: PardDrafter, ids: LongTensor, cache: Cache, num_draft_tokens: int) -> Tensor:
-    """Logits for the next K tokens; afterwards the cache holds exactly `ids`.
+    """Logits for the next K tokens; afterwards the cache holds `ids`, or some leading tokens of it where layers are recurrent.
 
     Args:
         drafter: run once.
@@ -49,18 +53,49 @@ def draft_logits(drafter: PardDrafter, ids: LongTensor, cache: Cache, num_draft_
         num_draft_tokens: K, at least 1.
 
     Returns:
-        `(K, V)` in the drafter's dtype; row `d` guesses the token at distance `d + 1`.
+        `(K, V)` in the drafter's dtype; row `d` guesses the token at distance `d + 1`. `(1, V)` behind a recurrent drafter's
+        very first token.
     """
     vocab_size = drafter.get_input_embeddings().num_embeddings
-    known = cache.get_seq_length()
-    masks = ids.new_tensor([drafter.mask_ids(num_draft_tokens - 1)])
-    fed = torch.cat([ids[:, known:].where(ids[:, known:] < vocab_size, drafter.mask_token_id), masks], dim=1)
-    positions = torch.arange(known, known + fed.shape[1], device=ids.device)[None]
-    outputs = drafter(
-        input_ids=fed, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=num_draft_tokens
-    )
-    cache.crop(-masks.shape[1])
-    return outputs.logits[0]
+    ids = ids.where(ids < vocab_size, drafter.mask_token_id)
+    known, recurrent = cache.get_seq_length(), is_recurrent(cache)
+
+    def read(new: LongTensor, logits_to_keep: int) -> Tensor:
+        positions = torch.arange(known, known + new.shape[1], device=new.device)[None]
+        inputs = {"input_ids": new, "position_ids": positions, "past_key_values": cache, "use_cache": True}
+        return drafter(**inputs, logits_to_keep=logits_to_keep).logits[0]
+
+    if recurrent and ids.shape[1] - known > (MOST_UNREAD if known else 1):
+        read(ids[:, known:-1], 1)
+        end_windows(cache)
+        known = ids.shape[1] - 1
+    if recurrent and known == 0:
+        num_draft_tokens = 1  # there is no state yet that could be put back
+    fed = torch.cat([ids[:, known:], ids.new_tensor([drafter.mask_ids(num_draft_tokens - 1)])], dim=1)
+    states = copy_states(cache)
+    logits = read(fed, num_draft_tokens)
+    if not recurrent:
+        cache.crop(1 - num_draft_tokens)
+    elif num_draft_tokens > 1:
+        put_back(cache, states, fed.shape[1])
+    else:
+        end_windows(cache)
+    return logits
+
+
+def check_drafts(model: PreTrainedModel) -> None:
+    """Refuse a model that cannot draft, whatever it was taught.
+
+    Raises:
+        ValueError: it cannot forget masks that it has read.
+    """
+    if attention_windows(model) is not None:
+        return
+    check_forgets(model)
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        raise ValueError(f"{type(model).__name__} has no attention layers, so nothing counts what it has read: it cannot draft.")
+    if is_recurrent(empty_cache(model)):
+        check_continues(model, "past_key_values")
 
 
 def _stateless(logits_processor: LogitsProcessorList) -> list[LogitsProcessor]:
@@ -165,8 +200,8 @@ class PardDrafting:
         """For models that take no explicit masks; logits `(1, K, V)`."""
         if len(rows) > 1:
             raise ValueError(
-                f"{type(self.drafter).__name__} with {self.drafter.config._attn_implementation} attention drafts for one prompt "
-                "at a time: load the drafter with attn_implementation='sdpa', or call generate once per prompt."
+                f"{type(self.drafter).__name__} as it is loaded here takes no explicit masks, so it drafts for one prompt at a "
+                f"time: call generate once per prompt{or_sdpa(self.drafter)}."
             )
         self.cache = self.cache or self.drafter.new_cache()
         return draft_logits(self.drafter, rows[0][None, self.begins[0] :], self.cache, num_draft_tokens)[None]

@@ -17,7 +17,7 @@ from transformers.utils import logging
 from ...decoding import Draft, Prefix, SpeculationConfig, SpeculationStats
 from ...decoding.cost import RoundCost
 from ...decoding.pace import Pace
-from ...decoding.tree_attention import attention_windows
+from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...integration.files import check_weights, local_folder, read_json
 from ...trees.best_first import Paths, best_paths
 from ...trees.sparse import SIZES, SparseTree, attach_prompts, build_trees, ends, sizes
@@ -126,7 +126,7 @@ class PpdDrafter:
         if attention_windows(target) is None:
             raise ValueError(
                 f"Prompt tokens need a target that takes a mask and positions as they are given, and {type(target).__name__} "
-                "as it is loaded here does not: load it with attn_implementation='sdpa', or use another drafter."
+                f"as it is loaded here does not: use another drafter{or_sdpa(target)}."
             )
         if getattr(target.config.get_text_config(), "hidden_size_per_layer_input", None):
             raise ValueError(f"{type(target).__name__} embeds every layer's own input by id, and prompt tokens have none.")

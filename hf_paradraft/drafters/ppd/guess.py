@@ -6,7 +6,7 @@ import torch
 from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel
 
-from ...decoding.tree_attention import attention_windows
+from ...decoding.tree_attention import attention_windows, or_sdpa
 from .config import PpdConfig
 from .rows import prompt_rows
 from .tuner import prompt_embedding
@@ -19,7 +19,7 @@ def check_takes_masks(model: PreTrainedModel) -> None:
         ValueError: it takes no explicit mask.
     """
     if attention_windows(model) is None:
-        raise ValueError("Prompt tokens need a model that takes a mask as given: load it with attn_implementation='sdpa'.")
+        raise ValueError(f"Prompt tokens need a model that takes a mask as given: use another one{or_sdpa(model)}.")
 
 
 def guess_at(

@@ -9,8 +9,8 @@ from transformers import Cache, PreTrainedModel
 
 from ...decoding import SpeculationConfig, SpeculationStats
 from ...decoding.cache import empty_cache
-from ...decoding.tree_attention import attention_windows
-from ..pard.propose import PardDrafting
+from ...decoding.tree_attention import attention_windows, or_sdpa
+from ..pard.propose import PardDrafting, check_drafts
 from .ahead import AheadDrafting
 from .tuner import prompt_embedding
 
@@ -74,18 +74,20 @@ class PromptedDrafter:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
 
         Raises:
-            ValueError: it is to decode ahead, and the model takes no masks; or its adapter is another than before.
+            ValueError: it is to decode ahead, and the model takes no masks; or it cannot draft; or its adapter is another than
+                before.
         """
         prompts = prompt_embedding(self.model).prompts()
         if prompts is None or len(prompts) != self.num_prompts:
             raise ValueError("The model's PPD adapter was disabled or changed since this drafter was made: make it anew.")
+        check_drafts(self.model)
         if self.speculation_config.num_draft_tokens <= self.num_prompts + 1:
             return PardDrafting(self, max_length)
         if attention_windows(self.model) is None:
             raise ValueError(
                 f"num_draft_tokens={self.speculation_config.num_draft_tokens}: with {self.num_prompts} prompt tokens "
-                f"{type(self.model).__name__} as it is loaded here drafts {self.num_prompts + 1} tokens at most; for more, "
-                "load it with attn_implementation='sdpa'."
+                f"{type(self.model).__name__} as it is loaded here, which takes no explicit masks, drafts {self.num_prompts + 1} "
+                f"tokens at most: lower it{or_sdpa(self.model)}."
             )
         return AheadDrafting(self, max_length)
 
