@@ -7,12 +7,12 @@ __version__ = "0.1.0"
 
 from . import training
 from .auto import AutoDrafter
-from .decoding import Draft, Drafter, Drafting, Prefix, SpeculationConfig, SpeculationStats, speculative_decoding
+from .decoding import Draft, Drafter, Drafting, Prefix, SpeculationConfig, SpeculationStats
 from .drafters.pard import PardCandidateGenerator, PardDrafter
 from .drafters.ppd import PpdConfig
 from .drafters.ppd.drafter import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
-from .integration.hook import install
+from .integration.hook import install, speculative_decoding
 
 __all__ = [
     "AutoDrafter",

@@ -43,6 +43,11 @@ def check_call(
     """
     if drafter is None:
         raise ValueError("speculative_decoding needs a drafter: pass drafter=… to generate.")
+    if getattr(drafter, "start_drafting", None) is None:
+        raise ValueError(
+            f"{type(drafter).__name__} is no drafter: load one with AutoDrafter.from_pretrained, or pass an ordinary small model "
+            "as assistant_model, without custom_generate."
+        )
     if model.config.model_type == "doge":
         raise ValueError("Doge targets gave other output with drafts than without: generate without a drafter.")
     if model.config.is_encoder_decoder:

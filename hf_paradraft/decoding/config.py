@@ -1,7 +1,11 @@
 """How a drafter should be used; saved with it under `paradraft` in `config.json`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 MAX_TREE = 64  # nodes of a tree that chooses its own size
 ACCEPTANCE_RULES = ("auto", "greedy", "sample_match", "rejection", "typical")
@@ -42,6 +46,19 @@ class SpeculationConfig:
             raise ValueError(f"tree_size must be None, 'auto' or an integer of at least 1, but is {self.tree_size!r}.")
         if self.acceptance not in ACCEPTANCE_RULES:
             raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCE_RULES)}, but is {self.acceptance!r}.")
+
+    @classmethod
+    def from_saved(cls, options: dict[str, Any] | None) -> "SpeculationConfig":
+        """From a `config.json`; what this version does not know, a later one may have written, and is left out with a warning.
+
+        Raises:
+            ValueError: an option out of range.
+        """
+        options = options if isinstance(options, dict) else {}
+        known = {name: value for name, value in options.items() if name in cls.__dataclass_fields__}
+        if more := sorted(options.keys() - known):
+            logger.warning_once(f"The drafter was saved with options that this version does not know: {', '.join(more)}.")
+        return cls(**known)
 
     @property
     def max_nodes(self) -> int:

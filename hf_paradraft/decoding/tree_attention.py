@@ -25,7 +25,7 @@ def attention_windows(model: PreTrainedModel) -> dict[str, int | None] | None:
         config._attn_implementation not in ("sdpa", "eager")
         or config.model_type in COUNT_FROM_CACHE
         or getattr(config, "alibi", False)
-        or "position_ids" not in inspect.signature(model.forward).parameters
+        or not {"position_ids", "past_key_values"} <= inspect.signature(model.forward).parameters.keys()
     ):
         return None
     layers = DynamicCache(config=config).layers

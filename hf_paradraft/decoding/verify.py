@@ -169,11 +169,6 @@ class TreeVerifier:
         embeddings = self.model.get_input_embeddings()(ids).clone()
         for row, draft in enumerate(drafts):
             if draft.rider_embeddings is not None:
-                if draft.rider_embeddings.shape[-1] != embeddings.shape[-1]:
-                    raise ValueError(
-                        f"The drafter's prompts have {draft.rider_embeddings.shape[-1]} dimensions and the target's embeddings "
-                        f"{embeddings.shape[-1]}: they belong to another model."
-                    )
                 embeddings[row, 1 + len(draft) : 1 + draft.num_rows] = draft.rider_embeddings.to(embeddings)
         return {"input_ids": None, "inputs_embeds": embeddings}
 

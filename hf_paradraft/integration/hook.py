@@ -1,18 +1,20 @@
-"""Door 1: `model.generate(..., assistant_model=drafter)` reaches our loop.
+"""How `model.generate` reaches our loop: `assistant_model=drafter`, or `custom_generate=speculative_decoding, drafter=drafter`.
 
-Two methods of `GenerationMixin` are wrapped; both do as before unless the assistant is one of our drafters. If this
-transformers has changed them, nothing is wrapped: drafters then work in its own assisted loop, one chain at a time.
+For the first, two methods of `GenerationMixin` are wrapped; both do as before unless the assistant is one of our drafters. If
+this transformers has changed them, nothing is wrapped: drafters then work in its own assisted loop, one chain at a time.
 """
 
 import inspect
 import warnings
+from collections.abc import Sequence
 from functools import wraps
 
 from peft import PeftModel
-from transformers import GenerationMixin, PreTrainedModel, __version__
+from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase, __version__
 from transformers.generation import GenerationMode
 
-from ..decoding import Drafter, speculative_decoding
+from .. import decoding
+from ..decoding import Drafter
 from ..drafters.pard import PardDrafter
 from ..drafters.ppd import PpdModel
 from ..drafters.ppd.drafter import PpdDrafter
@@ -54,6 +56,20 @@ def _drafter_of(target: PreTrainedModel, assistant: object) -> Drafter | None:
     return assistant if isinstance(assistant, OURS) else None
 
 
+def _check_pair(target: PreTrainedModel, drafter: Drafter | None, tokenizers: Sequence[PreTrainedTokenizerBase | None]) -> None:
+    if isinstance(drafter, PpdDrafter):
+        drafter.check_target(target)
+    elif drafter is not None:
+        check_same_tokenizer(target, drafter, *tokenizers)
+
+
+@wraps(decoding.speculative_decoding)
+def speculative_decoding(model, *args, drafter=None, **kwargs):
+    ours = _drafter_of(model, drafter)
+    _check_pair(model, ours, (None, None))
+    return decoding.speculative_decoding(model, *args, drafter=ours or drafter, **kwargs)
+
+
 def _with_our_loop(original):
     @wraps(original)
     def assisted_decoding(self, input_ids, *args, assistant_model=None, **kwargs):
@@ -62,7 +78,7 @@ def _with_our_loop(original):
             return original(self, input_ids, *args, assistant_model=assistant_model, **kwargs)
         for name in ("inputs_tensor", "assistant_tokenizer", "tokenizer"):
             kwargs.pop(name, None)
-        return speculative_decoding(self, input_ids, *args, drafter=drafter, **kwargs)
+        return decoding.speculative_decoding(self, input_ids, *args, drafter=drafter, **kwargs)
 
     assisted_decoding.paradraft = True
     return assisted_decoding
@@ -75,11 +91,7 @@ def _with_our_checks(original):
         if drafter is not None:
             if generation_config.num_beams > 1:
                 raise ValueError(f"Drafters serve greedy decoding and sampling, but num_beams is {generation_config.num_beams}.")
-            tokenizers = [generation_mode_kwargs.get(name) for name in ("tokenizer", "assistant_tokenizer")]
-            if isinstance(drafter, PpdDrafter):
-                drafter.check_target(self)
-            else:
-                check_same_tokenizer(self, drafter, *tokenizers)
+            _check_pair(self, drafter, [generation_mode_kwargs.get(name) for name in ("tokenizer", "assistant_tokenizer")])
             generation_mode_kwargs = {
                 name: value
                 for name, value in generation_mode_kwargs.items()

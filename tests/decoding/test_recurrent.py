@@ -2,17 +2,22 @@
 
 import pytest
 import torch
-from tiny import SHARED, near_copy, same_with_an_oracle, tiny_model
+from tiny import MASK, SHARED, near_copy, same_with_an_oracle, tiny_model
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
+    BertConfig,
     FalconH1Config,
     JambaConfig,
     Lfm2Config,
     Mamba2Config,
     MambaConfig,
+    OpenAIGPTConfig,
     Qwen3NextConfig,
 )
+
+import hf_paradraft as pd
+from hf_paradraft.drafters.pard.propose import draft_logits
 
 COMMON = {**SHARED, "initializer_range": 0.3, "num_hidden_layers": 4, "eos_token_id": None, "pad_token_id": 0}
 MAMBA = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "initializer_range": 0.3,
@@ -69,3 +74,53 @@ def test_batches_are_refused(prompt):
     drafter = near_copy(tiny_model())
     with pytest.raises(ValueError, match="one prompt at a time"):
         target_of("lfm2").generate(prompt.repeat(2, 1), do_sample=False, max_new_tokens=5, assistant_model=drafter)
+
+
+@pytest.mark.parametrize("name", ["bamba", "falcon_h1", "lfm2", "qwen3_next"])
+def test_a_recurrent_drafter_forgets_its_masks(name):
+    """What it drafts behind a text does not depend on what it drafted before."""
+    drafter = pd.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
+    ids = torch.randint(1, 30, (1, 150), generator=torch.Generator().manual_seed(0))
+    cache = drafter.new_cache()
+    with torch.no_grad():
+        for length in (9, 10, 14, 15, 40, 41, 80, 150):
+            drafted = draft_logits(drafter, ids[:, :length], cache, 5)
+            fed = torch.cat([ids[:, :length], torch.full((1, 4), MASK)], dim=1)
+            assert torch.allclose(drafted, drafter(fed, use_cache=False).logits[0, -5:], atol=1e-3)
+        assert draft_logits(drafter, ids[:, :1], drafter.new_cache(), 5).shape == (1, 32)
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "qwen3_next"])
+def test_a_recurrent_drafter_is_lossless(name, prompt):
+    target = tiny_model()
+    drafter = pd.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=60, eos_token_id=None)
+    assert torch.equal(
+        plain, target.generate(prompt, do_sample=False, max_new_tokens=60, eos_token_id=None, assistant_model=drafter)
+    )
+
+
+OTHERS = {
+    **CONFIGS,
+    "openai-gpt": OpenAIGPTConfig(vocab_size=32, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "bert": BertConfig(**{**SHARED, "pad_token_id": 0}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("mamba", "no attention layers"), ("openai-gpt", "cannot drop tokens"), ("jamba", "neither verify drafts nor make them")],
+)
+def test_models_that_cannot_draft(name, message, prompt):
+    torch.manual_seed(0)
+    drafter = pd.PardDrafter.from_causal_lm(AutoModelForCausalLM.from_config(OTHERS[name]), mask_token_id=MASK)
+    with pytest.raises(ValueError, match=message):
+        tiny_model().generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
+
+
+@pytest.mark.parametrize(("name", "message"), [("openai-gpt", "cannot drop tokens"), ("bert", "is_decoder=True")])
+def test_targets_that_cannot_verify(name, message, prompt):
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_config(OTHERS[name])
+    with pytest.raises(ValueError, match=message):
+        target.generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=near_copy(tiny_model()))

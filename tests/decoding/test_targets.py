@@ -44,6 +44,14 @@ def test_quantised_weights(tmp_path, tree_size):
     same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS)
 
 
+def reads_images_alone(target, inputs):
+    """No draft in the round that reads them: a drafter sees placeholders."""
+    drafter = near_copy(tiny_model())
+    drafter.speculation_config = pd.SpeculationConfig(4, trace=True, never_slower=False)
+    target.generate(**inputs, max_new_tokens=8, do_sample=False, eos_token_id=None, assistant_model=drafter)
+    assert [bool(one.drafted) for one in drafter.last_stats.trace][:2] == [False, True]
+
+
 def test_images():
     torch.manual_seed(0)
     vision = CLIPVisionConfig(
@@ -53,10 +61,7 @@ def test_images():
     target = LlavaForConditionalGeneration(config).eval()
     ids = torch.tensor([[29, 29, 29, 29, 5, 6, 7]])
     same_with_an_oracle(target, input_ids=ids, pixel_values=torch.randn(1, 3, 8, 8))
-    drafter = near_copy(tiny_model())
-    drafter.speculation_config = pd.SpeculationConfig(4, trace=True, never_slower=False)
-    target.generate(ids, pixel_values=torch.randn(1, 3, 8, 8), max_new_tokens=8, eos_token_id=None, assistant_model=drafter)
-    assert [bool(one.drafted) for one in drafter.last_stats.trace][:2] == [False, True]  # a drafter reads no images
+    reads_images_alone(target, {"input_ids": ids, "pixel_values": torch.randn(1, 3, 8, 8)})
     twice = {"input_ids": ids.repeat(2, 1), "pixel_values": torch.randn(2, 3, 8, 8)}
     same_with_an_oracle(target, **twice, attention_mask=torch.ones_like(twice["input_ids"]))
 
@@ -73,7 +78,9 @@ def test_positions_in_three_dimensions():
     target = Qwen2VLForConditionalGeneration(config).eval()
     ids = torch.tensor([[27, 29, 29, 29, 29, 26, 5, 6, 7]])
     images = {"pixel_values": torch.randn(16, 12), "image_grid_thw": torch.tensor([[1, 4, 4]])}
-    same_with_an_oracle(target, input_ids=ids, **images, mm_token_type_ids=(ids == 29).long())
+    inputs = {"input_ids": ids, **images, "mm_token_type_ids": (ids == 29).long()}
+    same_with_an_oracle(target, **inputs)
+    reads_images_alone(target, inputs)
 
 
 def test_the_drafter_has_its_own_dtype_and_vocabulary():

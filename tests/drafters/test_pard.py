@@ -299,3 +299,10 @@ def test_a_model_that_is_no_causal_lm(target):
 def test_config_of_the_base_is_untouched(folder):
     """Registering our class anywhere would hijack other loads."""
     assert type(AutoConfig.from_pretrained(folder)).__module__.startswith("transformers.")
+
+
+@pytest.mark.parametrize("saved", [None, [1], {"speculation_config": None}, {"speculation_config": {"from_tomorrow": 1}}])
+def test_options_of_another_version_do_not_stop_loading(folder, saved):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "paradraft": saved}))
+    assert pd.AutoDrafter.from_pretrained(folder).speculation_config == pd.SpeculationConfig()

@@ -6,8 +6,8 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
-from tiny import EOS, VOCAB, tiny_model
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, QuantoConfig
+from tiny import EOS, SHARED, VOCAB, tiny_model
+from transformers import AutoModelForCausalLM, Gemma3nTextConfig, Gemma3TextConfig, QuantoConfig
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.ppd import PpdConfig
@@ -174,5 +174,14 @@ def test_a_base_resized_after_training(tmp_path, prompt):
 
 def test_prompts_of_another_width_through_the_public_door(prompt):
     drafter = pd.PpdDrafter.from_model(get_peft_model(tiny_model(hidden_size=64), PpdConfig()))
-    with pytest.raises(ValueError, match="belong to another model"):
+    with pytest.raises(ValueError, match="belongs to a model with an embedding of 32 × 64"):
         tiny_model().generate(prompt, max_new_tokens=4, custom_generate=pd.speculative_decoding, drafter=drafter)
+
+
+def test_a_base_that_embeds_for_every_layer_is_refused():
+    config = Gemma3nTextConfig(
+        **SHARED, head_dim=8, num_kv_shared_layers=0, layer_types=["full_attention"] * 2, laurel_rank=4,
+        vocab_size_per_layer_input=32, hidden_size_per_layer_input=8, activation_sparsity_pattern=[0.0] * 2,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="every layer's own input"):
+        get_peft_model(AutoModelForCausalLM.from_config(config), PpdConfig(num_prompt_tokens=2))

@@ -127,7 +127,8 @@ class PardDrafter:
     @property
     def paradraft(self) -> dict[str, Any]:
         """What this library keeps in `config.json`: how to use the drafter, how it was trained, what it measured."""
-        return getattr(self.config, "paradraft", None) or {}
+        kept = getattr(self.config, "paradraft", None)
+        return kept if isinstance(kept, dict) else {}
 
     def start_drafting(self, max_length: int) -> PardDrafting:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
@@ -200,7 +201,7 @@ def _load(folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict[str,
 def _prepare(drafter: PardDrafter, mask_token_id: int, name: str) -> PardDrafter:
     write_mask_token_id(drafter.config, mask_token_id)
     drafter.mask_token_id = mask_token_id
-    drafter.speculation_config = SpeculationConfig(**drafter.paradraft.get("speculation_config", {}))
+    drafter.speculation_config = SpeculationConfig.from_saved(drafter.paradraft.get("speculation_config"))
     drafter.last_stats = None
     drafter.config._name_or_path = name
     drafter.name_or_path = name

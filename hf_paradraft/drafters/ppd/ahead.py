@@ -17,7 +17,7 @@ from ...decoding.cost import round_cost
 from ...decoding.pace import Pace
 from ...decoding.verify import TreeVerifier
 from ..pard.propose import PardDrafting
-from .drafter import PpdDrafter, PpdDrafting
+from .drafter import PpdDrafter
 
 if TYPE_CHECKING:
     from .prompted import PromptedDrafter
@@ -36,7 +36,7 @@ class AheadDrafting(PardDrafting):
     def __init__(self, drafter: PromptedDrafter, max_length: int):
         super().__init__(drafter, max_length)
         self.compiled = False
-        self.drafting = PpdDrafting(PpdDrafter.from_model(drafter.model))  # what the model guesses for itself
+        self.drafting = PpdDrafter.from_model(drafter.model).start_drafting(max_length)  # what the model guesses for itself
         self.decoded: list[list[int]] = []  # of each row, the model's own tokens that the cache holds behind the known ones
         self.verifier: TreeVerifier | None = None
         self.pace: Pace | None = None

@@ -22,7 +22,7 @@ from ...integration.files import check_weights, local_folder, read_json
 from ...trees.best_first import Paths, best_paths
 from ...trees.sparse import SIZES, SparseTree, attach_prompts, build_trees, ends, sizes
 from .config import PpdConfig
-from .tuner import PpdModel, prompt_embedding
+from .tuner import PpdModel, check_embeds_once, prompt_embedding
 
 logger = logging.get_logger(__name__)
 MAX_RANKS = 16  # guesses of one distance that a tree can hold
@@ -128,8 +128,7 @@ class PpdDrafter:
                 f"Prompt tokens need a target that takes a mask and positions as they are given, and {type(target).__name__} "
                 f"as it is loaded here does not: use another drafter{or_sdpa(target)}."
             )
-        if getattr(target.config.get_text_config(), "hidden_size_per_layer_input", None):
-            raise ValueError(f"{type(target).__name__} embeds every layer's own input by id, and prompt tokens have none.")
+        check_embeds_once(target)
         if not bool(torch.isfinite(self.prompts.to(target.dtype)).all()):
             raise ValueError(f"The adapter's prompts are not finite numbers in {target.dtype}: train it again, or load it anew.")
         sizes = tuple(target.get_input_embeddings().weight.shape)

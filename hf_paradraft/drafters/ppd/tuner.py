@@ -82,6 +82,7 @@ class PpdModel(BaseTuner):
     target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012
 
     def _prepare_adapter_config(self, peft_config: PpdConfig, model_config: Any) -> PpdConfig:
+        check_embeds_once(self.model)
         embedding = self.model.get_input_embeddings()
         sizes = {"vocab_size": embedding.weight.shape[0], "hidden_size": embedding.weight.shape[1]}
         for name, size in sizes.items():
@@ -114,6 +115,16 @@ class PpdModel(BaseTuner):
     def merge_and_unload(self, *args: Any, **kwargs: Any) -> None:
         """Refused, as `merge_adapter`."""
         self.merge_adapter()
+
+
+def check_embeds_once(model: PreTrainedModel) -> None:
+    """Refuse a model whose layers look their input up by id too: prompts have no such rows.
+
+    Raises:
+        ValueError: it is one (Gemma 3n, Gemma 4).
+    """
+    if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", None):
+        raise ValueError(f"{type(model).__name__} embeds every layer's own input by id, and prompt tokens have none.")
 
 
 def register() -> None:
