@@ -1,22 +1,32 @@
 """Compiled forwards over static caches: shapes stay the same from round to round, so each is compiled once."""
 
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from functools import cache, partial
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import StaticLayer
 
 SLOTS = 256  # caches are this long, or a multiple: calls of different lengths share a compiled forward
-_forwards: WeakKeyDictionary[PreTrainedModel, Callable] = WeakKeyDictionary()
+SHAPES = 64  # of all models in a process that are compiled; PyTorch's own limit of 8 is soon reached
 
 
 def compiled_forward(model: PreTrainedModel) -> Callable:
-    """`model.forward`, compiled; with CUDA graphs on a GPU. The same object for every call of this model."""
-    if model not in _forwards:
-        mode = "reduce-overhead" if model.device.type == "cuda" else None
-        _forwards[model] = torch.compile(model.forward, dynamic=False, fullgraph=True, mode=mode)
-    return _forwards[model]
+    """`model.forward`, compiled; with CUDA graphs on a GPU. Beyond `SHAPES` different ones it runs uncompiled."""
+    return partial(_compiled("reduce-overhead" if model.device.type == "cuda" else None), model)
+
+
+@cache
+def _compiled(mode: str | None) -> Callable:
+    """One function for all models: it holds none of them."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, SHAPES)
+    return torch.compile(_forward, dynamic=False, mode=mode)
+
+
+def _forward(model: PreTrainedModel, **inputs: Any) -> Any:
+    return model.forward(**inputs)
 
 
 def static_cache(model: PreTrainedModel, num_slots: int) -> StaticCache:

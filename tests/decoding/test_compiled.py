@@ -1,10 +1,14 @@
 """Compiled rounds: the same tokens, and nothing is compiled again once it is warm."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from tiny import EOS, near_copy, tiny_model
 
 import hf_paradraft as pd
+from hf_paradraft.decoding import compiled
 
 
 def compilations():
@@ -32,3 +36,24 @@ def test_compiled_rounds(tree_size):
     for seed in range(4, 10):
         both(seed, max_new_tokens=4 + 5 * seed)
     assert compilations() == warm
+
+
+def test_many_shapes_and_no_model_kept(monkeypatch):
+    """More shapes than PyTorch keeps run uncompiled, with the same output; and a compiled model can be let go."""
+    torch._dynamo.reset()
+    compiled._compiled.cache_clear()
+    monkeypatch.setattr(compiled, "SHAPES", 3)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+    target = tiny_model(num_hidden_layers=1)
+    drafter = near_copy(target, 0.05)
+    options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
+    ids = torch.tensor([[1, 2, 3, 4]])
+    plain = target.generate(ids, **options)
+    for size in range(1, 5):
+        drafter.speculation_config = pd.SpeculationConfig(size, compile=True, never_slower=False)
+        assert torch.equal(plain, target.generate(ids, assistant_model=drafter, **options))
+    gone = weakref.ref(target)
+    del target, drafter
+    gc.collect()
+    assert gone() is None
+    compiled._compiled.cache_clear()
