@@ -1,6 +1,7 @@
 """Tiny models and tokenizers, made here; nothing is downloaded."""
 
 import torch
+from peft import get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     GPT2Config,
@@ -65,6 +66,15 @@ def near_copy(model, noise: float = 0.02, seed: int = 1):
     drafter = pd.PardDrafter.from_causal_lm(copy, mask_token_id=MASK)
     drafter.speculation_config.never_slower = False  # it is as large as its target: drafting never pays
     return drafter
+
+
+def with_prompts(model, m: int = 2, e: int = 1, calibrated: bool = False, seed: int = 0):
+    """`model` with untrained prompt tokens; `calibrated` makes up how often they guess right."""
+    torch.manual_seed(seed)
+    config = pd.PpdConfig(num_prompt_tokens=m, num_ensembles=e)
+    if calibrated:
+        config.accuracy = [[0.4 * 0.8**distance * 0.6**rank for rank in range(16)] for distance in range(m)]
+    return get_peft_model(model, config)
 
 
 def make_tokenizer(words: str = "a b c d e f g h", size: int = VOCAB) -> PreTrainedTokenizerFast:

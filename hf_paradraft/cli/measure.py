@@ -142,6 +142,7 @@ def report(
     from ..bench.report import table
     from ..integration.card import read_bench
 
+    _writable(markdown_file, plot=plot_file)
     rows = read_bench(json_file)
     console.print(table(rows, json_file.name))
     _write(rows, markdown_file, plot_file)

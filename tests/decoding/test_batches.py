@@ -169,3 +169,6 @@ def test_right_padding_is_refused():
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     with pytest.raises(ValueError, match="padding_side"):
         target.generate(torch.tensor([[1, 2, 3], [1, 2, 0]]), attention_mask=mask, do_sample=False, assistant_model=drafter)
+    mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
+    with pytest.raises(ValueError, match="all 0"):
+        target.generate(torch.tensor([[1, 2, 3], [0, 0, 0]]), attention_mask=mask, do_sample=False, assistant_model=drafter)

@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import get_peft_model
-from tiny import EOS, near_copy, tiny_model
+from tiny import EOS, VOCAB, near_copy, tiny_model, with_prompts
+from torch.nn.functional import one_hot
 from transformers import AutoModelForCausalLM, BloomConfig
 
 import hf_paradraft as pd
 from hf_paradraft.decoding.pace import Pace
-from hf_paradraft.drafters.ppd import PpdConfig
+from hf_paradraft.drafters.ppd.ahead import AheadDrafting
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
 TARGET = tiny_model("llama")
@@ -18,12 +18,8 @@ TARGET = tiny_model("llama")
 
 def ahead(model, m=2, calibrated=False, **options):
     """A drafter of more tokens than it has prompts, which decides nothing by the clock."""
-    torch.manual_seed(1)
-    config = PpdConfig(num_prompt_tokens=m)
-    if calibrated:
-        config.accuracy = [[0.4 * 0.8**distance * 0.6**rank for rank in range(16)] for distance in range(m)]
     options = {"num_draft_tokens": 9, "never_slower": False, **options}
-    return pd.PromptedDrafter(get_peft_model(model, config), pd.SpeculationConfig(**options))
+    return pd.PromptedDrafter(with_prompts(model, m, calibrated=calibrated, seed=1), pd.SpeculationConfig(**options))
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,15 +59,25 @@ def test_drafts_are_the_models_own_text(name, prompt):
     assert known == out.shape[1]
 
 
-def test_right_guesses_save_forwards(prompt):
-    """A drafter that is the target itself, in the target's loop, gets all its tokens accepted."""
-    drafter = ahead(tiny_model("llama"), m=3, num_draft_tokens=8)
+def test_right_guesses_save_forwards(prompt, monkeypatch):
+    """With prompts that guess right, a forward brings m + 1 tokens; and the target, which is the same model, takes them all."""
+    plain = TARGET.generate(prompt, do_sample=False, max_new_tokens=60, eos_token_id=None)
+
+    class Foreseeing(AheadDrafting):
+        def _decode(self, tokens, prefixes):
+            last = prefixes[0].ids.shape[1] + len(self.decoded[0])
+            self.drafting.guesses = [10.0 * one_hot(plain[0, last + 1 : last + 4], VOCAB)]
+            return super()._decode(tokens, prefixes)
+
+    monkeypatch.setattr("hf_paradraft.drafters.ppd.prompted.AheadDrafting", Foreseeing)
+    drafter = ahead(tiny_model("llama"), m=3, num_draft_tokens=9)
     calls = []
     drafter.model.register_forward_hook(lambda *_: calls.append(1))
     TARGET.generate(prompt, do_sample=False, max_new_tokens=36, eos_token_id=None, assistant_model=drafter)
     stats = drafter.last_stats
-    assert min(stats.acceptance_by_position[:5]) == 1.0
-    assert len(calls) < stats.num_drafted  # a forward that guesses nothing right still gives a token
+    assert min(stats.acceptance_by_position) == 1.0
+    assert len(calls) <= 3 * stats.num_rounds  # one for the first token, two for the other eight
+    assert stats.mean_emitted > 8
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

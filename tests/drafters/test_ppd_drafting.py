@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
-from tiny import EOS, tiny_model
+from tiny import EOS, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM, BloomConfig, GenerationConfig
 
 import hf_paradraft as pd
@@ -17,11 +17,7 @@ TARGETS = {name: tiny_model(name) for name in NAMES}
 
 
 def adapter_for(name, m=3, e=1, calibrated=False):
-    torch.manual_seed(0)
-    config = PpdConfig(num_prompt_tokens=m, num_ensembles=e)
-    if calibrated:
-        config.accuracy = [[0.4 * 0.8**distance * 0.6**rank for rank in range(16)] for distance in range(m)]
-    drafter = PpdDrafter.from_model(get_peft_model(tiny_model(name), config))
+    drafter = PpdDrafter.from_model(with_prompts(tiny_model(name), m, e, calibrated))
     drafter.speculation_config.never_slower = False
     return drafter
 

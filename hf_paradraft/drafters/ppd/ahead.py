@@ -38,6 +38,8 @@ class AheadDrafting(PardDrafting):
         self.compiled = False
         self.drafting = PpdDrafter.from_model(drafter.model).start_drafting(max_length)  # what the model guesses for itself
         self.decoded: list[list[int]] = []  # of each row, the model's own tokens that the cache holds behind the known ones
+        self.answers: list[list[Tensor]] = []  # of each row, logits behind the prefix and all its decoded tokens
+        self.reach: list[list[float]] = []  # of each row, the chance that the target takes the first 0, 1, 2, … of its tokens
         self.verifier: TreeVerifier | None = None
         self.pace: Pace | None = None
         self.seconds: deque[float] = deque(maxlen=9)  # of forwards that verify
@@ -49,16 +51,28 @@ class AheadDrafting(PardDrafting):
         self._forget(rows)
         logits = super()._guess(rows, min(room, 1 + self.drafter.num_prompts), prefixes)
         self.decoded = [[] for _ in rows]
-        answers, tokens = [row[:1] for row in logits], logits[:, 0].argmax(-1, keepdim=True).tolist()
+        self.answers, self.reach = [[] for _ in rows], [[1.0] for _ in rows]
+        for index, row in enumerate(logits):
+            self._take(index, row[:1])
+        tokens = logits[:, 0].argmax(-1, keepdim=True).tolist()
         self.drafting.guesses = [row[1:].float() for row in logits]
-        while any(len(known) < prefix.room for known, prefix in zip(answers, prefixes, strict=True)):
-            if not self._pays(answers, prefixes, perf_counter() - begun):
-                break
-            answers, tokens = self._decode(answers, tokens, prefixes)
+        while any(self._open(prefixes)) and self._pays(prefixes, perf_counter() - begun):
+            tokens = self._decode(tokens, prefixes)
         return [
-            torch.cat([known, known[:0] if guess is None else guess.to(known)])
-            for known, guess in zip(answers, self.drafting.guesses, strict=True)
+            torch.cat([*known, known[0][:0] if guess is None else guess.to(known[0])])
+            for known, guess in zip(self.answers, self.drafting.guesses, strict=True)
         ]
+
+    def _take(self, index: int, logits: Tensor) -> None:
+        """More of a row's answers, `(k, V)`, and the chance that the target's tokens are the same up to each."""
+        self.answers[index].append(logits)
+        reach = self.reach[index]
+        for belief in logits.float().softmax(-1).amax(-1).tolist():
+            reach.append(reach[-1] * belief)
+
+    def _open(self, prefixes: list[Prefix]) -> list[bool]:
+        """Which rows may have more tokens."""
+        return [len(reach) - 1 < prefix.room for reach, prefix in zip(self.reach, prefixes, strict=True)]
 
     def _forget(self, rows: list[LongTensor]) -> None:
         """Drop from the cache what the target has not accepted; each row's last token is read again, for its logits."""
@@ -74,29 +88,23 @@ class AheadDrafting(PardDrafting):
             dropped.append(known + len(decoded) - self.known[index])
         self.cache.forget(dropped)
 
-    def _pays(self, answers: list[Tensor], prefixes: list[Prefix], spent: float) -> bool:
+    def _pays(self, prefixes: list[Prefix], spent: float) -> bool:
         """Whether one more forward is expected to bring tokens faster than the round has so far."""
         if not self.seconds:
             return True
-        promised = gain = 0.0
-        for known, prefix in zip(answers, prefixes, strict=True):
-            reach = known.float().softmax(-1).amax(-1).cumprod(0)
-            promised += 1 + float(reach.sum())
-            gain += float(reach[-1]) if len(known) < prefix.room else 0.0
+        promised = sum(map(sum, self.reach))  # with the target's own token, which is certain
+        gain = sum(reach[-1] for reach, more in zip(self.reach, self._open(prefixes), strict=True) if more)
         return prefixes[0].pace.goes_on(gain * mean(self.gains), median(self.seconds), promised, spent)
 
-    def _decode(
-        self, answers: list[Tensor], tokens: list[list[int]], prefixes: list[Prefix]
-    ) -> tuple[list[Tensor], list[list[int]]]:
+    def _decode(self, tokens: list[list[int]], prefixes: list[Prefix]) -> list[list[int]]:
         """One round of the model's own: its guesses verified, new ones made.
 
         Args:
-            answers: of each row, logits behind the prefix and all tokens decoded but the last, which the cache lacks.
-            tokens: the last ones `[[token], …]`.
+            tokens: each row's last one `[[token], …]`, which the cache lacks.
             prefixes: the target's.
 
         Returns:
-            New answers and last tokens.
+            The new last ones.
         """
         begun = perf_counter()
         if self.verifier is None or self.verifier.cache is not self.cache:
@@ -104,12 +112,12 @@ class AheadDrafting(PardDrafting):
             kwargs = {"past_key_values": self.cache.cache, "use_cache": True}
             self.verifier = TreeVerifier(model, kwargs, self.cache, self.attention, num_positions=self.context)
             auto = self.drafting.drafter.speculation_config.tree_size == "auto"
-            cost = round_cost(model, len(answers)) if auto else None
+            cost = round_cost(model, len(prefixes)) if auto else None
             self.pace = Pace(self.drafter.num_prompts, False, cost, adaptive=False)
         lasts = torch.tensor(tokens, device=self.drafter.device)
         own = []
-        for known, prefix, last in zip(answers, prefixes, lasts, strict=True):
-            room = min(self.drafter.num_prompts, max(0, prefix.room - len(known)))
+        for reach, prefix, last in zip(self.reach, prefixes, lasts, strict=True):
+            room = min(self.drafter.num_prompts, max(0, prefix.room - len(reach) + 1))
             own.append(
                 Prefix(last[None], room, LogitsProcessorList(), False, self.drafting.drafter.config.vocab_size, True, self.pace)
             )
@@ -127,12 +135,13 @@ class AheadDrafting(PardDrafting):
             emitted = list(accept(draft, logits[index], buffer, 1, prefix.logits_processor, greedy, choices[index]))
             path = [one.node for one in emitted[:-1]]
             self.decoded[index] += [*tokens[index], *(one.token for one in emitted[:-1])]
-            answers[index] = torch.cat([answers[index], *(one.logits for one in emitted)])
+            self._take(index, torch.cat([one.logits for one in emitted]))
             tokens[index] = [emitted[-1].token]
             paths.append(path)
             self.gains.append(len(emitted))
         self.verifier.keep(paths)
         self.drafting.observe(outputs, paths)
         self.seconds.append(perf_counter() - begun)
-        self.pace.observe(drafts, paths, proposed - begun, verified - proposed, self.seconds[-1])
-        return answers, tokens
+        if self.drafting.trees is None:  # calibrated ones do not depend on what came true
+            self.pace.observe(drafts, paths, proposed - begun, verified - proposed, self.seconds[-1])
+        return tokens
