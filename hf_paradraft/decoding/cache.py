@@ -53,7 +53,7 @@ def check_forgets(model: PreTrainedModel) -> None:
     """
     layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     if (
-        not {"past_key_values", "cache_params"} & inspect.signature(model.forward).parameters.keys()
+        not {"past_key_values", "cache_params"} & inspect.signature(type(model).forward).parameters.keys()
         or not model._supports_default_dynamic_cache()
         or any(type(layer).__module__ != DynamicLayer.__module__ for layer in layers)
     ):

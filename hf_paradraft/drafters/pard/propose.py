@@ -92,7 +92,7 @@ def check_drafts(model: PreTrainedModel) -> None:
     if attention_windows(model) is not None:
         return
     check_forgets(model)
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if "past_key_values" not in inspect.signature(type(model).forward).parameters:
         raise ValueError(f"{type(model).__name__} has no attention layers, so nothing counts what it has read: it cannot draft.")
     if is_recurrent(empty_cache(model)):
         check_continues(model, "past_key_values")
