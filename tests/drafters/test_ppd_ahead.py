@@ -125,3 +125,13 @@ def test_a_model_that_takes_no_masks_cannot_decode_ahead(prompt):
     small = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=32, hidden_size=32, n_layer=1, n_head=4))
     with pytest.raises(ValueError, match="drafts 3 tokens at most"):
         TARGET.generate(prompt, max_new_tokens=4, assistant_model=ahead(small))
+
+
+def test_by_default_models_decode_ahead_where_they_can(prompt):
+    bloom = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=32, hidden_size=32, n_layer=1, n_head=4))
+    options = {"do_sample": False, "max_new_tokens": 12}
+    plain = TARGET.generate(prompt, **options)
+    for small, length in ((bloom, 3), (tiny_model("qwen3"), 12)):
+        model = with_prompts(small)
+        assert pd.PromptedDrafter(model).speculation_config.num_draft_tokens == length
+        assert torch.equal(plain, TARGET.generate(prompt, **options, assistant_model=model))

@@ -16,16 +16,16 @@ from .tuner import prompt_embedding
 
 
 class PromptedDrafter:
-    """Drafts up to m + 1 tokens like PARD, with an adapter's prompts in the place of masks, in one forward.
+    """Decodes ahead of the target: an adapter's prompts guess, and the model verifies as if it were the target.
 
-    For longer drafts the model decodes ahead, verifying its guesses as if it were the target: better tokens, in more forwards. It
-    stops at `num_draft_tokens`, or before, where `never_slower` expects more of the target's verification.
+    It stops at `num_draft_tokens`, or before, where `never_slower` expects more of the target's verification. Up to m + 1 tokens
+    are drafted like PARD's instead, in one forward, with prompts in the place of masks: more tokens, and worse ones.
 
     `assistant_model=PeftModel.from_pretrained(small, adapter)` makes one by itself; make it here to change its options.
 
     Args:
         model: with an active PPD adapter of one embedding per prompt token.
-        speculation_config: `num_draft_tokens` is m + 1 by default.
+        speculation_config: default: a tree of 16 nodes, 12 deep; m + 1 tokens of a model that takes no masks.
 
     Attributes:
         last_stats: of the last `generate` call it assisted, or None.
@@ -43,7 +43,9 @@ class PromptedDrafter:
             raise ValueError(f"As a drafter's, a PPD adapter has one embedding per prompt token, not {config.num_ensembles}.")
         self.num_prompts = config.num_prompt_tokens
         self.mask_token_id = embedding.num_embeddings  # the first prompt; also stands for ids that the model lacks
-        self.speculation_config = speculation_config or SpeculationConfig(num_draft_tokens=self.num_prompts + 1)
+        ahead = attention_windows(self.model) is not None
+        usual = SpeculationConfig(tree_size=16) if ahead else SpeculationConfig(num_draft_tokens=self.num_prompts + 1)
+        self.speculation_config = speculation_config or usual
         self.last_stats: SpeculationStats | None = None
         self.config, self.name_or_path = self.model.config, self.model.name_or_path
         self.forward = self.model.forward
