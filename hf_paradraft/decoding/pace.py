@@ -47,7 +47,7 @@ class Pace:
         self.hits = numpy.full(num_draft_tokens + 1, 2.0)
         self.mass = numpy.full(num_draft_tokens + 1, 2.0)
         self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, 8
-        self.nodes = MAX_TREE // 2  # of a tree that was worth verifying, the last time
+        self.nodes: deque[int] = deque([MAX_TREE // 2], maxlen=8)  # of trees that were worth verifying
         self.drafting = False  # in the last round
         self.trial, self.looks = TRIAL, False  # drafted rounds before the next decision; whether they are a look
 
@@ -121,13 +121,13 @@ class Pace:
         drafting = median(self.draft) if self.draft else 0.25 * float(self.cost.latency(1))
         rates = tokens / (drafting + self.cost(numpy.arange(2, len(tokens) + 2)))
         size = 1 + int((rates >= NEARLY * rates.max()).argmax()) if len(tokens) else 0
-        self.nodes = max(1, size)
+        self.nodes.append(max(1, size))
         return [tree.first(size) for tree in trees]
 
     @property
     def most_nodes(self) -> int:
-        """How large a tree is worth building before it is cut: twice what was worth verifying the last time."""
-        return min(MAX_TREE, 2 * self.nodes)
+        """How large a tree is worth building before it is cut: some more than was worth verifying in any of the last rounds."""
+        return min(MAX_TREE, 5 * max(self.nodes) // 4 + 2)
 
     def observe(
         self, drafts: Sequence[Draft], paths: Sequence[list[int] | None], draft: float, verify: float, whole: float

@@ -177,7 +177,7 @@ def test_no_larger_tree_is_built_than_may_be_worth_it():
     dear, cheap = ([1, 64], [1.0, 64.0]), ([1, 64], [1.0, 1.0])
     for table, few in ((dear, True), (cheap, False)):
         pace = Pace(K, chain=False, cost=RoundCost(RowLatency(*table)))
-        assert pace.most_nodes == 64
+        assert pace.most_nodes > 32
         for _ in range(8):
             pace.cut([tree_of(pace.most_nodes)])
         assert (pace.most_nodes < 8) == few

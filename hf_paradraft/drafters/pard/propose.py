@@ -47,7 +47,7 @@ def draft_logits(drafter: PardDrafter, ids: LongTensor, cache: Cache, num_draft_
     """Logits for the next K tokens; afterwards the cache holds `ids`, or some leading tokens of it where layers are recurrent.
 
     Args:
-        drafter: run once.
+        drafter: run once, or twice where many tokens wait to be read behind a recurrent state.
         ids: int64 `(1, n)` on the drafter's device, the whole prefix.
         cache: holds fewer than `n` leading tokens of it, and no masks.
         num_draft_tokens: K, at least 1.
