@@ -78,7 +78,7 @@ def methods_of(
     trees = [pard_tree(drafter, depth, size, compiled=compiled) for size in tree_sizes]
     ours = [ppd(adapter, "auto")] if case == Case.methods and adapter is not None else []
     if case == Case.methods and prompted_parent is not None:
-        ours += [prompted(prompted_parent, 12), prompted(prompted_parent, 16, max(depth, prompted_parent.num_prompts + 2))]
+        ours += [prompted(prompted_parent, 12), prompted(prompted_parent, 16, max(12, prompted_parent.num_prompts + 2))]
     return [plain(compiled), *peers, *chains, *trees, *ours]
 
 

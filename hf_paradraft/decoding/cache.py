@@ -45,6 +45,12 @@ def empty_cache(model: PreTrainedModel) -> DynamicCache:
     return cache
 
 
+def takes(model: PreTrainedModel, name: str) -> bool:
+    """Whether the forward of its class, or of one that this is derived from, has an argument called `name`."""
+    owners = [owner for owner in type(model).__mro__ if "forward" in vars(owner)]
+    return any(name in inspect.signature(owner.forward).parameters for owner in owners)
+
+
 def check_forgets(model: PreTrainedModel) -> None:
     """Refuse a model without a cache that can drop its last tokens.
 
@@ -53,7 +59,7 @@ def check_forgets(model: PreTrainedModel) -> None:
     """
     layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     if (
-        not {"past_key_values", "cache_params"} & inspect.signature(type(model).forward).parameters.keys()
+        not any(takes(model, name) for name in ("past_key_values", "cache_params"))
         or not model._supports_default_dynamic_cache()
         or any(type(layer).__module__ != DynamicLayer.__module__ for layer in layers)
     ):

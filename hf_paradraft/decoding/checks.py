@@ -14,6 +14,7 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation.streamers import BaseStreamer
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
 from .cache import check_forgets
 from .draft import Drafter
@@ -52,9 +53,7 @@ def check_call(
         raise ValueError("Doge targets gave other output with drafts than without: generate without a drafter.")
     if model.config.is_encoder_decoder:
         raise ValueError(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
-    # BERT and its like have both; GPT-NeoX names is_decoder alone, and is one whatever it says.
-    names = model.config.to_dict()
-    if "add_cross_attention" in names and names.get("is_decoder") is False:
+    if type(model.config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(model.config, "is_decoder", True) is False:
         raise ValueError(
             f"{type(model).__name__} reads its prompt in both directions here: load it with is_decoder=True, or generate without "
             "a drafter."

@@ -14,14 +14,14 @@ SHAPES = 64  # of all models in a process that are compiled; PyTorch's own limit
 
 def compiled_forward(model: PreTrainedModel) -> Callable:
     """`model.forward`, compiled; with CUDA graphs on a GPU. Beyond `SHAPES` different ones it runs uncompiled."""
+    limits = torch._dynamo.config  # of this thread
+    limits.recompile_limit = max(limits.recompile_limit, SHAPES)
     return partial(_compiled("reduce-overhead" if model.device.type == "cuda" else None), model)
 
 
 @cache
 def _compiled(mode: str | None) -> Callable:
     """One function for all models: it holds none of them."""
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, SHAPES)
     return torch.compile(_forward, dynamic=False, mode=mode)
 
 

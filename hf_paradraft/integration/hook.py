@@ -63,7 +63,7 @@ def _check_pair(target: PreTrainedModel, drafter: Drafter | None, tokenizers: Se
         check_same_tokenizer(target, drafter, *tokenizers)
 
 
-@wraps(decoding.speculative_decoding)
+@wraps(decoding.speculative_decoding, assigned=("__doc__",))  # the module stays its own, for pickle
 def speculative_decoding(model, *args, drafter=None, **kwargs):
     ours = _drafter_of(model, drafter)
     _check_pair(model, ours, (None, None))

@@ -14,7 +14,7 @@ def training_arguments(output_dir: Path, usual: dict[str, Any], asked: dict[str,
         ValueError: nothing would be trained with them.
     """
     for name in ("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"):
-        if name in asked and not asked[name] > 0:
+        if asked.get(name) is not None and not asked[name] > 0:
             raise ValueError(f"{name} must be more than 0, but is {asked[name]}.")
     if asked.get("max_steps", -1) == 0:
         raise ValueError("max_steps=0 trains nothing: give a number of steps, or -1 to go by epochs.")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset
+from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100
@@ -25,7 +26,7 @@ def load_rows(source: str | Path, split: str = "train") -> Dataset:
             rows = load_dataset("json", data_files=str(source), split="train")
         except Exception as error:  # datasets wraps the parser's own message, whatever it was
             reason = error.__cause__ or error
-            raise ValueError(f"{source} is not JSON lines, or has no rows: {str(reason) or type(reason).__name__}") from None
+            raise ValueError(f"{source} is not JSON lines, or has no rows: {str(reason) or 'it is empty'}") from None
     elif str(source).endswith((".jsonl", ".json")):
         raise OSError(f"There is no file {source}.")
     else:
@@ -140,7 +141,7 @@ def encode_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
                 encoded = encode_chat(tokenizer, turns_of(row["messages"]), finished)
             else:
                 encoded = encode_text(tokenizer, text_of(row), finished)
-        except ValueError as error:
+        except (ValueError, TemplateError) as error:
             raise ValueError(f"Row {index + 1}: {error}") from None
         encoded = {name: values[:max_length] for name, values in encoded.items()}
         return {**encoded, "length": len(encoded["input_ids"])}

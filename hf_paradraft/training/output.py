@@ -18,8 +18,10 @@ def check_output(output_dir: Path, resume: bool, overwrite: bool) -> str | None:
         The checkpoint to resume, if there is one.
 
     Raises:
-        ValueError: it is a file, or has files.
+        ValueError: it is a file, or has files; or `resume` and `overwrite` are both asked for.
     """
+    if resume and overwrite:
+        raise ValueError("--resume goes on with what --overwrite replaces: pass one of them.")
     if output_dir.exists() and not output_dir.is_dir():
         raise ValueError(f"{output_dir} is a file; the output must be a folder.")
     if output_dir.is_dir() and any(output_dir.iterdir()) and not (resume or overwrite):

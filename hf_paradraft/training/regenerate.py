@@ -1,10 +1,12 @@
 """Self-distillation: answers rewritten by the target, so that the drafter learns what it will be judged by."""
 
 import json
+import reprlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from jinja2.exceptions import TemplateError
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,7 +21,7 @@ def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedToke
             while turns and turns[-1]["role"] == "assistant":
                 turns.pop()
             if turns:
-                yield {"messages": [{"role": turn["role"], "content": turn["content"]} for turn in turns]}
+                yield {"messages": [{k: v for k, v in turn.items() if v is not None or k == "content"} for turn in turns]}
         elif text := text_of(row):
             yield {"text": tokenizer.decode(tokenizer(text)["input_ids"][:prompt_tokens], skip_special_tokens=True)}
 
@@ -27,7 +29,10 @@ def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedToke
 def _prompt_ids(row: dict, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if "text" in row:
         return tokenizer(row["text"])["input_ids"]
-    text = tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)
+    try:
+        text = tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise ValueError(f"The chat template refuses {reprlib.repr(row['messages'])}: {error}") from None
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
@@ -71,10 +76,13 @@ def regenerate(
     prompts = list(prompts_of(source, prompt_tokens, tokenizer))
     if not prompts:
         raise ValueError(f"{source} has no prompts: chats need a turn before the assistant's, and texts some tokens.")
+    encoded = [_prompt_ids(row, tokenizer) for row in prompts]
     done = 0
     if output.exists():
         # A killed run may leave half a line: only whole ones count.
         *whole, _ = output.read_text().split("\n")
+        if len(whole) > len(prompts):
+            raise ValueError(f"{output} has {len(whole)} rows, and {source} only {len(prompts)} prompts: name another output.")
         output.write_text("".join(line + "\n" for line in whole))
         done = len(whole)
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
@@ -85,7 +93,7 @@ def regenerate(
     with output.open("a") as file:
         for begin in range(done, len(prompts), batch_size):
             some = prompts[begin : begin + batch_size]
-            batch = tokenizer.pad({"input_ids": [_prompt_ids(row, tokenizer) for row in some]}, return_tensors="pt")
+            batch = tokenizer.pad({"input_ids": encoded[begin : begin + batch_size]}, return_tensors="pt")
             torch.manual_seed(seed + begin)
             ids = target.generate(**batch.to(target.device), max_new_tokens=max_new_tokens, **sampling)
             ids = ids[:, batch["input_ids"].shape[1] :]

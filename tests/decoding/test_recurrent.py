@@ -8,8 +8,10 @@ from transformers import (
     BambaConfig,
     BertConfig,
     FalconH1Config,
+    GenerationMixin,
     JambaConfig,
     Lfm2Config,
+    LlamaForCausalLM,
     Mamba2Config,
     MambaConfig,
     OpenAIGPTConfig,
@@ -100,6 +102,27 @@ def test_a_recurrent_drafter_is_lossless(name, prompt):
     )
 
 
+@pytest.mark.parametrize("name", ["falcon_h1", "qwen3_next"])
+def test_a_recurrent_drafter_in_transformers_own_loop(name, prompt, monkeypatch):
+    for method in ("_assisted_decoding", "_validate_generation_mode"):
+        monkeypatch.setattr(GenerationMixin, method, getattr(GenerationMixin, method).__wrapped__)
+    target = tiny_model()
+    drafter = pd.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=30, eos_token_id=None)
+    assert torch.equal(
+        plain, target.generate(prompt, do_sample=False, max_new_tokens=30, eos_token_id=None, assistant_model=drafter)
+    )
+
+
+def test_a_trial_that_ran_out_of_memory_decides_nothing(prompt, monkeypatch):
+    target, drafter = target_of("qwen3_next"), near_copy(tiny_model())
+    with monkeypatch.context() as patch:
+        patch.setattr(target.model, "forward", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+        with pytest.raises(torch.OutOfMemoryError):
+            target.generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
+    target.generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
+
+
 OTHERS = {
     **CONFIGS,
     "openai-gpt": OpenAIGPTConfig(vocab_size=32, n_embd=32, n_layer=2, n_head=4, n_positions=64),
@@ -124,3 +147,18 @@ def test_targets_that_cannot_verify(name, message, prompt):
     target = AutoModelForCausalLM.from_config(OTHERS[name])
     with pytest.raises(ValueError, match=message):
         target.generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=near_copy(tiny_model()))
+
+
+class Wrapped(LlamaForCausalLM):
+    """Takes its cache without naming it."""
+
+    def forward(self, input_ids=None, **kwargs):
+        return super().forward(input_ids, **kwargs)
+
+
+def test_targets_that_only_look_as_if_they_could_not(prompt):
+    """Old files of real decoders say `is_decoder: false`; and a derived class may not name its arguments."""
+    gpt2 = tiny_model("gpt2")
+    gpt2.config.is_decoder = False
+    for target in (gpt2, Wrapped(tiny_model().config).eval()):
+        same_with_an_oracle(target, input_ids=prompt)

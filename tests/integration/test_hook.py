@@ -1,6 +1,7 @@
 """The hook acts on our drafters only, installs once, and steps aside for a transformers it does not know."""
 
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ def test_both_doors_look_at_the_pair(tmp_path, prompt):
         for door in ({"assistant_model": wrong}, {"custom_generate": pd.speculative_decoding, "drafter": wrong}):
             with pytest.raises(ValueError, match=message):
                 target.generate(prompt, max_new_tokens=5, do_sample=False, **door)
+    assert pickle.loads(pickle.dumps(pd.speculative_decoding)) is pd.speculative_decoding
     with pytest.raises(ValueError, match="LlamaForCausalLM is no drafter"):
         target.generate(prompt, max_new_tokens=5, custom_generate=pd.speculative_decoding, drafter=tiny_model())
 

@@ -99,6 +99,21 @@ def test_rows_of_another_shape_are_named(tokenizer, tmp_path, row, message):
         encode_rows(rows, tokenizer, max_length=20)
 
 
+def test_what_a_template_refuses_is_named_before_anything_is_written(tokenizer, tmp_path):
+    refuse = "{% if m['content'] == 'h' %}{{ raise_exception('no h') }}{% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}" + refuse + "{{ m['content'] }}{% endfor %}"
+    rows = [{"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "c"}]} for word in "bh"]
+    file = write(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(ValueError, match="Row 2: no h"):
+        encode_rows(load_rows(file), tokenizer, max_length=20)
+    with pytest.raises(ValueError, match=r"refuses .*: no h"):
+        regenerate(tiny_model(), tokenizer, file, tmp_path / "out.jsonl", batch_size=1, max_new_tokens=2)
+    assert not (tmp_path / "out.jsonl").exists()
+    write(tmp_path / "out.jsonl", rows * 2)
+    with pytest.raises(ValueError, match=r"has 4 rows, and .* only 2 prompts"):
+        regenerate(tiny_model(), make_tokenizer(), file, tmp_path / "out.jsonl", max_new_tokens=2)
+
+
 def test_content_in_parts_is_one_text(tokenizer, tmp_path):
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": " c"}]
     whole, split = (

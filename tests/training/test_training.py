@@ -5,9 +5,10 @@ import random
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from tiny import MASK, make_tokenizer, tiny_model
-from transformers import TrainingArguments
+from transformers import AutoModelForCausalLM, TrainingArguments
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.pard.rows import may_attend
@@ -118,6 +119,22 @@ def test_overwriting_forgets_old_checkpoints(model_dir, texts, tmp_path):
     train_pard(model_dir, texts, tmp_path / "out", max_steps=4, **common)
     train_pard(model_dir, texts, tmp_path / "out", max_steps=2, overwrite=True, **common)
     assert sorted(file.name for file in (tmp_path / "out").glob("checkpoint-*")) == ["checkpoint-2"]
+
+
+def test_overwriting_deletes_nothing_that_it_cannot_replace(model_dir, texts, tmp_path):
+    train_pard(model_dir, texts, tmp_path / "out", max_steps=2, **{**ARGUMENTS, "save_steps": 2})
+    for wrong in ({"eval_strategy": "steps"}, {"resume": True}):
+        with pytest.raises(ValueError, match=r"eval|pass one of them"):
+            train_pard(model_dir, texts, tmp_path / "out", max_steps=2, overwrite=True, **ARGUMENTS, **wrong)
+    assert (tmp_path / "out" / "checkpoint-2" / "model.safetensors").exists()
+
+
+def test_acceptance_against_a_target_with_an_adapter(model_dir, texts, tmp_path):
+    lora = get_peft_model(AutoModelForCausalLM.from_pretrained(model_dir), LoraConfig(target_modules=["q_proj"]))
+    lora.save_pretrained(tmp_path / "lora")
+    options = {"eval_file": texts, "target": tmp_path / "lora", "max_steps": 1}
+    drafter = train_pard(model_dir, texts, tmp_path / "out", **options, **ARGUMENTS)
+    assert drafter.paradraft["training"]["acceptance"]["mean_emitted"] >= 1
 
 
 def test_rows_change_with_the_epoch_and_nothing_else():

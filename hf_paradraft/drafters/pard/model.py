@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ...decoding import SpeculationConfig, SpeculationStats
 from ...decoding.cache import empty_cache
+from ...decoding.states import is_recurrent
 from ...integration.files import check_weights, local_folder, read_config
 from .config import read_mask_token_id, refuse_other_drafters, write_mask_token_id
 from .propose import PardDrafting, check_drafts, draft_logits, sequential_choice
@@ -153,11 +154,13 @@ class PardDrafter:
         config = kwargs.get("generation_config")
         if config is None or not config.is_assistant:
             return super().generate(inputs, *args, **kwargs)
+        check_drafts(self)
         ids = kwargs["input_ids"] if inputs is None else inputs
         past = kwargs.get("past_key_values")
-        past = self.new_cache() if past is None else past
+        past = self.new_cache() if past is None or is_recurrent(past) else past
         logits = draft_logits(self, ids, past, max(1, kwargs["max_new_tokens"]))
         tokens, scores = sequential_choice(logits, ids, kwargs["logits_processor"], config.do_sample)
+        past = None if is_recurrent(past) else past  # that loop would crop it, and a state cannot be cropped
         return GenerateDecoderOnlyOutput(
             sequences=torch.cat([ids, tokens[None]], dim=1), scores=tuple(scores.split(1)), past_key_values=past
         )

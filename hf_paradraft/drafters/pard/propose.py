@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ...decoding import Draft, Prefix
-from ...decoding.cache import RaggedCache, check_forgets, empty_cache, use_plain_layers
+from ...decoding.cache import RaggedCache, check_forgets, empty_cache, takes, use_plain_layers
 from ...decoding.compiled import compiled_forward, static_cache
 from ...decoding.recurrent import check_continues
 from ...decoding.states import MOST_UNREAD, copy_states, end_windows, is_recurrent, put_back
@@ -92,7 +91,7 @@ def check_drafts(model: PreTrainedModel) -> None:
     if attention_windows(model) is not None:
         return
     check_forgets(model)
-    if "past_key_values" not in inspect.signature(type(model).forward).parameters:
+    if not takes(model, "past_key_values"):
         raise ValueError(f"{type(model).__name__} has no attention layers, so nothing counts what it has read: it cannot draft.")
     if is_recurrent(empty_cache(model)):
         check_continues(model, "past_key_values")

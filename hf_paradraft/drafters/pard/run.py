@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import find_adapter_config_file
 
 from ...integration.card import hub_name
 from ...training.arguments import training_arguments
@@ -64,7 +65,8 @@ def train_pard(
     if target is not None:
         if eval_file is None:
             raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
-        AutoConfig.from_pretrained(target, trust_remote_code=False)  # if there is no such model, say so before training
+        if find_adapter_config_file(target) is None:
+            AutoConfig.from_pretrained(target, trust_remote_code=False)  # if there is no such model, say so before training
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     drafter = _load(model, mask_token_id, tokenizer.mask_token_id)
     context = getattr(drafter.config.get_text_config(), "max_position_embeddings", None)
@@ -72,8 +74,6 @@ def train_pard(
         raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
-    if overwrite:
-        drop_old_checkpoints(output_dir)
     trainer = PardTrainer(
         drafter,
         training,
@@ -82,6 +82,8 @@ def train_pard(
         eval_dataset=eval_set,
         processing_class=tokenizer,
     )
+    if overwrite:
+        drop_old_checkpoints(output_dir)
     trainer.train(resume_from_checkpoint=checkpoint)
     options = drafter.speculation_config
     options.num_draft_tokens = max(options.num_draft_tokens, num_depths)

@@ -38,6 +38,7 @@ class AheadDrafting(PardDrafting):
         self.compiled = False
         self.drafting = PpdDrafter.from_model(drafter.model).start_drafting(max_length)  # what the model guesses for itself
         self.decoded: list[list[int]] = []  # of each row, the model's own tokens that the cache holds behind the known ones
+        self.room = 0  # tokens of a draft at most
         self.answers: list[list[Tensor]] = []  # of each row, logits behind the prefix and all its decoded tokens
         self.reach: list[list[float]] = []  # of each row, the chance that the target takes the first 0, 1, 2, … of its tokens
         self.verifier: TreeVerifier | None = None
@@ -47,7 +48,7 @@ class AheadDrafting(PardDrafting):
 
     def _guess(self, rows: list[LongTensor], room: int, prefixes: list[Prefix]) -> list[Tensor]:
         """Logits `(at most K, V)` for what follows each row: as many as are worth their time."""
-        begun = perf_counter()
+        begun, self.room = perf_counter(), room
         self._forget(rows)
         logits = super()._guess(rows, min(room, 1 + self.drafter.num_prompts), prefixes)
         self.decoded = [[] for _ in rows]
@@ -72,7 +73,7 @@ class AheadDrafting(PardDrafting):
 
     def _open(self, prefixes: list[Prefix]) -> list[bool]:
         """Which rows may have more tokens."""
-        return [len(reach) - 1 < prefix.room for reach, prefix in zip(self.reach, prefixes, strict=True)]
+        return [len(reach) - 1 < min(self.room, prefix.room) for reach, prefix in zip(self.reach, prefixes, strict=True)]
 
     def _forget(self, rows: list[LongTensor]) -> None:
         """Drop from the cache what the target has not accepted; each row's last token is read again, for its logits."""
@@ -117,7 +118,7 @@ class AheadDrafting(PardDrafting):
         lasts = torch.tensor(tokens, device=self.drafter.device)
         own = []
         for reach, prefix, last in zip(self.reach, prefixes, lasts, strict=True):
-            room = min(self.drafter.num_prompts, max(0, prefix.room - len(reach) + 1))
+            room = min(self.drafter.num_prompts, max(0, min(self.room, prefix.room) - len(reach) + 1))
             own.append(
                 Prefix(last[None], room, LogitsProcessorList(), False, self.drafting.drafter.config.vocab_size, True, self.pace)
             )

@@ -67,8 +67,6 @@ def train_ppd(
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
     torch.manual_seed(arguments.get("seed", 42))  # the prompts' first values
     adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, trust_remote_code=False), config)
-    if overwrite:
-        drop_old_checkpoints(output_dir)
     trainer = PpdTrainer(
         adapted,
         training,
@@ -77,6 +75,8 @@ def train_ppd(
         eval_dataset=eval_set,
         processing_class=tokenizer,
     )
+    if overwrite:
+        drop_old_checkpoints(output_dir)
     trainer.train(resume_from_checkpoint=checkpoint)
     record: dict[str, Any] = {
         "method": "ppd",
