@@ -79,7 +79,7 @@ def speculative_decoding(
 
     buffer = torch.cat([input_ids, input_ids.new_zeros((batch_size, limit - begin + 1))], dim=1)
     padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
-    verifier = make_verifier(model, batch_size, begin, limit, config, model_kwargs)
+    verifier = make_verifier(model, input_ids, limit, config, model_kwargs)
     check_lengths(model, begin, limit, verifier.unread, generation_config, model_kwargs)
     drafting = drafter.start_drafting(limit)
     ends, slow_criteria = _split(stopping_criteria)

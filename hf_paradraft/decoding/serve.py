@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import LongTensor
 from transformers import PreTrainedModel
 
 from .cache import RaggedCache, cache_of_call, use_plain_layers
@@ -15,14 +16,13 @@ from .verify import ChainVerifier, TreeVerifier, extend_to
 
 
 def make_verifier(
-    model: PreTrainedModel, batch_size: int, begin: int, limit: int, config: SpeculationConfig, model_kwargs: dict[str, Any]
+    model: PreTrainedModel, input_ids: LongTensor, limit: int, config: SpeculationConfig, model_kwargs: dict[str, Any]
 ) -> ChainVerifier | TreeVerifier:
     """The verifier that serves this call: trees and batches where model, cache and inputs allow it.
 
     Args:
         model: the target.
-        batch_size: B.
-        begin: tokens of the prompt.
+        input_ids: int64 `(B, n)`, the prompts.
         limit: tokens at most.
         config: the drafter's.
         model_kwargs: of this call, with the cache, which may be changed.
@@ -30,6 +30,7 @@ def make_verifier(
     Raises:
         ValueError: the cache cannot roll back, or a batch is asked for where only one row can be served.
     """
+    batch_size, begin = input_ids.shape
     windows, num_slots = attention_windows(model), limit + 2 + config.max_nodes
     cache = cache_of_call(model_kwargs)
     per_token = extend_to(limit + 1, model_kwargs)
@@ -58,7 +59,7 @@ def make_verifier(
             )
         return chains
     mask = model_kwargs.get("attention_mask")
-    mask = torch.ones((batch_size, begin), dtype=torch.bool, device=model.device) if mask is None else mask
+    mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
     positions = per_token["position_ids"][:, begin - 1] if "position_ids" in per_token else mask.long().sum(1) - 1
     attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
     last = getattr(model.config.get_text_config(), "max_position_embeddings", None)

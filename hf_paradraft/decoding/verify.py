@@ -152,7 +152,6 @@ class TreeVerifier:
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
         if self.num_positions is not None:
             positions = positions.clamp(max=self.num_positions - 1)
-        ids = ids.to(self.model.device)
         if self.extra is None:
             self.extra = self.model.prepare_inputs_for_generation(
                 ids, next_sequence_length=size, is_first_iteration=False, **{**self.model_kwargs, "attention_mask": None}

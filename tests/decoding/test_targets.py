@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from peft import LoraConfig, get_peft_model
 from tiny import EOS, SHARED, near_copy, same_with_an_oracle, tiny_model
 from transformers import (
@@ -100,3 +101,11 @@ def test_two_targets_and_one_drafter_in_turn():
         options = {"do_sample": False, "max_new_tokens": 20}
         plain = target.generate(IDS[:, :EOS], **options)
         assert torch.equal(plain, target.generate(IDS[:, :EOS], **options, assistant_model=drafter))
+
+
+@pytest.mark.parametrize("tree_size", SIZES)
+def test_weights_that_wait_elsewhere(tree_size):
+    """An offloaded model's own device is none: inputs stay where the caller has them."""
+    target = cpu_offload(tiny_model(), execution_device="cpu")
+    assert target.device.type == "meta"
+    same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS)
