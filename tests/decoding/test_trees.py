@@ -51,7 +51,7 @@ def test_a_tree_is_verified_as_its_paths_are(attention):
     with torch.no_grad():
         cache = DynamicCache(config=target.config)
         options = {"past_key_values": cache, "use_cache": True}
-        verifier = make_verifier(target, 1, 3, 12, pd.SpeculationConfig(), options)
+        verifier = make_verifier(target, prefix[:, :3], 12, pd.SpeculationConfig(), options)
         verifier.verify(prefix, [3], [Draft.chain(prefix[0, :0])])
         verifier.keep([[]])
         rows, _ = verifier.verify(prefix, [4], [draft])
