@@ -56,21 +56,21 @@ def draft_logits(drafter: PardDrafter, ids: LongTensor, cache: Cache, num_draft_
         very first token.
     """
     vocab_size = drafter.get_input_embeddings().num_embeddings
-    ids = ids.where(ids < vocab_size, drafter.mask_token_id)
     known, recurrent = cache.get_seq_length(), is_recurrent(cache)
+    new = ids[:, known:].where(ids[:, known:] < vocab_size, drafter.mask_token_id)
 
-    def read(new: LongTensor, logits_to_keep: int) -> Tensor:
-        positions = torch.arange(known, known + new.shape[1], device=new.device)[None]
-        inputs = {"input_ids": new, "position_ids": positions, "past_key_values": cache, "use_cache": True}
+    def read(fed: LongTensor, logits_to_keep: int) -> Tensor:
+        positions = torch.arange(known, known + fed.shape[1], device=fed.device)[None]
+        inputs = {"input_ids": fed, "position_ids": positions, "past_key_values": cache, "use_cache": True}
         return drafter(**inputs, logits_to_keep=logits_to_keep).logits[0]
 
-    if recurrent and ids.shape[1] - known > (MOST_UNREAD if known else 1):
-        read(ids[:, known:-1], 1)
+    if recurrent and new.shape[1] > (MOST_UNREAD if known else 1):
+        read(new[:, :-1], 1)
         end_windows(cache)
-        known = ids.shape[1] - 1
+        known, new = ids.shape[1] - 1, new[:, -1:]
     if recurrent and known == 0:
         num_draft_tokens = 1  # there is no state yet that could be put back
-    fed = torch.cat([ids[:, known:], ids.new_tensor([drafter.mask_ids(num_draft_tokens - 1)])], dim=1)
+    fed = torch.cat([new, ids.new_tensor([drafter.mask_ids(num_draft_tokens - 1)])], dim=1)
     states = copy_states(cache)
     logits = read(fed, num_draft_tokens)
     if not recurrent:
@@ -91,7 +91,7 @@ def check_drafts(model: PreTrainedModel) -> None:
     if attention_windows(model) is not None:
         return
     check_forgets(model)
-    if not takes(model, "past_key_values"):
+    if not takes(type(model), "past_key_values"):
         raise ValueError(f"{type(model).__name__} has no attention layers, so nothing counts what it has read: it cannot draft.")
     if is_recurrent(empty_cache(model)):
         check_continues(model, "past_key_values")
