@@ -24,7 +24,7 @@ micro: $(VENV)/installed
 
 # Hours on two cores; stops and resumes.
 family: $(VENV)/installed
-	$(BIN)/python -m hf_paradraft.demo.build --work-dir build/family --output-dir hf_paradraft/demo/family
+	$(BIN)/python -m hf_paradraft.demo.build.family --work-dir build/family --output-dir hf_paradraft/demo/family
 
 docs: $(VENV)/installed
 	$(BIN)/mkdocs build --strict

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_paradraft as pd
-from hf_paradraft.bench.questions import encode_text
+from hf_paradraft.chat import encode_question
 from hf_paradraft.decoding.stats import RoundTrace
 from hf_paradraft.decoding.tree_attention import tree_shape
 from hf_paradraft.demo import FAMILY
@@ -111,7 +111,7 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32).eval()
     drafter = pd.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32).eval()
-    ids = encode_text(tokenizer, PROMPT)
+    ids = encode_question(tokenizer, PROMPT)
     trace = a_round(target, drafter, ids)
     stats = drafter.last_stats
     before = [token for entry in stats.trace[: stats.trace.index(trace)] for token in entry.emitted]

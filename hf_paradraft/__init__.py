@@ -7,26 +7,43 @@ __version__ = "0.1.0"
 
 from . import training
 from .auto import AutoDrafter
-from .decoding import Draft, Drafter, Drafting, Prefix, SpeculationConfig, SpeculationStats
+from .decoding.loop import SpeculativeOutput
 from .drafters.pard import PardCandidateGenerator, PardDrafter
 from .drafters.ppd import PpdConfig
 from .drafters.ppd.drafter import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
 from .integration.hook import install, speculative_decoding
+from .protocol import (
+    Draft,
+    Drafter,
+    Drafting,
+    GuessedLogits,
+    GuessedTokens,
+    Observation,
+    Prefix,
+    Riders,
+    SpeculationConfig,
+    SpeculationStats,
+)
 
 __all__ = [
     "AutoDrafter",
     "Draft",
     "Drafter",
     "Drafting",
+    "GuessedLogits",
+    "GuessedTokens",
+    "Observation",
     "PardCandidateGenerator",
     "PardDrafter",
     "PpdConfig",
     "PpdDrafter",
     "Prefix",
     "PromptedDrafter",
+    "Riders",
     "SpeculationConfig",
     "SpeculationStats",
+    "SpeculativeOutput",
     "speculative_decoding",
     "training",
 ]

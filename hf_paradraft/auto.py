@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from .drafters.pard import PardDrafter
-from .drafters.ppd.drafter import PpdDrafter
-from .integration.files import local_folder
+from .drafters.kinds import kind_of_folder
+from .files import local_folder
+from .protocol import Drafter
 
 
 class AutoDrafter:
@@ -15,7 +15,7 @@ class AutoDrafter:
         raise OSError("AutoDrafter is used through AutoDrafter.from_pretrained(repo_or_dir).")
 
     @classmethod
-    def from_pretrained(cls, repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> PardDrafter | PpdDrafter:
+    def from_pretrained(cls, repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Drafter:
         """Load the drafter in a folder or a Hub repository.
 
         Args:
@@ -26,9 +26,9 @@ class AutoDrafter:
             OSError: nothing loadable there.
             ValueError: it is no drafter, or of a kind that is not supported; the message says which.
         """
+        found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
         folder = local_folder(repo_or_dir, kwargs)
-        if (folder / "adapter_config.json").exists():
-            return PpdDrafter.from_pretrained(folder, *args, **kwargs)
-        drafter = PardDrafter.from_pretrained(folder, *args, **kwargs)
-        drafter.name_or_path = drafter.config._name_or_path = str(repo_or_dir)
+        drafter = kind_of_folder(folder).load(folder, *args, **kwargs)
+        if drafter.name_or_path:  # it has a tokenizer, which lies there too
+            drafter.name_or_path, drafter.found_under = str(repo_or_dir), found_under
         return drafter

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jinja2 import Template
 
-from hf_paradraft.bench.report import markdown
+from hf_paradraft.report.tables import markdown
 
 HERE = Path(__file__).parent
 FAMILY = HERE.parent / "hf_paradraft" / "demo" / "family"

@@ -14,9 +14,9 @@ from pictures import acceptance, draft_tree, round_times
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paradraft import AutoDrafter, PpdDrafter, SpeculationConfig
-from hf_paradraft.bench.questions import encode_text, load_questions
-from hf_paradraft.demo import FAMILY
-from hf_paradraft.demo.held_out import GENERAL
+from hf_paradraft.bench.questions import load_questions
+from hf_paradraft.chat import encode_question
+from hf_paradraft.demo import FAMILY, GENERAL
 from hf_paradraft.demo.tasks import CATEGORIES, tasks
 from hf_paradraft.hardware import fast_dtype
 
@@ -77,7 +77,7 @@ def encode(prompt: str) -> torch.LongTensor:
     if len(prompt) > CHARACTERS:
         raise gr.Error(f"The prompt has {len(prompt):,} characters; at most {CHARACTERS:,} are read.", print_exception=False)
     text = prompt.encode("utf-8", "replace").decode()
-    ids = encode_text(tokenizer, text)
+    ids = encode_question(tokenizer, text)
     if ids.shape[1] > MAX_PROMPT_TOKENS:
         raise gr.Error(f"The prompt has {ids.shape[1]:,} tokens; at most {MAX_PROMPT_TOKENS} are read.", print_exception=False)
     return ids.to(device)

@@ -7,9 +7,8 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedTokenizerBase
 
 from hf_paradraft import SpeculationStats
-from hf_paradraft.decoding.stats import RoundTrace
-
-GREEN, GREY, BLUE, ORANGE = "#2e9d5b", "#b8bec6", "#3b76c4", "#e08a2e"
+from hf_paradraft.protocol import RoundTrace
+from hf_paradraft.report.palette import BLUE, GREEN, GREY, ORANGE
 
 
 def acceptance(stats: SpeculationStats) -> Figure:

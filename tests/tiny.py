@@ -96,31 +96,27 @@ def make_tokenizer(words: str = "a b c d e f g h", size: int = VOCAB) -> PreTrai
     )
 
 
-class Oracle:
+class Oracle(pd.Drafter, pd.Drafting):
     """Knows the answers, all but every fifth token; beside each first guess stands a wrong one."""
 
-    last_stats = None
+    def __init__(self, answers, padding=None):
+        self.speculation_config, self.answers = pd.SpeculationConfig(6, tree_size=7, never_slower=False), answers
+        self.padding = padding or [0] * len(answers)
 
-    def __init__(self, answers):
-        self.speculation_config, self.answers = pd.SpeculationConfig(6, never_slower=False), answers
-
-    def start_drafting(self, max_length):
+    def start_drafting(self, target, max_length):
         return self
 
     def propose(self, prefixes):
         return [self.guess(row, prefix) for row, prefix in enumerate(prefixes)]
 
     def guess(self, row, prefix):
-        length = prefix.ids.shape[1]
+        length = prefix.ids.shape[1] + self.padding[row]
         tokens = self.answers[row, length : length + prefix.room].clone()
         tokens[(length + torch.arange(len(tokens))) % 5 == 0] ^= 1
-        tree = pd.Draft.chain(tokens)
-        if prefix.branches and len(tree):
-            tree = pd.Draft(torch.cat([tokens[:1] ^ 1, tokens]), [-1, -1, *range(1, len(tree))])
-        return tree
-
-    def observe(self, outputs, paths):
-        pass
+        if not len(tokens):
+            return pd.GuessedTokens(tokens)
+        parents, beliefs = [-1, -1, *range(1, len(tokens))], [0.1] + [0.9] * len(tokens)
+        return pd.GuessedTokens(torch.cat([tokens[:1] ^ 1, tokens]), parents, beliefs)
 
 
 def same_with_an_oracle(target, **inputs):

@@ -1,7 +1,7 @@
 """Measure drafters beside plain decoding and transformers' own methods, in one process, interleaved."""
 
 from .measure import Measurement, Settings, bench
-from .methods import Method, assisted, pard_chain, pard_tree, plain, prompt_lookup
+from .methods import Method, assisted, drafted, plain, prompt_lookup
 from .questions import Prompt, Question, load_questions
 from .results import records
 
@@ -13,9 +13,8 @@ __all__ = [
     "Settings",
     "assisted",
     "bench",
+    "drafted",
     "load_questions",
-    "pard_chain",
-    "pard_tree",
     "plain",
     "prompt_lookup",
     "records",

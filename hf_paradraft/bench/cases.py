@@ -2,18 +2,13 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Literal
 
-import torch
 from transformers import PreTrainedModel
 
-from ..drafters.pard import PardDrafter
-from ..drafters.ppd.drafter import PpdDrafter
-from ..drafters.ppd.prompted import PromptedDrafter
-from .methods import Method, assisted, pard_chain, pard_tree, plain, ppd, ppd_chain, ppd_static, prompt_lookup, prompted
-
-TreeSize = int | Literal["auto"]
-PPD_SIZES = (6, 10, 15, 22, 31)
+from ..drafters.kind import Kind, TreeSize, Variant
+from ..drafters.kinds import kind_of
+from ..protocol import Drafter, SpeculationConfig
+from .methods import Method, assisted, drafted, plain, prompt_lookup
 
 
 class Case(StrEnum):
@@ -31,14 +26,19 @@ class Case(StrEnum):
     hopeless = "hopeless"
 
 
+def _kind(drafter: Drafter) -> Kind:
+    if (kind := kind_of(drafter)) is None:
+        raise ValueError(f"{type(drafter).__name__} is of no kind that this library measures by itself: build Methods of it.")
+    return kind
+
+
 def methods_of(
     case: Case,
-    drafter: PardDrafter | PpdDrafter,
+    drafter: Drafter,
     parent: PreTrainedModel | None,
     draft_lengths: Sequence[int] = (4, 8, 12),
     tree_sizes: Sequence[TreeSize] = (16, "auto"),
-    adapter: PpdDrafter | None = None,
-    prompted_parent: PromptedDrafter | None = None,
+    others: Sequence[Drafter] = (),
     recurrent: bool = False,
 ) -> list[Method]:
     """The methods of a case, the reference first; trees are as deep as the longest chain.
@@ -49,41 +49,30 @@ def methods_of(
         parent: for transformers' assisted generation; without it that is left out.
         draft_lengths: K of chains.
         tree_sizes: N of trees.
-        adapter: calibrated prompt tokens of the target.
-        prompted_parent: the parent with prompt tokens.
+        others: more drafters for the same target, of other kinds.
         recurrent: whether the target has a state, which transformers' own methods refuse.
 
     Raises:
         ValueError: a case that this drafter cannot serve.
     """
-    if isinstance(drafter, PpdDrafter):
-        if case not in (Case.methods, Case.batches, Case.prompts):
-            raise ValueError(f"The case {case!r} is about PARD drafters, and this is a PPD adapter.")
-        adapter = drafter
+    kind = _kind(drafter)
     if case == Case.prompts:
-        if adapter is None or adapter.config.accuracy is None:
+        studied = next((own for own in (drafter, *others) if _kind(own).study is not None), None)
+        if studied is None:
             raise ValueError("The case 'prompts' needs calibrated prompt tokens: paradraft calibrate, then --drafter ADAPTER.")
-        sizes = [ppd(adapter, size) for size in PPD_SIZES]
-        return [plain(), *sizes, ppd(adapter, "auto"), ppd_static(adapter, 15), ppd_chain(adapter, 15)]
-    depth, compiled = max(draft_lengths), case == Case.compiled
+        return [plain(), *map(drafted, _kind(studied).study(studied))]
+    compiled = case == Case.compiled
     if case == Case.hopeless:
-        return [plain(), pard_chain(drafter, depth), pard_chain(untrained(drafter), depth, "pard-chain-untrained")]
+        if kind.untrained is None:
+            raise ValueError(f"The case 'hopeless' needs a drafter that can be made anew, and a {kind.title} cannot.")
+        length = max(draft_lengths)
+        chains = [(f"{kind.name}-chain-k{length}", drafter), (f"{kind.name}-chain-untrained-k{length}", kind.untrained(drafter))]
+        return [plain(), *(drafted(Variant(name, own, SpeculationConfig(length, None))) for name, own in chains)]
     peers = []
     if case == Case.methods and not recurrent:
         peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
         peers.append(prompt_lookup())
-    if isinstance(drafter, PpdDrafter):
-        return [plain(), *peers, ppd(drafter, "auto" if drafter.config.accuracy is not None else 15)]
-    chains = [pard_chain(drafter, k, compiled=compiled) for k in draft_lengths]
-    trees = [pard_tree(drafter, depth, size, compiled=compiled) for size in tree_sizes]
-    ours = [ppd(adapter, "auto")] if case == Case.methods and adapter is not None else []
-    if case == Case.methods and prompted_parent is not None:
-        ours += [prompted(prompted_parent, 12), prompted(prompted_parent, 16, max(12, prompted_parent.num_prompts + 2))]
-    return [plain(compiled), *peers, *chains, *trees, *ours]
-
-
-def untrained(drafter: PardDrafter, seed: int = 0) -> PardDrafter:
-    """A drafter of the same shape, dtype and place with random weights."""
-    torch.manual_seed(seed)
-    fresh = type(drafter).__bases__[1](drafter.config).to(drafter.device, drafter.dtype).eval()
-    return PardDrafter.from_causal_lm(fresh, drafter.mask_token_id)
+    variants = kind.variants(drafter, draft_lengths, tree_sizes)
+    if case == Case.methods:
+        variants += [variant for own in others for variant in _kind(own).variants(own, draft_lengths, tree_sizes)]
+    return [plain(compiled), *peers, *(drafted(variant, compiled) for variant in variants)]

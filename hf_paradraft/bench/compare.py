@@ -10,12 +10,12 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from ..decoding.latency import measure as measure_latency
 from ..decoding.tree_attention import attention_windows
-from ..trees.latency import measure as measure_latency
+from ..report.tables import table
 from .measure import Settings, bench, check_equality
 from .methods import Method
 from .questions import Prompt
-from .report import table
 from .results import Unfinished, environment, records
 
 

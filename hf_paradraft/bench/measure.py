@@ -10,8 +10,8 @@ from torch import LongTensor, Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..decoding import SpeculationStats
 from ..hardware import peak_memory, reset_peak_memory
+from ..protocol import SpeculationStats
 from .methods import Method
 from .questions import Prompt
 
@@ -111,12 +111,12 @@ class Runner:
         # Hooks are no part of a compiled forward; our own rounds count themselves, and plain ones are the tokens.
         counted = method.drafter is None and not method.name.startswith("plain")
         handle = self.target.register_forward_pre_hook(count) if counted else None
-        method.prepare()
         torch.manual_seed(self.settings.seed)
         reset_peak_memory(self.target.device)
         started = perf_counter()
         try:
-            output = self.target.generate(**arguments, **method.arguments)
+            with method.using():
+                output = self.target.generate(**arguments, **method.arguments)
         finally:
             if handle is not None:
                 handle.remove()

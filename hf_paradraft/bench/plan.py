@@ -9,10 +9,11 @@ from time import perf_counter
 import torch
 from transformers import PreTrainedModel
 
-from ..decoding import SpeculationConfig, SpeculationStats
+from ..drafters.kind import Variant
 from ..drafters.pard import PardDrafter
+from ..protocol import SpeculationConfig, SpeculationStats
 from .measure import Settings, bench
-from .methods import pard_chain, plain
+from .methods import drafted, plain
 from .questions import Prompt
 from .results import records
 
@@ -85,8 +86,8 @@ def plan(
         target.generate(ids, attention_mask=torch.ones_like(ids), **options, eos_token_id=None, max_new_tokens=new_tokens)
         return perf_counter() - clock
 
-    def drafted(ids: torch.LongTensor, length: int, new_tokens: int, eos_token_id: int | list[int] | None) -> SpeculationStats:
-        own.speculation_config = SpeculationConfig(length, never_slower=False, trace=True)
+    def rounds(ids: torch.LongTensor, length: int, new_tokens: int, eos_token_id: int | list[int] | None) -> SpeculationStats:
+        own.speculation_config = SpeculationConfig(length, None, never_slower=False, trace=True)
         inputs = {"attention_mask": torch.ones_like(ids), "max_new_tokens": new_tokens, "eos_token_id": eos_token_id}
         target.generate(ids, **inputs, **options, assistant_model=own)
         return own.last_stats
@@ -98,11 +99,11 @@ def plan(
             found.plain_first.append(plain_seconds(ids, 1))
             found.plain.append((plain_seconds(ids, 1 + PLAIN_ROUNDS) - found.plain_first[-1]) / PLAIN_ROUNDS)
             for length in draft_lengths:
-                trace = drafted(ids, length, 4 * length + 5, None).trace
+                trace = rounds(ids, length, 4 * length + 5, None).trace
                 found.drafted_first.append(trace[0].total_seconds)
                 found.drafted[length] += [entry.total_seconds for entry in trace[1:] if len(entry.drafted) == length]
             if acceptance is None:
-                stats = drafted(ids, max(draft_lengths), max_new_tokens, target.generation_config.eos_token_id)
+                stats = rounds(ids, max(draft_lengths), max_new_tokens, target.generation_config.eos_token_id)
                 found.lengths.append(stats.num_emitted)
                 found.stats += stats
         return found
@@ -136,6 +137,7 @@ def measured(
     target: PreTrainedModel, drafter: PardDrafter, prompts: Sequence[Prompt], plans: Sequence[Plan], max_new_tokens: int
 ) -> list[float]:
     """What came of the plans: tokens per second over plain `generate`'s, on prompts that they have not seen."""
-    methods = [pard_chain(drafter, entry.num_draft_tokens) for entry in plans]
+    lengths = [entry.num_draft_tokens for entry in plans]
+    methods = [drafted(Variant(f"pard-chain-k{length}", drafter, SpeculationConfig(length, None))) for length in lengths]
     plain_row, *rows = records(bench(target, [plain(), *methods], prompts, Settings(max_new_tokens)))
     return [row["tokens_per_second"] / plain_row["tokens_per_second"] for row in rows]

@@ -1,8 +1,7 @@
 """What is asked: questions of one or more turns, from a file or a Hub dataset, and the prompts that they become."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,9 @@ import torch
 from torch import LongTensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..chat import encode_chat_prompt
+from ..files import rows_of
 
 TEXT_COLUMNS = ("prompt", "question", "instruction", "text")  # HumanEval has a prompt, GSM8K a question
 
@@ -46,7 +48,7 @@ def load_questions(source: str | Path, per_category: int | None = None) -> list[
         ValueError: a line that is not JSON, a row without a question, or no row at all.
     """
     source = str(source)
-    rows = _read(Path(source)) if Path(source).is_file() else _fetch(source)
+    rows = rows_of(source, "test")
     name = Path(source.split(":")[0]).stem
     questions, taken = [], Counter()
     for number, row in enumerate(rows, 1):
@@ -59,30 +61,7 @@ def load_questions(source: str | Path, per_category: int | None = None) -> list[
     return questions
 
 
-def _read(file: Path) -> Iterator[Any]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{file}, line {number}, is not JSON: {error}") from None
-
-
-def _fetch(source: str) -> Iterator[Any]:
-    if source.endswith((".json", ".jsonl")):
-        raise OSError(f"There is no file {source}.")
-    from datasets import load_dataset
-
-    name, config, split = (*source.split(":"), "", "")[:3]
-    try:
-        return iter(load_dataset(name, config or None, split=split or "test"))
-    except Exception as error:  # datasets raises errors of many kinds
-        raise OSError(f"{source} is neither a file here nor a dataset that could be fetched: {error}") from error
-
-
 def _question(row: Any, name: str, place: str) -> Question:
-    if not isinstance(row, Mapping):
-        raise ValueError(f"{place}: wanted an object with 'turns', 'messages' or 'prompt', but found {row!r:.60}.")
     category = str(row.get("category") or name)
     if row.get("turns"):
         turns = row["turns"] if isinstance(row["turns"], list) else [row["turns"]]
@@ -99,20 +78,6 @@ def _question(row: Any, name: str, place: str) -> Question:
     return Question(category, tuple(turns))
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> LongTensor:
-    """A conversation up to where the answer begins, through the chat template if there is one, else its texts; int64 `(1, n)`."""
-    if tokenizer.chat_template is None:
-        text = "\n\n".join(message["content"] for message in messages)
-        return tokenizer(text, return_tensors="pt")["input_ids"]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-
-
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor:
-    """A conversation of one turn, as `encode` gives it."""
-    return encode(tokenizer, [{"role": "user", "content": text}])
-
-
 def ask(
     questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel, max_new_tokens: int
 ) -> list[Prompt]:
@@ -123,7 +88,7 @@ def ask(
         messages: list[dict[str, str]] = []
         for number, turn in enumerate(question.turns, 1):
             messages.append({"role": "user", "content": turn})
-            ids = encode(tokenizer, messages)
+            ids = LongTensor([encode_chat_prompt(tokenizer, messages)])
             prompts.append(Prompt(question.category, ids))
             if number < len(question.turns):
                 ids = ids.to(target.device)

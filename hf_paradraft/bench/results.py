@@ -13,6 +13,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from .. import __version__
+from ..files import write_whole
 from ..hardware import device_name
 from .measure import Measurement
 
@@ -150,12 +151,10 @@ class Unfinished:
         """Write everything anew; a stop in between leaves what was there."""
         if self.file is not None:
             text = json.dumps({"settings": self.settings, "measurements": [asdict(entry) for entry in results]})
-            temporary = self.file.with_suffix(".tmp")
-            temporary.write_text(text)
-            temporary.replace(self.file)
+            write_whole(self.file, text)
 
     def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the results, and forget the measurements."""
         if self.file is not None:
-            self.file.with_suffix("").write_text(json.dumps(rows, indent=1) + "\n")
+            write_whole(self.file.with_suffix(""), json.dumps(rows, indent=1) + "\n")
             self.file.unlink(missing_ok=True)

@@ -24,13 +24,20 @@ def demo(
     from ..bench.compare import compare
     from ..bench.measure import Settings
     from ..bench.questions import ask, load_questions
-    from ..demo.held_out import GENERAL, QUESTIONS
+    from ..demo import GENERAL, QUESTIONS
     from ..demo.show import stream_one
 
     models = load(target, drafter, parent, dtype)
     questions = load_questions(GENERAL if target else QUESTIONS, per_category)
     stream_one(models.target, models.drafter, models.tokenizer, questions[0].turns[0], console, max_new_tokens)
-    methods = methods_of(Case.methods, models.drafter, models.parent, tree_sizes=("auto",), **models.prompts)
+    methods = methods_of(
+        Case.methods,
+        models.drafter,
+        models.parent,
+        tree_sizes=("auto",),
+        others=models.others,
+        recurrent=models.target._is_stateful,
+    )
     prompts = ask(questions, models.tokenizer, models.target, max_new_tokens)
     compare(models.target, methods, prompts, console, Settings(max_new_tokens, temperatures=(temperature,)))
 

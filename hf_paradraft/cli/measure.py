@@ -42,7 +42,7 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
         if file is not None and not file.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {file.parent} to write {file.name} into.")
     if plot is not None:
-        from ..bench.plots import FORMATS
+        from ..report.figures import FORMATS
 
         if plot.suffix and plot.suffix not in FORMATS:
             raise typer.BadParameter(f"{plot.name} is no picture: name a folder, or a file that ends in {', '.join(FORMATS)}.")
@@ -50,19 +50,19 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
 
 def _load_questions(sources: list[str] | None, embedded: bool, per_category: int | None) -> list:
     from ..bench.questions import load_questions
-    from ..demo.held_out import GENERAL, QUESTIONS
+    from ..demo import GENERAL, QUESTIONS
 
     sources = sources or [str(QUESTIONS if embedded else GENERAL)]
     return [question for source in sources for question in load_questions(source, per_category)]
 
 
 def _write(rows: list, markdown_file: Path | None, plot_file: Path | None) -> None:
-    from ..bench.report import markdown
+    from ..report.tables import markdown
 
     if markdown_file is not None:
         markdown_file.write_text(markdown(rows))
     if plot_file is not None:
-        from ..bench.plots import draw
+        from ..report.figures import draw
 
         for file in draw(rows, plot_file):
             console.print(f"{file} written")
@@ -120,7 +120,7 @@ def bench(
         prompts += random_prompts(len(models.tokenizer))
     lengths = _once(draft_tokens or sorted({4, 8, 12, models.drafter.speculation_config.num_draft_tokens}))
     recurrent = models.target._is_stateful
-    methods = methods_of(case, models.drafter, models.parent, lengths, sizes, **models.prompts, recurrent=recurrent)
+    methods = methods_of(case, models.drafter, models.parent, lengths, sizes, models.others, recurrent)
     if only:
         chosen = [method for method in methods[1:] if method.name.startswith(tuple(only))]
         if not chosen:
@@ -139,8 +139,8 @@ def report(
     plot_file: Plot = None,
 ) -> None:
     """Show the tables of an earlier benchmark again, and write them and its figures."""
-    from ..bench.report import table
-    from ..integration.card import read_bench
+    from ..report.records import read_bench
+    from ..report.tables import table
 
     _writable(markdown_file, plot=plot_file)
     rows = read_bench(json_file)
@@ -205,6 +205,6 @@ def plan(
     else:
         console.print(f"Draft {best.num_draft_tokens} tokens: about {best.speedup:.1f} times plain generate, greedy, batch 1.")
     if plot_file is not None:
-        from ..bench.plots import predicted
+        from ..report.figures import predicted
 
-        predicted(plans, speedups).savefig(plot_file, dpi=120)
+        predicted({entry.num_draft_tokens: entry.speedup for entry in plans}, speedups).savefig(plot_file, dpi=120)

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..decoding import Drafter
 from ..hardware import fast_dtype
+from ..protocol import Drafter
 
 console = Console()
 
@@ -53,14 +53,14 @@ class Models:
         target, drafter: loaded, in evaluation mode.
         parent: an autoregressive small model, or None.
         tokenizer: the target's.
-        prompts: the embedded family's prompt tokens, as arguments of `methods_of`; empty for other targets.
+        others: more drafters of the embedded family, of other kinds; none for other targets.
     """
 
     target: PreTrainedModel
     drafter: Drafter
     parent: PreTrainedModel | None
     tokenizer: PreTrainedTokenizerBase
-    prompts: dict[str, Any]
+    others: list[Drafter]
 
 
 def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dtype, untrained: bool = False) -> Models:
@@ -96,10 +96,10 @@ def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dty
     )
     small = AutoModelForCausalLM.from_pretrained(parent, **place, trust_remote_code=False).eval() if parent else None
     tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
-    return Models(model, draft.eval(), small, tokenizer, _family_prompts(small) if embedded else {})
+    return Models(model, draft.eval(), small, tokenizer, _family_prompts(small) if embedded else [])
 
 
-def _family_prompts(parent: PreTrainedModel) -> dict[str, Any]:
+def _family_prompts(parent: PreTrainedModel) -> list[Drafter]:
     """The embedded family's prompt tokens: its target's, and its small model's, which is copied."""
     from peft import PeftModel
 
@@ -110,4 +110,4 @@ def _family_prompts(parent: PreTrainedModel) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT 0.21 still asks for it
         prompted = PromptedDrafter(PeftModel.from_pretrained(copy.deepcopy(parent), FAMILY / "ppd-draft"))
-    return {"adapter": AutoDrafter.from_pretrained(FAMILY / "ppd"), "prompted_parent": prompted}
+    return [AutoDrafter.from_pretrained(FAMILY / "ppd"), prompted]

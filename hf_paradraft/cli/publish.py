@@ -36,7 +36,8 @@ def push(
     space: Annotated[bool, typer.Option("--space", help="Publish the demo Space.")] = False,
 ) -> None:
     """Publish a drafter with its tokenizer and card in one commit; or the recipe, or the Space."""
-    from ..integration.push import push_folder, push_recipe, push_space
+    from ..hub.push import push_recipe, push_space
+    from ..integration.publish import push_folder
 
     if (recipe and space) or (recipe or space) != (repo_id is None):
         raise typer.BadParameter("give DIR user/name, or --recipe user/name, or --space user/name.")
@@ -45,13 +46,13 @@ def push(
     if recipe or space:
         info = (push_recipe if recipe else push_space)(source, private)
     else:
-        info = push_folder(source, repo_id, private, revision, create_pr, license=license)
+        info = push_folder(source, repo_id, private=private, revision=revision, create_pr=create_pr, license=license)
     console.print(info.pr_url or info.commit_url, soft_wrap=True)
 
 
 @app.command(epilog="Example: paradraft export amd/PARD-Qwen2.5-0.5B out --format vllm --target Qwen/Qwen2.5-7B-Instruct --pad")
 def export(
-    source: Annotated[str, typer.Argument(help="Folder or Hub id of a PARD drafter.")],
+    source: Annotated[str, typer.Argument(help="Folder or Hub id of a drafter.")],
     output: Annotated[Path, typer.Argument(help="A new folder.")],
     engine: Annotated[Engine, typer.Option("--format", help="Who is to load it.")] = Engine.transformers,
     target: Annotated[str | None, typer.Option(help="The model it is to serve, for its vocabulary's size.")] = None,

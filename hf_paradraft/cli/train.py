@@ -45,7 +45,7 @@ def calibrate(
 ) -> None:
     """Count how often prompt tokens guess right, and show which number of rows is fastest here."""
     from ..drafters.ppd.calibration import calibrate_folder
-    from ..trees.latency import row_latency
+    from ..decoding.latency import row_latency
     from ..trees.sparse import sizes
 
     adapted = calibrate_folder(adapter, data, model, max_length, dtype.chosen)

@@ -12,7 +12,7 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList
 
-from .draft import Draft
+from ..protocol import Draft
 
 # (draft, node, processed scores (1, V)) -> (token, the drafted child that it is or None)
 Rule = Callable[[Draft, int, Tensor], tuple[int, int | None]]
@@ -55,13 +55,17 @@ def sample_match(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | No
 def rejection(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
     """Accept children sampled from `q` with probability `min(1, p/q)`, each after the last one's rejection.
 
-    Exact for children sampled without replacement (ParallelSpec, Algorithm 1; for one child, Leviathan et al., 2023).
+    Exact for children sampled without replacement (ParallelSpec, Algorithm 1; for one child, Leviathan et al., 2023). Tokens that
+    were not sampled have a `q` of 1 each.
     """
     p = scores.softmax(-1)[0]
     q = None
     for child in draft.children(node):
         token = draft.token_ids[child]
-        q = draft.q[child].to(p.device).clone() if q is None else q
+        if draft.q is None:
+            q = torch.zeros_like(p).index_fill_(0, draft.tokens[child : child + 1].to(p.device), 1.0)
+        elif q is None:
+            q = draft.q[child].to(p.device).clone()
         if torch.rand((), device=p.device) * q[token] < p[token]:
             return token, child
         residual = (p - q).clamp_(min=0)

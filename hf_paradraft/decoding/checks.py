@@ -1,5 +1,6 @@
 """What the loop cannot serve exactly is refused here, before any work."""
 
+import inspect
 from typing import Any
 
 from torch import LongTensor, Tensor
@@ -16,8 +17,8 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
+from ..protocol import Drafter, SpeculationConfig
 from .cache import check_forgets
-from .draft import Drafter
 
 WHOLE_BATCH = (
     EncoderNoRepeatNGramLogitsProcessor,
@@ -26,6 +27,33 @@ WHOLE_BATCH = (
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
+
+
+CALLS = {"attach": "(target)", "needs": "(target)", "start_drafting": "(target, max_length)"}
+
+
+def check_drafter(drafter: Any) -> None:
+    """Refuse what is no drafter, or one of the form that this library had before it brought the target to drafters.
+
+    Raises:
+        ValueError: with what to change.
+    """
+    if not callable(getattr(drafter, "start_drafting", None)):
+        raise ValueError(
+            f"{type(drafter).__name__} is no drafter: load one with AutoDrafter.from_pretrained, or pass an ordinary small model "
+            "as assistant_model, without custom_generate."
+        )
+    missing = [f"{name}{form}" for name, form in CALLS.items() if not callable(getattr(drafter, name, None))]
+    taken = inspect.signature(drafter.start_drafting).parameters
+    if "max_length" in taken and len(taken) == 1:
+        missing.append(f"start_drafting{CALLS['start_drafting']} instead of start_drafting(max_length)")
+    if missing:
+        raise ValueError(
+            f"{type(drafter).__name__} lacks {', '.join(missing)}. A drafter derives from hf_paradraft.Drafter; since 0.2 its "
+            "propose gives guesses (GuessedLogits, GuessedTokens), of which the engine makes the drafts: docs/add-a-drafter.md."
+        )
+    if not isinstance(getattr(drafter, "speculation_config", None), SpeculationConfig):
+        raise ValueError(f"{type(drafter).__name__} has no speculation_config: set it to a SpeculationConfig.")
 
 
 def check_call(
@@ -44,11 +72,7 @@ def check_call(
     """
     if drafter is None:
         raise ValueError("speculative_decoding needs a drafter: pass drafter=… to generate.")
-    if getattr(drafter, "start_drafting", None) is None:
-        raise ValueError(
-            f"{type(drafter).__name__} is no drafter: load one with AutoDrafter.from_pretrained, or pass an ordinary small model "
-            "as assistant_model, without custom_generate."
-        )
+    check_drafter(drafter)
     if model.config.model_type == "doge":
         raise ValueError("Doge targets gave other output with drafts than without: generate without a drafter.")
     if model.config.is_encoder_decoder:

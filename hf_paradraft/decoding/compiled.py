@@ -5,28 +5,52 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import StaticLayer
+
+from ..protocol.drafter import FeatureKey
+from .features import Features
 
 SLOTS = 256  # caches are this long, or a multiple: calls of different lengths share a compiled forward
 SHAPES = 64  # of all models in a process that are compiled; PyTorch's own limit of 8 is soon reached
 
 
-def compiled_forward(model: PreTrainedModel) -> Callable:
-    """`model.forward`, compiled; with CUDA graphs on a GPU. Beyond `SHAPES` different ones it runs uncompiled."""
+def compiled_forward(model: PreTrainedModel, features: Features | None = None) -> Callable:
+    """`model.forward`, compiled; with CUDA graphs on a GPU. Beyond `SHAPES` different ones it runs uncompiled.
+
+    Args:
+        model: any.
+        features: entered; what it collects is an output of the compiled forward, and copied, for the next one writes over it.
+    """
     limits = torch._dynamo.config  # of this thread
     limits.recompile_limit = max(limits.recompile_limit, SHAPES)
-    return partial(_compiled("reduce-overhead" if model.device.type == "cuda" else None), model)
+    mode = "reduce-overhead" if model.device.type == "cuda" else None
+    if features is None or not features.keys:
+        return partial(_compiled(_forward, mode), model)
+    read = _compiled(_forward_with_features, mode)
+
+    def forward(**inputs: Any) -> Any:
+        outputs, rows = read(model, features, **inputs)
+        features.rows = {key: states.clone() for key, states in rows.items()}
+        return outputs
+
+    return forward
 
 
 @cache
-def _compiled(mode: str | None) -> Callable:
+def _compiled(forward: Callable, mode: str | None) -> Callable:
     """One function for all models: it holds none of them."""
-    return torch.compile(_forward, dynamic=False, mode=mode)
+    return torch.compile(forward, dynamic=False, mode=mode)
 
 
 def _forward(model: PreTrainedModel, **inputs: Any) -> Any:
     return model.forward(**inputs)
+
+
+def _forward_with_features(model: PreTrainedModel, features: Features, **inputs: Any) -> tuple[Any, dict[FeatureKey, Tensor]]:
+    outputs = model.forward(**inputs)
+    return outputs, {key: features.rows[key] for key in features.keys}
 
 
 def static_cache(model: PreTrainedModel, num_slots: int) -> StaticCache:

@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 import numpy
 from transformers import PreTrainedModel
 
-from ..trees.latency import RowLatency, row_latency
+from .latency import RowLatency, row_latency
 
 DECAY = 0.995  # of a round's weight with each later round
 DOUBTED_ROWS = 256  # a slope over rows counts for nothing while they vary (squared, summed) by much less than this

@@ -11,9 +11,9 @@ from statistics import median
 
 import numpy
 
-from .config import MAX_TREE
+from ..protocol import Draft
+from ..protocol.config import MAX_TREE
 from .cost import RoundCost
-from .draft import Draft
 
 TRIAL = 4  # drafted rounds before anything is decided
 MISSES = 2  # chains in a row without an accepted token are enough to decide
@@ -52,6 +52,11 @@ class Pace:
         self.trial, self.looks = TRIAL, False  # drafted rounds before the next decision; whether they are a look
 
     @property
+    def accepted(self) -> numpy.ndarray:
+        """By depth, the chance that a draft is accepted if the one before it was."""
+        return (self.held + 0.5) / (self.tried + 1)
+
+    @property
     def factors(self) -> numpy.ndarray:
         """By depth, how many of the drafter's promises come true: accepted ÷ believed."""
         return self.hits / self.mass
@@ -83,8 +88,7 @@ class Pace:
             gain = sum(self.emitted) / len(self.emitted) * plain / (draft + verify + other)
             return self.num_draft_tokens if gain * GAIN >= 1 else 0
         depths = numpy.arange(1, self.num_draft_tokens + 1)
-        accepted = ((self.held + 0.5) / (self.tried + 1))[1:]
-        tokens = 1 + numpy.cumsum(numpy.cumprod(accepted))
+        tokens = 1 + numpy.cumsum(numpy.cumprod(self.accepted[1:]))
         slope = max(0.0, (verify - plain) / max(1, rows - 1))
         seconds = draft + other + verify - slope * (rows - 1) + slope * depths
         rates = tokens / seconds * plain
@@ -105,6 +109,24 @@ class Pace:
         if not self.adaptive or not self.verify:
             return True
         return gain / cost > promised / (spent + median(self.verify) + median(self.other))
+
+    def worth(self, confidences: Sequence[float]) -> int:
+        """How long a chain should be whose drafts are accepted with these chances: it grows while the tokens per second do.
+
+        It stops at the first fall, so a longer chain never depends on a confidence that has seen its own token (DSpark, 4.5).
+        """
+        if not self.adaptive or not self.verify or not self.plain:
+            return len(confidences)
+        verify, rows, plain = median(self.verify), median(self.rows), median(self.plain)
+        slope = max(0.0, (verify - plain) / max(1, rows - 1))
+        tokens, chance = 1.0, 1.0
+        seconds = median(self.draft) + median(self.other) + verify - slope * (rows - 1)
+        for length, confidence in enumerate(confidences):
+            chance *= confidence
+            if (tokens + chance) * (seconds + slope * length) < tokens * (seconds + slope * (length + 1)):
+                return length
+            tokens += chance
+        return len(confidences)
 
     def cut(self, trees: Sequence[Draft]) -> list[Draft]:
         """Each row's tree of the size that promises the batch most tokens per second: one size, for the largest sets the pace.
@@ -130,7 +152,13 @@ class Pace:
         return min(MAX_TREE, 5 * max(self.nodes) // 4 + 2)
 
     def observe(
-        self, drafts: Sequence[Draft], paths: Sequence[list[int] | None], draft: float, verify: float, whole: float
+        self,
+        drafts: Sequence[Draft],
+        paths: Sequence[list[int] | None],
+        draft: float,
+        verify: float,
+        whole: float,
+        asked: bool | None = None,
     ) -> None:
         """Learn from a round.
 
@@ -138,21 +166,26 @@ class Pace:
             drafts: of all rows.
             paths: accepted nodes of each row; None for one that had ended before.
             draft, verify, whole: seconds of the drafter, of the target's forward and of the round.
+            asked: whether the drafter was, which may have had no guess; default: if there are drafts.
         """
         self.rounds += 1
         active = [(tree, path) for tree, path in zip(drafts, paths, strict=True) if path is not None]
         size = max(tree.num_rows for tree, _ in active)
+        asked = size > 0 if asked is None else asked
         if self.rounds == 1:  # it read the prompt: its times say nothing, a wrong guess does
-            if size > 0 and self.chain:
-                self._judge(any(path for _, path in active))
+            if asked and (self.chain or size == 0):
+                self._judge(any(path for _, path in active), size == 0)
             return
-        begins, self.drafting = not self.drafting, size > 0
+        begins, self.drafting = not self.drafting, asked
         if size == 0:
-            self.plain.append(whole)
+            self.plain.append(whole - draft)
+            if not asked:
+                return
+        if (
+            size > 0 and begins and not any(len(tree) for tree, _ in active)
+        ):  # prompt tokens alone: their guesses come with the next round
             return
-        if begins and not any(len(tree) for tree, _ in active):  # prompt tokens alone: their guesses come with the next round
-            return
-        self._judge(any(path for _, path in active))
+        self._judge(any(path for _, path in active), size == 0)
         for kept, value in ((self.draft, draft), (self.verify, verify), (self.other, whole - draft - verify)):
             kept.append(value)
         self.rows.append(size + 1)
@@ -165,6 +198,8 @@ class Pace:
             counts *= DECAY
             counts += 2 * (1 - DECAY)
         for tree, path in active:
+            if size == 0:  # no guess is a wrong one
+                self.tried[1] += 1
             for depth, node in enumerate((-1, *path), 1):
                 if not (children := tree.children(node)):
                     break
@@ -176,10 +211,10 @@ class Pace:
                     self.mass[depth] += believed
                     self.hits[depth] += hit
 
-    def _judge(self, accepted: bool) -> None:
+    def _judge(self, accepted: bool, empty: bool) -> None:
         """Go on with the trial; end it early where chains are wrong from the start, make it longer where a look was right."""
         self.trial, self.misses = max(0, self.trial - 1), 0 if accepted else self.misses + 1
-        if self.chain and self.misses >= MISSES:  # a tree's first guess may be right in a few rounds only, and pay
+        if (self.chain or empty) and self.misses >= MISSES:  # a tree's first guess may be right in a few rounds only, and pay
             self.trial = 0
         elif accepted and self.looks:
             self.trial, self.looks = MISSES, False

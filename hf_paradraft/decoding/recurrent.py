@@ -12,9 +12,8 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
-from transformers.utils import ModelOutput
 
-from .draft import Draft
+from ..protocol import Draft
 from .states import MOST_UNREAD, copy_states, end_windows, put_back, record_windows
 from .verify import ChainVerifier
 
@@ -80,6 +79,8 @@ def _read_in_parts(model: PreTrainedModel, name: str, sizes: tuple[int, ...]) ->
 class RecurrentVerifier(ChainVerifier):
     """`ChainVerifier` for targets with recurrent layers. The prompt is read without a draft."""
 
+    reads_pieces = False
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.states: list[list[Tensor | None]] = []
@@ -91,7 +92,7 @@ class RecurrentVerifier(ChainVerifier):
         """Not over the prompt, and not when many accepted tokens wait to be read again."""
         return not self.first and self.unread <= MOST_UNREAD
 
-    def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> tuple[Tensor, ModelOutput]:
+    def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> Tensor:
         """As `ChainVerifier.verify`; the state is copied first."""
         self.read = self.unread
         if len(drafts[0]):

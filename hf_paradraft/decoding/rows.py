@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import LongTensor, Tensor
-from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
 
-from .accept import Emitted
+from ..protocol import Draft
+from .accept import Rule, accept
 
 
 @dataclass
@@ -15,25 +16,90 @@ class Row:
     """One sequence being decoded.
 
     Attributes:
+        ids: int64 `(1, limit + 1)`, its part of the call's buffer: padding, prompt, tokens so far, room.
         logits_processor: its own, to be called with this row alone.
         length: tokens so far, the prompt's padding included.
+        padding: tokens before the prompt.
         finished: whether it has ended.
+        asked: tokens of the last prefix that the drafter was asked about, without padding.
+        observed: its tokens before this one have been shown to the drafter with their features, without padding.
         scores, logits: `(1, V)` float32 for each new token, where they are asked for.
     """
 
+    ids: LongTensor
     logits_processor: LogitsProcessorList
     length: int
+    padding: int = 0
     finished: bool = False
+    asked: int = 0
+    observed: int = 0
     scores: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
 
-    def add(self, emitted: Emitted, keep_scores: bool, keep_logits: bool) -> None:
-        """Count a new token, and remember what is asked for."""
-        self.length += 1
-        if keep_scores:
-            self.scores.append(emitted.scores.float().clone())
-        if keep_logits:
-            self.logits.append(emitted.logits.float().clone())
+
+@dataclass
+class Taken:
+    """What a row got from a round.
+
+    Attributes:
+        begin: its length before.
+        path: the accepted nodes, from the root down.
+        kept: those of them whose entries stay in the cache: all but the newest token, if that was drafted.
+        judged: draft positions that were accepted or rejected.
+    """
+
+    begin: int
+    path: list[int]
+    kept: list[int]
+    judged: int
+
+
+@dataclass
+class Ends:
+    """When a row ends.
+
+    Attributes:
+        limit: tokens at most.
+        tokens: ids that end a text.
+        criteria: all others, asked after every token.
+        keep_scores, keep_logits: what the caller wants back of every token.
+    """
+
+    limit: int
+    tokens: set[int]
+    criteria: StoppingCriteriaList
+    keep_scores: bool = False
+    keep_logits: bool = False
+
+
+def take(row: Row, draft: Draft, logits: Tensor, rule: Rule, choices: list[int] | None, ends: Ends) -> Taken:
+    """Accept what the target agrees with, and its own next token; a row that ends goes no further.
+
+    Args:
+        row: grows.
+        draft: of the row.
+        logits: the target's, `(at least N + 1, V)`, as for `accept`.
+        rule: of acceptance.
+        choices: the most probable token of each row of `logits`, where that alone decides.
+        ends: when to stop.
+    """
+    begin, path, judged = row.length, [], 0
+    for emitted in accept(draft, logits, row.ids, begin, row.logits_processor, rule, choices):
+        judged += bool(draft.children(path[-1] if path else -1))
+        if emitted.node is not None:
+            path.append(emitted.node)
+        row.length += 1
+        if ends.keep_scores:
+            row.scores.append(emitted.scores.float().clone())
+        if ends.keep_logits:
+            row.logits.append(emitted.logits.float().clone())
+        row.finished = row.length >= ends.limit or emitted.token in ends.tokens
+        if ends.criteria:
+            stop = ends.criteria(row.ids[:, : row.length], tuple(row.scores) or None)
+            row.finished = bool(stop.all()) or row.finished
+        if row.finished:
+            break
+    return Taken(begin, path, path[: row.length - begin - 1], judged)
 
 
 def processors_of_rows(logits_processor: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:

@@ -6,9 +6,10 @@ import torch
 from torch import LongTensor
 from transformers import PreTrainedModel
 
+from ..protocol import SpeculationConfig
 from .cache import RaggedCache, cache_of_call, use_plain_layers
 from .compiled import static_cache
-from .config import SpeculationConfig
+from .features import Features
 from .recurrent import RecurrentVerifier, check_continues, check_roll_back
 from .states import is_recurrent
 from .tree_attention import TreeAttention, attention_windows, or_sdpa
@@ -16,7 +17,12 @@ from .verify import ChainVerifier, TreeVerifier, extend_to
 
 
 def make_verifier(
-    model: PreTrainedModel, input_ids: LongTensor, limit: int, config: SpeculationConfig, model_kwargs: dict[str, Any]
+    model: PreTrainedModel,
+    input_ids: LongTensor,
+    limit: int,
+    config: SpeculationConfig,
+    model_kwargs: dict[str, Any],
+    features: Features | None = None,
 ) -> ChainVerifier | TreeVerifier:
     """The verifier that serves this call: trees and batches where model, cache and inputs allow it.
 
@@ -26,6 +32,7 @@ def make_verifier(
         limit: tokens at most.
         config: the drafter's.
         model_kwargs: of this call, with the cache, which may be changed.
+        features: what the drafter reads.
 
     Raises:
         ValueError: the cache cannot roll back, or a batch is asked for where only one row can be served.
@@ -39,7 +46,7 @@ def make_verifier(
             raise ValueError(f"{type(model).__name__} has recurrent layers and is served one prompt at a time with a drafter.")
         check_roll_back(cache)
         check_continues(model, "past_key_values" if "past_key_values" in model_kwargs else "cache_params")
-        return RecurrentVerifier(model, model_kwargs, per_token, begin)
+        return RecurrentVerifier(model, model_kwargs, per_token, begin, begin)
     if config.compile and windows is not None and cache.get_seq_length() == 0:
         cache = model_kwargs["past_key_values"] = static_cache(model, num_slots)
     cache.activate_past_recording()
@@ -49,7 +56,7 @@ def make_verifier(
         and all(tensor.ndim == 2 for tensor in per_token.values())
         and use_plain_layers(cache, num_slots)
     )
-    chains = ChainVerifier(model, model_kwargs, per_token, begin - int(cache.get_seq_length()))
+    chains = ChainVerifier(model, model_kwargs, per_token, begin, begin - int(cache.get_seq_length()))
     if not explicit:
         if batch_size > 1 or cache.is_compileable:
             raise ValueError(
@@ -65,4 +72,4 @@ def make_verifier(
     last = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     ragged = RaggedCache(cache, batch_size, begin)
     row_counts = config.row_counts if cache.is_compileable else None
-    return TreeVerifier(model, model_kwargs, ragged, attention, chains, last, row_counts)
+    return TreeVerifier(model, model_kwargs, ragged, attention, features, chains, last, row_counts)

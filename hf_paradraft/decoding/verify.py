@@ -6,11 +6,11 @@ import numpy
 import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
-from transformers.utils import ModelOutput
 
+from ..protocol import Draft
 from .cache import RaggedCache, cache_of_call
 from .compiled import compiled_forward
-from .draft import Draft
+from .features import Features
 from .tree_attention import TreeAttention, tree_shape
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
@@ -55,18 +55,45 @@ class ChainVerifier:
         model: the target.
         model_kwargs: the call's, with the cache.
         per_token: from `extend_to`.
-        unread: tokens of the prompt that the cache lacks.
+        begin: tokens of the prompt.
+        unread: those of them that the cache lacks.
+
+    Attributes:
+        known: rows of the last forward that were known tokens; node `i` of its draft follows as row `known + i`.
     """
 
     branches = False
     may_draft = True
+    reads_pieces = True
 
-    def __init__(self, model: PreTrainedModel, model_kwargs: dict[str, Any], per_token: dict[str, Tensor], unread: int):
+    def __init__(
+        self, model: PreTrainedModel, model_kwargs: dict[str, Any], per_token: dict[str, Tensor], begin: int, unread: int
+    ):
         self.model, self.model_kwargs, self.per_token = model, model_kwargs, per_token
         self.cache: Cache = cache_of_call(model_kwargs)
-        self.unread, self.first, self.written = unread, True, 0
+        self.begin, self.unread, self.first, self.written, self.known = begin, unread, True, 0, 0
 
-    def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> tuple[Tensor, ModelOutput]:
+    def read(self, buffer: LongTensor, count: int) -> None:
+        """Read the next `count` tokens of the prompt, and no further."""
+        length = self.begin - self.unread + count
+        self._run(buffer[:, :length], count, 1)
+        self.unread -= count
+
+    def _run(self, ids: LongTensor, count: int, logits_to_keep: int) -> Tensor:
+        """The target over the last `count` of `ids`; its logits."""
+        length = ids.shape[1]
+        inputs = self.model.prepare_inputs_for_generation(
+            ids,
+            next_sequence_length=None if self.first and count == length else count,
+            is_first_iteration=self.first,
+            **{**self.model_kwargs, **{name: tensor[..., :length] for name, tensor in self.per_token.items()}},
+        )
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = logits_to_keep
+        self.first = False
+        return self.model(**inputs, return_dict=True).logits
+
+    def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> Tensor:
         """Run the target over what its cache lacks: the end of the prefix, and the drafts.
 
         Args:
@@ -75,24 +102,13 @@ class ChainVerifier:
             drafts: a chain for each row.
 
         Returns:
-            Logits `(B, N + 1, V)` in the target's dtype, on the buffer's device, N being the longest draft's length, and the
-            target's whole output.
+            Logits `(B, N + 1, V)` in the target's dtype, on the buffer's device, N being the longest draft's length.
         """
         size = max(map(len, drafts))
-        length = lengths[0]
-        ids = torch.cat([buffer[:, :length], stack(drafts, size, buffer.device)], dim=1)
-        whole = self.first and self.unread == length
-        inputs = self.model.prepare_inputs_for_generation(
-            ids,
-            next_sequence_length=None if whole else self.unread + size,
-            is_first_iteration=self.first,
-            **{**self.model_kwargs, **{name: tensor[..., : length + size] for name, tensor in self.per_token.items()}},
-        )
-        if "logits_to_keep" in inputs:
-            inputs["logits_to_keep"] = size + 1
-        outputs = self.model(**inputs, return_dict=True)
-        self.unread, self.first, self.written = 1, False, size
-        return outputs.logits[:, -size - 1 :].to(buffer.device), outputs
+        ids = torch.cat([buffer[:, : lengths[0]], stack(drafts, size, buffer.device)], dim=1)
+        logits = self._run(ids, self.unread + size, size + 1)
+        self.known, self.unread, self.written = self.unread, 1, size
+        return logits[:, -size - 1 :].to(buffer.device)
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """Drop the rejected tokens' entries.
@@ -111,6 +127,7 @@ class TreeVerifier:
         model_kwargs: the call's, with the cache.
         cache: that cache, row by row.
         attention: masks.
+        features: what the drafter reads, which a compiled forward gives as an output.
         first: does the first forward, over the prompt, in transformers' own way and with chains; None where the prompt is read.
         num_positions: that the model has, if it says; riders behind the last one stand on it, for nobody reads what they guess.
         row_counts: how many rows a later forward may have, if it is compiled for these; None for as few as are needed.
@@ -118,6 +135,7 @@ class TreeVerifier:
 
     branches = True
     may_draft = True
+    reads_pieces = True
 
     def __init__(
         self,
@@ -125,22 +143,32 @@ class TreeVerifier:
         model_kwargs: dict[str, Any],
         cache: RaggedCache,
         attention: TreeAttention,
+        features: Features | None = None,
         first: ChainVerifier | None = None,
         num_positions: int | None = None,
         row_counts: list[int] | None = None,
     ):
         self.model, self.model_kwargs, self.cache, self.attention = model, model_kwargs, cache, attention
         self.first, self.num_positions, self.row_counts = first, num_positions, row_counts
-        self.unread = 0 if first is None else first.unread  # tokens of the prompt that the cache lacked at first
-        self.forward = model if row_counts is None else compiled_forward(model)
-        self.written, self.known, self.extra = 0, 0, None
+        self.begin = 0 if first is None else first.begin
+        self.forward = model if row_counts is None else compiled_forward(model, features)
+        self.written, self.known, self.roots, self.extra = 0, 0, 0, None  # roots: known tokens that the cache is yet to keep
 
-    def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> tuple[Tensor, ModelOutput]:
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt that the cache lacks; 1 behind it: the newest token."""
+        return 1 if self.first is None else self.first.unread
+
+    def read(self, buffer: LongTensor, count: int) -> None:
+        """As `ChainVerifier.read`."""
+        self.first.read(buffer, count)
+
+    def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> Tensor:
         """As `ChainVerifier.verify`, for trees and ragged rows: row 0 follows the last known token, row `i + 1` node `i`."""
         if self.first is not None:
-            logits, outputs = self.first.verify(buffer, lengths, drafts)
-            self.written, self.known, self.first = self.first.written, 0, None
-            return logits, outputs
+            logits = self.first.verify(buffer, lengths, drafts)
+            self.written, self.known, self.first = self.first.written, self.first.known, None
+            return logits
         size = 1 + max(draft.num_rows for draft in drafts)
         if self.row_counts is not None:
             size = next(count for count in self.row_counts if count >= size)
@@ -160,8 +188,8 @@ class TreeVerifier:
                 self.extra.pop(name, None)
         inputs = {"input_ids": ids} if not any(draft.rider_parents for draft in drafts) else self._embed(ids, drafts)
         outputs = self.forward(**{**self.extra, **inputs, "attention_mask": mask, "position_ids": positions, "return_dict": True})
-        self.written, self.known = size, 1
-        return outputs.logits.to(buffer.device), outputs
+        self.written, self.known, self.roots = size, 1, 1
+        return outputs.logits.to(buffer.device)
 
     def _embed(self, ids: LongTensor, drafts: list[Draft]) -> dict[str, Tensor]:
         """Inputs with the riders' embeddings behind the nodes'."""
@@ -177,6 +205,6 @@ class TreeVerifier:
         Args:
             paths: for each row the accepted nodes to keep, from the root down; None for a row that is finished.
         """
-        root = range(self.known)
-        kept = [[] if path is None else [*root, *(node + self.known for node in path)] for path in paths]
+        root = range(self.roots)
+        kept = [[] if path is None else [*root, *(node + self.roots for node in path)] for path in paths]
         self.cache.keep(kept, self.written)

@@ -3,3 +3,5 @@
 from pathlib import Path
 
 FAMILY = Path(__file__).parent / "family"  # target/, draft/ (the autoregressive parent) and pard/
+QUESTIONS = Path(__file__).parent / "questions.jsonl"
+GENERAL = Path(__file__).parent / "general.jsonl"  # for models from the Hub, which were not taught the family's tasks

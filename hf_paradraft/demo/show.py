@@ -8,8 +8,8 @@ from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from ..bench.questions import encode_text
-from ..drafters.pard import PardDrafter
+from ..chat import encode_question
+from ..protocol import Drafter
 
 
 class ColourStreamer(BaseStreamer):
@@ -50,14 +50,14 @@ class ColourStreamer(BaseStreamer):
 
 def stream_one(
     target: PreTrainedModel,
-    drafter: PardDrafter,
+    drafter: Drafter,
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     console: Console,
     max_new_tokens: int = 128,
 ) -> None:
     """Answer `prompt` with the drafter, coloured, and say how it compares with plain `generate`."""
-    ids = encode_text(tokenizer, prompt).to(target.device)
+    ids = encode_question(tokenizer, prompt).to(target.device)
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, "do_sample": False}
     target.generate(ids, **{**arguments, "max_new_tokens": 2}, assistant_model=drafter)  # warm up
     console.rule("[bold]prompt")

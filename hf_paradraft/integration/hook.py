@@ -1,7 +1,7 @@
 """How `model.generate` reaches our loop: `assistant_model=drafter`, or `custom_generate=speculative_decoding, drafter=drafter`.
 
-For the first, two methods of `GenerationMixin` are wrapped; both do as before unless the assistant is one of our drafters. If
-this transformers has changed them, nothing is wrapped: drafters then work in its own assisted loop, one chain at a time.
+For the first, two methods of `GenerationMixin` are wrapped; both do as before unless the assistant is a drafter (it has `start_drafting`). If
+this transformers has changed them, nothing is wrapped: PARD drafters then work in its own assisted loop, one chain at a time.
 """
 
 import inspect
@@ -9,19 +9,15 @@ import warnings
 from collections.abc import Sequence
 from functools import wraps
 
-from peft import PeftModel
 from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase, __version__
 from transformers.generation import GenerationMode
 
-from .. import decoding
-from ..decoding import Drafter
-from ..drafters.pard import PardDrafter
-from ..drafters.ppd import PpdModel
-from ..drafters.ppd.drafter import PpdDrafter
-from ..drafters.ppd.prompted import PromptedDrafter
+from .. import protocol
+from ..decoding import loop
+from ..decoding.checks import check_drafter
+from ..drafters.kinds import KINDS
 from .pairing import check_same_tokenizer
 
-OURS = (PardDrafter, PpdDrafter, PromptedDrafter)
 EXPECTED = {
     "_assisted_decoding": {
         "self", "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer",
@@ -49,25 +45,28 @@ def install() -> bool:
     return True
 
 
-def _drafter_of(target: PreTrainedModel, assistant: object) -> Drafter | None:
-    """The assistant if it is one of our drafters; for a model with a PPD adapter, the drafter that it is; else None."""
-    if isinstance(assistant, PeftModel) and isinstance(assistant.base_model, PpdModel):
-        return PpdDrafter.from_model(assistant) if assistant.get_base_model() is target else PromptedDrafter(assistant)
-    return assistant if isinstance(assistant, OURS) else None
+def _drafter_of(target: PreTrainedModel, assistant: object) -> protocol.Drafter | None:
+    """The assistant if it is a drafter, or the drafter that it is for this target; else None."""
+    adopted = (kind.adopt(target, assistant) for kind in KINDS if kind.adopt is not None)
+    if (drafter := next((found for found in adopted if found is not None), None)) is not None:
+        return drafter
+    return assistant if callable(getattr(assistant, "start_drafting", None)) else None
 
 
-def _check_pair(target: PreTrainedModel, drafter: Drafter | None, tokenizers: Sequence[PreTrainedTokenizerBase | None]) -> None:
-    if isinstance(drafter, PpdDrafter):
-        drafter.check_target(target)
-    elif drafter is not None:
+def _check_pair(
+    target: PreTrainedModel, drafter: protocol.Drafter | None, tokenizers: Sequence[PreTrainedTokenizerBase | None]
+) -> None:
+    if drafter is not None:
+        check_drafter(drafter)
+        drafter.attach(target)
         check_same_tokenizer(target, drafter, *tokenizers)
 
 
-@wraps(decoding.speculative_decoding, assigned=("__doc__",))  # the module stays its own, for pickle
+@wraps(loop.speculative_decoding, assigned=("__doc__",))  # the module stays its own, for pickle
 def speculative_decoding(model, *args, drafter=None, **kwargs):
     ours = _drafter_of(model, drafter)
     _check_pair(model, ours, (None, None))
-    return decoding.speculative_decoding(model, *args, drafter=ours or drafter, **kwargs)
+    return loop.speculative_decoding(model, *args, drafter=ours or drafter, **kwargs)
 
 
 def _with_our_loop(original):
@@ -78,7 +77,7 @@ def _with_our_loop(original):
             return original(self, input_ids, *args, assistant_model=assistant_model, **kwargs)
         for name in ("inputs_tensor", "assistant_tokenizer", "tokenizer"):
             kwargs.pop(name, None)
-        return decoding.speculative_decoding(self, input_ids, *args, drafter=drafter, **kwargs)
+        return loop.speculative_decoding(self, input_ids, *args, drafter=drafter, **kwargs)
 
     assisted_decoding.paradraft = True
     return assisted_decoding

@@ -5,12 +5,14 @@ from functools import lru_cache
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..protocol import Drafter
+
 logger = logging.get_logger(__name__)
 
 
 def check_same_tokenizer(
     target: PreTrainedModel,
-    drafter: PreTrainedModel,
+    drafter: Drafter,
     target_tokenizer: PreTrainedTokenizerBase | None = None,
     drafter_tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
@@ -25,15 +27,20 @@ def check_same_tokenizer(
     if target_tokenizer is not None and drafter_tokenizer is not None:
         difference = _difference(target_tokenizer.get_vocab(), drafter_tokenizer.get_vocab())
     else:
-        if target.name_or_path == drafter.name_or_path:
+        if not drafter.name_or_path or target.name_or_path == drafter.name_or_path:
             return
-        difference = _stored_difference(target.name_or_path, drafter.name_or_path)
+        commit = getattr(target.config, "_commit_hash", None)
+        known = {} if commit is None else {"revision": commit}
+        difference = _stored_difference(
+            (target.name_or_path, *known.items()), (drafter.name_or_path, *drafter.found_under.items())
+        )
     if difference:
         raise ValueError(
             f"The drafter's tokenizer is not the target's: {difference}. Use a drafter of the target's own model family."
         )
-    sizes = [model.config.get_text_config().vocab_size for model in (target, drafter)]
-    if difference is None and sizes[0] != sizes[1]:
+    config = getattr(drafter, "config", None)  # what has a tokenizer has a vocabulary
+    sizes = [own.get_text_config().vocab_size for own in (target.config, config) if own is not None]
+    if difference is None and len(set(sizes)) > 1:
         logger.warning_once(
             f"The target has {sizes[0]} token embeddings and the drafter {sizes[1]}, and their tokenizers could not be "
             "compared: drafting over the ids that both have."
@@ -41,12 +48,13 @@ def check_same_tokenizer(
 
 
 @lru_cache
-def _stored_difference(target_name: str, drafter_name: str) -> str | None:
-    """What differs, "" for nothing, None when a tokenizer is not stored here."""
+def _stored_difference(target: tuple, drafter: tuple) -> str | None:
+    """What differs, "" for nothing, None when a tokenizer is not stored here; of names, with where they are found under these."""
     vocabularies = []
-    for name in (target_name, drafter_name):
+    for name, *found_under in (target, drafter):
+        options = {**dict(found_under), "local_files_only": True, "trust_remote_code": False}
         try:
-            vocabularies.append(AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False).get_vocab())
+            vocabularies.append(AutoTokenizer.from_pretrained(name, **options).get_vocab())
         except Exception:  # whatever a missing or foreign tokenizer raises, there is nothing to compare
             return None
     return _difference(*vocabularies)

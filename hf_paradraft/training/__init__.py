@@ -1,5 +1,5 @@
 """What the trainers share, and the building blocks of drafter training."""
 
-from ..drafters.pard.rows import cod_keep_mask, parallel_draft_rows
+from .rows import cod_keep_mask, parallel_draft_rows
 
 __all__ = ["cod_keep_mask", "parallel_draft_rows"]

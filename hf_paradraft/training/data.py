@@ -1,43 +1,34 @@
 """Texts and chats as tokens with loss masks: only what the drafter will have to write carries a label."""
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, load_dataset
-from jinja2.exceptions import TemplateError
+from datasets import Dataset, Features, Sequence, Value
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
+
+from ..chat import render_chat
+from ..files import rows_of
 
 IGNORED = -100
 
 
-def load_rows(source: str | Path, split: str = "train") -> Dataset:
-    """Rows `{"text": …}` or `{"messages": […]}` from a JSON-lines file or a Hub dataset.
+def load_rows(source: str | Path, split: str = "train") -> list[dict[str, Any]]:
+    """Rows `{"text": …}` or `{"messages": […]}` of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
 
     A row may have `finished`, false where its last answer was cut off and must not be learned to end there.
 
     Raises:
         OSError: there is no such file or dataset.
-        ValueError: it has no rows, or neither column.
+        ValueError: it is not JSON lines, has no rows, or neither column.
     """
-    if Path(source).is_file():
-        try:
-            rows = load_dataset("json", data_files=str(source), split="train")
-        except Exception as error:  # datasets wraps the parser's own message, whatever it was
-            reason = error.__cause__ or error
-            raise ValueError(f"{source} is not JSON lines, or has no rows: {str(reason) or 'it is empty'}") from None
-    elif str(source).endswith((".jsonl", ".json")):
-        raise OSError(f"There is no file {source}.")
-    else:
-        try:
-            rows = load_dataset(str(source), split=split)
-        except Exception as error:
-            raise OSError(f"{source} is neither a file here nor a dataset that could be fetched: {error}") from error
-    if len(rows) == 0:
-        raise ValueError(f"{source} has no rows to train on.")
-    if not {"text", "messages"} & set(rows.column_names):
-        raise ValueError(f"{source} needs a column 'text' or 'messages', but has {', '.join(rows.column_names)}.")
+    rows = list(rows_of(source, split))
+    if not rows:
+        raise ValueError(f"{source} is not JSON lines, or has no rows: it is empty.")
+    if not any({"text", "messages"} & row.keys() for row in rows):
+        raise ValueError(f"{source} needs a column 'text' or 'messages', but has {', '.join(rows[0])}.")
     return rows
 
 
@@ -94,12 +85,6 @@ def encode_chat(
     Raises:
         ValueError: the tokenizer has no chat template, or one that rewrites earlier turns.
     """
-    if tokenizer.chat_template is None:
-        raise ValueError("The tokenizer has no chat template: train on {'text': …} rows, or set one.")
-
-    def render(turns: list[Mapping[str, str]], generation: bool) -> str:
-        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=generation)
-
     ids: list[int] = []
     labels: list[int] = []
     text = ""
@@ -115,8 +100,8 @@ def encode_chat(
 
     for count, message in enumerate(messages, 1):
         if message["role"] == "assistant":
-            append(render(messages[: count - 1], True), False)
-            turn = render(messages[:count], False)
+            append(render_chat(tokenizer, messages[: count - 1], True), False)
+            turn = render_chat(tokenizer, messages[:count], False)
             if count == len(messages) and not finished:
                 answer = (message["content"] or "").strip()  # some templates trim
                 turn = turn[: turn.rindex(answer) + len(answer)]
@@ -124,7 +109,7 @@ def encode_chat(
     return {"input_ids": ids, "labels": labels}
 
 
-def encode_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, num_proc: int | None = None) -> Dataset:
+def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
     """Tokenise every row; cut at `max_length`; leave out rows in which nothing is left to learn.
 
     Returns:
@@ -133,24 +118,25 @@ def encode_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
     Raises:
         ValueError: no row carries a label, or one is neither a text nor a chat; the message says which.
     """
-
-    def encode(row: dict[str, Any], index: int) -> dict[str, Any]:
+    kept: dict[str, list] = {"input_ids": [], "labels": [], "length": []}
+    count = 0
+    for count, row in enumerate(tqdm(rows, desc="tokenise", unit="rows", leave=False), 1):
         finished = row.get("finished") is not False
         try:
             if row.get("messages"):
                 encoded = encode_chat(tokenizer, turns_of(row["messages"]), finished)
             else:
                 encoded = encode_text(tokenizer, text_of(row), finished)
-        except (ValueError, TemplateError) as error:
-            raise ValueError(f"Row {index + 1}: {error}") from None
-        encoded = {name: values[:max_length] for name, values in encoded.items()}
-        return {**encoded, "length": len(encoded["input_ids"])}
-
-    encoded = rows.map(encode, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc, desc="tokenise")
-    kept = encoded.filter(lambda labels: any(label != IGNORED for label in labels[1:]), input_columns="labels", desc="labels")
-    if len(kept) == 0:
+        except ValueError as error:
+            raise ValueError(f"Row {count}: {error}") from None
+        ids, labels = encoded["input_ids"][:max_length], encoded["labels"][:max_length]
+        if any(label != IGNORED for label in labels[1:]):
+            for name, value in (("input_ids", ids), ("labels", labels), ("length", len(ids))):
+                kept[name].append(value)
+    if not kept["length"]:
         raise ValueError(
-            f"None of the {len(rows)} rows has a token to learn within max_length={max_length}: "
+            f"None of the {count} rows has a token to learn within max_length={max_length}: "
             "chats need assistant turns, and texts more than one token."
         )
-    return kept
+    numbers = Sequence(Value("int32"))
+    return Dataset.from_dict(kept, Features({"input_ids": numbers, "labels": numbers, "length": Value("int32")}))

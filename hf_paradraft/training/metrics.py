@@ -8,13 +8,13 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..decoding import SpeculationStats
+from ..protocol import Drafter, SpeculationStats
 from .data import IGNORED
 
 
 def acceptance(
     target: PreTrainedModel | str | Path,
-    drafter: PreTrainedModel,
+    drafter: Drafter,
     tokenizer: PreTrainedTokenizerBase,
     samples: Dataset,
     max_new_tokens: int = 128,

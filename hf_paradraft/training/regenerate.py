@@ -1,15 +1,14 @@
 """Self-distillation: answers rewritten by the target, so that the drafter learns what it will be judged by."""
 
 import json
-import reprlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from jinja2.exceptions import TemplateError
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..chat import render_chat
 from .data import load_rows, text_of, turns_of
 
 
@@ -29,11 +28,7 @@ def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedToke
 def _prompt_ids(row: dict, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if "text" in row:
         return tokenizer(row["text"])["input_ids"]
-    try:
-        text = tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
-        raise ValueError(f"The chat template refuses {reprlib.repr(row['messages'])}: {error}") from None
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokenizer(render_chat(tokenizer, row["messages"], True), add_special_tokens=False)["input_ids"]
 
 
 @torch.no_grad()

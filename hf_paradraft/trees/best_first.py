@@ -9,12 +9,6 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import exp
 
-import numpy
-import torch
-from torch import Tensor
-
-from ..decoding.draft import Draft
-
 
 @dataclass
 class Paths:
@@ -57,28 +51,3 @@ def best_paths(scores: list[list[float]], num_nodes: int) -> Paths:
         if depth + 1 < len(scores):
             heappush(heap, (cost - scores[depth + 1][0], depth + 1, 0, node, -cost))
     return paths
-
-
-def best_first_tree(logits: Tensor, num_nodes: int, factors: numpy.ndarray | None = None) -> Draft:
-    """The tree with the largest expected number of accepted tokens, if the guesses mean what they say.
-
-    Args:
-        logits: `(K, V)`; row `d` guesses the token at distance `d + 1`.
-        num_nodes: N, at least 1; fewer nodes come back only if there are no more.
-        factors: `(K,)`, by which each distance's probabilities are corrected; default: taken at their word.
-
-    Returns:
-        A draft of N nodes, most probable first (so parents come before children, and the first n nodes are the best tree of n),
-        with `beliefs` and without `q`.
-
-    Raises:
-        ValueError: `num_nodes` below 1.
-    """
-    if num_nodes < 1:
-        raise ValueError(f"A tree needs at least one node, but num_nodes is {num_nodes}.")
-    top, ids = logits.float().log_softmax(-1).topk(min(num_nodes, logits.shape[1]), dim=-1)
-    if factors is not None:
-        top = top + torch.from_numpy(factors).to(top)[:, None].log()
-    paths, tokens = best_paths(top.tolist(), num_nodes), ids.tolist()
-    chosen = [tokens[depth][rank] for depth, rank in zip(paths.depths, paths.ranks, strict=True)]
-    return Draft(torch.tensor(chosen, device=logits.device), paths.parents, beliefs=paths.beliefs)

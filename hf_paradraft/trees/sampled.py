@@ -1,13 +1,27 @@
 """A tree whose tokens are drawn, for recursive rejection (ParallelSpec, Algorithm 1)."""
 
 import torch
-from torch import Tensor
+from torch import LongTensor, Tensor
 
-from ..decoding.draft import Draft
-from .best_first import best_first_tree
+from .best_first import Paths, best_paths
 
 
-def sampled_tree(q: Tensor, num_nodes: int) -> Draft:
+def draw(q: Tensor, count: int) -> LongTensor:
+    """`count` draws without replacement from `q`, float32 `(V,)`, in order: int64 `(count,)`.
+
+    The k largest of log q + Gumbel noise are k such draws (Kool et al., 2019). `q` has as many positive entries at least.
+    """
+    noise = -torch.empty_like(q).exponential_().log()
+    return (q.log() + noise).topk(count).indices
+
+
+def possible(q: Tensor, most: int) -> list[list[float]]:
+    """The largest log-probabilities of each row of `q` `(K, V)`, `most` of them or as many as are possible, falling."""
+    top = q.log().topk(min(most, q.shape[1])).values.tolist()
+    return [[score for score in row if score > -torch.inf] for row in top]
+
+
+def sampled_paths(q: Tensor, num_nodes: int) -> tuple[Paths, LongTensor]:
     """A tree of the best-first shape whose siblings are drawn from `q` without replacement.
 
     The shape depends on `q` alone and never on what is drawn, so that the draws are what the rule takes them for.
@@ -17,17 +31,11 @@ def sampled_tree(q: Tensor, num_nodes: int) -> Draft:
         num_nodes: N, at least 1; fewer come back where fewer tokens are possible.
 
     Returns:
-        A draft with `q` for every node; siblings stand in the order in which they were drawn.
+        The shape, and tokens int64 `(N,)`; siblings stand in the order in which they were drawn.
     """
-    shape = best_first_tree(q.log(), num_nodes)
-    size = next((node for node, belief in enumerate(shape.beliefs) if belief == 0), len(shape))
-    parents, depths = shape.parents[:size], []
-    for parent in parents:
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    # The k largest of log q + Gumbel noise are k draws without replacement, in order.
-    noise = -torch.empty((len(set(parents)), q.shape[1]), device=q.device).exponential_().log()
-    tokens = torch.empty(size, dtype=torch.long, device=q.device)
-    for row, parent in enumerate(dict.fromkeys(parents)):
-        children = [node for node in range(size) if parents[node] == parent]
-        tokens[children] = (q[depths[children[0]]].log() + noise[row]).topk(len(children)).indices
-    return Draft(tokens, parents, q[torch.tensor(depths, device=q.device)])
+    paths = best_paths(possible(q, num_nodes), num_nodes)
+    tokens = torch.empty(len(paths.parents), dtype=torch.long, device=q.device)
+    for parent in dict.fromkeys(paths.parents):
+        children = [node for node, other in enumerate(paths.parents) if other == parent]
+        tokens[children] = draw(q[paths.depths[children[0]]], len(children))
+    return paths, tokens

@@ -5,7 +5,7 @@ state has a tree of its own; where its round ends decides the next state, so the
 what the trees bring on average over its stationary distribution.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -14,7 +14,6 @@ from math import log
 import numpy
 
 from .best_first import Paths, best_paths
-from .latency import RowLatency
 
 SIZES = (4, 6, 8, 10, 12, 15, 18, 22, 26, 31, 40, 50, 63)  # rows beside the root that are compared
 
@@ -156,12 +155,12 @@ class Size:
     seconds: float
 
 
-def sizes(accuracy: list[list[float]], num_ensembles: int, latency: RowLatency, batch_size: int = 1) -> list[Size]:
+def sizes(accuracy: list[list[float]], num_ensembles: int, latency: Callable[[int], float], batch_size: int = 1) -> list[Size]:
     """The sizes that an adapter may choose from; the best is the one with most `tau` per second (PPD, section 4.5).
 
     Args:
         accuracy, num_ensembles: as for `build_trees`.
-        latency: of the target.
+        latency: seconds of the target's forward by its rows.
         batch_size: a forward has this many times a round's rows.
     """
     found = []

@@ -11,16 +11,23 @@ from tiny import near_copy, tiny_model
 from transformers import AutoModelForCausalLM
 
 import hf_paradraft as pd
-from hf_paradraft.bench import Measurement, Prompt, Settings, assisted, bench, pard_chain, plain, prompt_lookup, records
+from hf_paradraft.bench import Measurement, Prompt, Settings, assisted, bench, drafted, plain, prompt_lookup, records
 from hf_paradraft.bench.cases import Case, methods_of
 from hf_paradraft.bench.compare import compare
 from hf_paradraft.bench.measure import check_equality
-from hf_paradraft.bench.plots import draw
+from hf_paradraft.report.figures import draw
 from hf_paradraft.bench.questions import random_prompts
-from hf_paradraft.bench.report import markdown, table
+from hf_paradraft.report.tables import markdown, table
 from hf_paradraft.bench.results import Unfinished, measurements
+from hf_paradraft.decoding.pace import Pace
+from hf_paradraft.decoding.riders import SparseShape
 from hf_paradraft.demo import FAMILY
+from hf_paradraft.drafters.kind import Variant
 from hf_paradraft.drafters.ppd import PpdConfig
+
+
+def pard_chain(drafter, length):
+    return drafted(Variant(f"pard-chain-k{length}", drafter, pd.SpeculationConfig(length, None)))
 
 
 @pytest.fixture(scope="module")
@@ -94,22 +101,27 @@ def test_prompt_tokens_their_trees_and_sizes():
     adapter = pd.PpdDrafter.from_model(get_peft_model(tiny_model(), PpdConfig(accuracy=accuracy)))
     prompted = pd.PromptedDrafter(get_peft_model(tiny_model(seed=3), PpdConfig()))
     prompts = [Prompt("a", torch.tensor([[1, 2, 3]]))]
-    methods = methods_of(Case.prompts, near_copy(tiny_model()), None, adapter=adapter)
+    methods = methods_of(Case.prompts, near_copy(tiny_model()), None, others=[adapter])
     names = [method.name for method in methods]
     assert names[0] == "plain"
     assert {"ppd-n15", "ppd-auto", "ppd-static-n15", "ppd-chain-n15"} <= set(names)
-    methods += methods_of(Case.methods, near_copy(tiny_model()), None, adapter=adapter, prompted_parent=prompted)[-3:]
+    methods += methods_of(Case.methods, near_copy(tiny_model()), None, others=[adapter, prompted])[-3:]
     assert [method.name for method in methods[-3:]] == ["ppd-auto", "ppd-drafter-k4-n12", "ppd-ahead-k12-n16"]
     assert all(result.same for result in bench(tiny_model(), methods, prompts, Settings(24), progress=False))
-    trees = {method.name: method.drafter.trees(None) for method in methods if method.name in ("ppd-static-n15", "ppd-chain-n15")}
+    trees = {}
+    for method in methods:
+        if method.name in ("ppd-static-n15", "ppd-chain-n15"):
+            config = pd.SpeculationConfig(3, 15)
+            guess = method.drafter.start_drafting(tiny_model(), 64).propose([pd.Prefix(torch.tensor([[1]]), 3, 0)])[0]
+            trees[method.name] = SparseShape(config, Pace(3, False), guess).trees
     assert all(max(tree.paths.ranks, default=0) == 0 for tree in trees["ppd-chain-n15"])
     assert all(set(tree.prompts) == {3} for tree in trees["ppd-static-n15"])
     assert all(len(tree.paths.parents) + sum(tree.prompts) <= 15 for tree in trees["ppd-static-n15"])
     with pytest.raises(ValueError, match="prompt tokens"):
         methods_of(Case.prompts, near_copy(tiny_model()), None)
     assert [method.name for method in methods_of(Case.methods, adapter, None)] == ["plain", "prompt-lookup", "ppd-auto"]
-    with pytest.raises(ValueError, match="PARD drafters"):
-        methods_of(Case.compiled, adapter, None)
+    with pytest.raises(ValueError, match="hopeless"):
+        methods_of(Case.hopeless, adapter, None)
 
 
 def test_speedup_is_the_mean_over_categories_of_medians():
@@ -175,7 +187,8 @@ def test_a_stopped_run_goes_on(tmp_path):
     methods = [plain(), pard_chain(near_copy(target), 4)]
     prompts = [Prompt("a", torch.tensor([[i, 2, 3]])) for i in range(4)]
     calls = []
-    methods[1].prepare, prepare = lambda: (calls.append(1), prepare()), methods[1].prepare
+    using = methods[1].using
+    methods[1].using = lambda: calls.append(1) or using()
     stop_at = Unfinished.save
 
     def save(self, results):

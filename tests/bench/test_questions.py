@@ -7,9 +7,10 @@ import torch
 from tiny import tiny_model
 from transformers import AutoTokenizer
 
-from hf_paradraft.bench.questions import Question, ask, encode_text, load_questions
-from hf_paradraft.demo import FAMILY
-from hf_paradraft.demo.held_out import GENERAL, QUESTIONS, lessons, pretraining, runs
+from hf_paradraft.bench.questions import Question, ask, load_questions
+from hf_paradraft.chat import encode_question
+from hf_paradraft.demo import FAMILY, GENERAL, QUESTIONS
+from hf_paradraft.demo.build.held_out import lessons, pretraining, runs
 from hf_paradraft.demo.tasks import CATEGORIES, is_held_out
 
 
@@ -86,7 +87,7 @@ def test_later_turns_follow_the_targets_own_answers():
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
     target = tiny_model(vocab_size=len(tokenizer))
     one, two = ask([Question("a", ("Hello", "Again"))], tokenizer, target, 6)
-    assert torch.equal(one.ids, encode_text(tokenizer, "Hello"))
+    assert torch.equal(one.ids, encode_question(tokenizer, "Hello"))
     answer = target.generate(one.ids, attention_mask=torch.ones_like(one.ids), do_sample=False, max_new_tokens=6)[0]
     spoken = tokenizer.decode(answer[one.ids.shape[1] :], skip_special_tokens=True)
     said = [("user", "Hello"), ("assistant", spoken), ("user", "Again")]
@@ -94,7 +95,7 @@ def test_later_turns_follow_the_targets_own_answers():
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(two.ids[0]) == text
     tokenizer.chat_template = None
-    assert tokenizer.decode(encode_text(tokenizer, "Hello")[0]) == "Hello"
+    assert tokenizer.decode(encode_question(tokenizer, "Hello")[0]) == "Hello"
 
 
 def test_the_embedded_questions_are_held_out():

@@ -6,11 +6,11 @@ import torch
 from tiny import EOS, MASK, near_copy, tiny_model
 
 import hf_paradraft as pd
-from hf_paradraft.decoding import Draft
 from hf_paradraft.decoding.cost import RoundCost, round_cost
+from hf_paradraft.decoding.latency import RowLatency, row_latency
 from hf_paradraft.decoding.pace import Pace
-from hf_paradraft.trees import best_first_tree
-from hf_paradraft.trees.latency import RowLatency, row_latency
+from hf_paradraft.decoding.shape import best_first_tree
+from hf_paradraft.protocol import Draft
 
 K = 8
 
@@ -109,7 +109,7 @@ def test_promises_that_do_not_come_true_are_corrected():
 
 
 def test_latency_is_measured_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_paradraft.trees.latency.FOLDER", tmp_path / "here")
+    monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path / "here")
     target = tiny_model()
     first = row_latency(target)
     assert first.seconds == sorted(first.seconds)
@@ -124,7 +124,7 @@ def test_latency_is_measured_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_auto_is_lossless(tmp_path, monkeypatch, batch_size):
-    monkeypatch.setattr("hf_paradraft.trees.latency.FOLDER", tmp_path)
+    monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path)
     target = tiny_model()
     drafter = near_copy(target, 0.05)
     drafter.speculation_config.tree_size = "auto"
@@ -158,7 +158,7 @@ def test_what_rows_cost_beyond_the_table_is_learnt():
 
 
 def test_calls_of_one_target_share_what_rounds_cost(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_paradraft.trees.latency.FOLDER", tmp_path)
+    monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path)
     target, other = tiny_model(), tiny_model()
     assert round_cost(target, 1) is round_cost(target, 1)
     assert round_cost(target, 1) is not round_cost(target, 2)
@@ -215,6 +215,6 @@ def test_a_machine_that_has_become_fast_costs_something_still():
 
 def test_latency_is_remembered_where_nothing_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("hf_paradraft.trees.latency.FOLDER", tmp_path / "file" / "below")
+    monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path / "file" / "below")
     target = tiny_model()
     assert row_latency(target) is row_latency(target)

@@ -4,44 +4,45 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import EOS, tiny_model
+from tiny import EOS, VOCAB, tiny_model
 
 import hf_paradraft as pd
 
 TARGET = tiny_model()
 
 
-class Bigrams:
+class Bigrams(pd.Drafter, pd.Drafting):
     """Continues with what followed the last token before; remembers what it was shown."""
 
-    last_stats = None
+    tree_size = None
 
     def __init__(self):
-        self.speculation_config = pd.SpeculationConfig(num_draft_tokens=4, never_slower=False)
-        self.observed = []
+        self.speculation_config = pd.SpeculationConfig(4, self.tree_size, never_slower=False)
+        self.observed, self.kept = [], []
 
-    def start_drafting(self, max_length):
+    def start_drafting(self, target, max_length):
         return self
 
     def propose(self, prefixes):
+        self.kept.append(prefixes[0].kept)
         return [self.guess(prefix) for prefix in prefixes]
 
     def guess(self, prefix):
         ids = prefix.ids[0].tolist()
         seen = [i for i, token in enumerate(ids[:-1]) if token == ids[-1]]
         guess = ids[seen[-1] + 1 :][: prefix.room] if seen else []
-        return pd.Draft.chain(torch.tensor(guess, dtype=torch.long))
+        return pd.GuessedTokens(torch.tensor(guess, dtype=torch.long))
 
-    def observe(self, outputs, paths):
-        self.observed.append((outputs.logits.shape[1], len(paths[0])))
+    def observe(self, observations):
+        self.observed.append(observations[0].tokens.tolist())
 
 
 class Forest(Bigrams):
     """Random trees: almost always wrong, sometimes right, of any shape."""
 
+    tree_size = 12
+
     def guess(self, prefix):
-        if not prefix.branches:
-            return super().guess(prefix)
         size = int(torch.randint(1, 12, ()))
         parents, depth = [], []
         for node in range(size):
@@ -53,7 +54,7 @@ class Forest(Bigrams):
             depth.append(level)
         tokens = torch.randint(0, EOS, (size,))
         tokens[0] = self.peek(prefix)
-        return pd.Draft(tokens, parents)
+        return pd.GuessedTokens(tokens, parents)
 
     def peek(self, prefix):
         """Cheats, so that paths are accepted: the target's own next token."""
@@ -61,14 +62,108 @@ class Forest(Bigrams):
             return TARGET(prefix.ids).logits[0, -1].argmax()
 
 
-@pytest.mark.parametrize("drafter_class", [Bigrams, Forest])
+class Chain(Forest):
+    """The same where trees are not wanted."""
+
+    tree_size = None
+
+
+class Auto(Forest):
+    tree_size = "auto"
+
+
+class Distributions(Forest):
+    """Random logits over a vocabulary of its own, one guess in five right."""
+
+    def __init__(self, size=20):
+        super().__init__()
+        self.vocabulary = torch.randperm(VOCAB + 4)[:size]  # some of its ids are none of the target's
+
+    def guess(self, prefix):
+        logits = torch.randn(prefix.room, len(self.vocabulary))
+        if torch.rand(()) < 0.1:
+            logits[:] = float("nan")
+        return pd.GuessedLogits(logits, vocabulary=self.vocabulary)
+
+
+@pytest.mark.parametrize("drafter_class", [Bigrams, Forest, Chain, Auto, Distributions])
 @settings(max_examples=25, deadline=None)
 @given(ids=st.lists(st.integers(0, EOS - 1), min_size=1, max_size=12), new=st.integers(1, 24), seed=st.integers(0, 99))
 def test_any_drafter_is_lossless(drafter_class, ids, new, seed):
     torch.manual_seed(seed)
     drafter, ids = drafter_class(), torch.tensor([ids])
     plain = TARGET.generate(ids, do_sample=False, max_new_tokens=new)
-    options = {"custom_generate": pd.speculative_decoding, "drafter": drafter}
-    assert torch.equal(plain, TARGET.generate(ids, do_sample=False, max_new_tokens=new, **options))
-    assert len(drafter.observed) == drafter.last_stats.num_rounds
-    assert sum(accepted for _, accepted in drafter.observed) == sum(drafter.last_stats.successes)
+    for door in ({"custom_generate": pd.speculative_decoding, "drafter": drafter}, {"assistant_model": drafter}):
+        drafter.observed.clear()
+        drafter.kept.clear()
+        assert torch.equal(plain, TARGET.generate(ids, do_sample=False, max_new_tokens=new, **door))
+        stats = drafter.last_stats
+        assert len(drafter.observed) == stats.num_rounds
+        assert [token for tokens in drafter.observed for token in tokens] == plain[0, ids.shape[1] :].tolist()
+        lengths = [ids.shape[1]]
+        for emitted in stats.emitted_per_round[:-1]:
+            lengths.append(lengths[-1] + emitted)
+        assert drafter.kept == [0, *lengths][: len(drafter.kept)]  # nothing was taken back
+
+
+WRONG = {
+    "ids outside": (lambda prefix: pd.GuessedTokens(torch.tensor([1, VOCAB])), "outside of the target's vocabulary"),
+    "negative ids": (lambda prefix: pd.GuessedTokens(torch.tensor([-1])), "outside of the target's vocabulary"),
+    "too deep": (lambda prefix: pd.GuessedTokens(torch.arange(prefix.room + 1)), "there is room for"),
+    "too many": (lambda prefix: pd.GuessedTokens(torch.arange(20), [-1] * 20), "at most 8 are allowed"),
+    "parents behind": (lambda prefix: pd.GuessedTokens(torch.tensor([1, 2]), [1, -1]), "parents come first"),
+    "too few parents": (lambda prefix: pd.GuessedTokens(torch.tensor([1, 2]), [-1]), "1 parents"),
+    "too few beliefs": (lambda prefix: pd.GuessedTokens(torch.tensor([1, 2]), None, [0.5]), "one belief"),
+    "no ids": (lambda prefix: pd.GuessedTokens(torch.tensor([0.5])), "wanted ids"),
+    "a draft": (lambda prefix: pd.Draft.chain(torch.tensor([1])), "a Draft as a guess"),
+    "nothing": (lambda prefix: None, "a NoneType as a guess"),
+    "logits of a batch": (lambda prefix: pd.GuessedLogits(torch.zeros(1, 2, VOCAB)), "for one row"),
+    "another map": (lambda prefix: pd.GuessedLogits(torch.zeros(2, 7), vocabulary=torch.arange(6)), "maps 6 ids"),
+}
+
+
+class Wrong(Bigrams):
+    tree_size = 8
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_guesses_that_are_none(name, prompt):
+    guess, message = WRONG[name]
+    drafter = Wrong()
+    drafter.guess = guess
+    with pytest.raises(ValueError, match=message):
+        TARGET.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
+
+
+def test_a_list_of_another_length(prompt):
+    drafter = Wrong()
+    drafter.propose = lambda prefixes: []
+    with pytest.raises(ValueError, match="as many guesses"):
+        TARGET.generate(prompt, do_sample=False, max_new_tokens=20, assistant_model=drafter)
+
+
+class OfTheFirstForm:
+    """As drafters were in version 0.1."""
+
+    def __init__(self):
+        self.speculation_config, self.last_stats = pd.SpeculationConfig(4), None
+
+    def start_drafting(self, max_length):
+        return self
+
+
+def test_a_drafter_of_the_first_form_is_told_what_changed(prompt):
+    drafter = OfTheFirstForm()
+    for door in ({"custom_generate": pd.speculative_decoding, "drafter": drafter}, {"assistant_model": drafter}):
+        with pytest.raises(ValueError, match=r"lacks attach\(target\).*instead of start_drafting\(max_length\).*add-a-drafter"):
+            TARGET.generate(prompt, max_new_tokens=4, do_sample=False, **door)
+
+
+def test_half_a_drafter_says_what_is_missing(prompt):
+    with pytest.raises(NotImplementedError, match="Drafter has no start_drafting"):
+        pd.Drafter().start_drafting(TARGET, 4)
+    with pytest.raises(NotImplementedError, match="has no propose"):
+        pd.Drafting().propose([])
+    nameless = pd.Drafter()
+    with pytest.raises(ValueError, match="no speculation_config"):
+        TARGET.generate(prompt, max_new_tokens=4, do_sample=False, assistant_model=nameless)

@@ -19,7 +19,13 @@ from transformers import (
 )
 
 import hf_paradraft as pd
-from hf_paradraft.drafters.pard.propose import draft_logits
+from hf_paradraft.decoding.cache import empty_cache
+from hf_paradraft.drafters.lm import read_with_masks
+
+
+def draft_logits(drafter, ids, cache, count):
+    return read_with_masks(drafter, ids, cache, [MASK] * (count - 1), MASK)
+
 
 COMMON = {**SHARED, "initializer_range": 0.3, "num_hidden_layers": 4, "eos_token_id": None, "pad_token_id": 0}
 MAMBA = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "initializer_range": 0.3,
@@ -83,13 +89,13 @@ def test_a_recurrent_drafter_forgets_its_masks(name):
     """What it drafts behind a text does not depend on what it drafted before."""
     drafter = pd.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
     ids = torch.randint(1, 30, (1, 150), generator=torch.Generator().manual_seed(0))
-    cache = drafter.new_cache()
+    cache = empty_cache(drafter)
     with torch.no_grad():
         for length in (9, 10, 14, 15, 40, 41, 80, 150):
             drafted = draft_logits(drafter, ids[:, :length], cache, 5)
             fed = torch.cat([ids[:, :length], torch.full((1, 4), MASK)], dim=1)
             assert torch.allclose(drafted, drafter(fed, use_cache=False).logits[0, -5:], atol=1e-3)
-        assert draft_logits(drafter, ids[:, :1], drafter.new_cache(), 5).shape == (1, 32)
+        assert draft_logits(drafter, ids[:, :1], empty_cache(drafter), 5).shape == (1, 32)
 
 
 @pytest.mark.parametrize("name", ["falcon_h1", "qwen3_next"])

@@ -14,8 +14,8 @@ from transformers import (
 )
 
 from hf_paradraft.decoding.accept import RULES, accept
-from hf_paradraft.decoding.draft import Draft
-from hf_paradraft.trees import sampled_tree
+from hf_paradraft.decoding.shape import sampled_tree
+from hf_paradraft.protocol import Draft
 
 V, STEPS, SAMPLES = 5, 3, 20_000
 TABLE = torch.randn(V + 1, V, generator=torch.Generator().manual_seed(3)) * 1.5  # the target: logits given the last token

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 import hf_paradraft as pd
-from hf_paradraft.decoding import Draft
 from hf_paradraft.decoding.serve import make_verifier
+from hf_paradraft.protocol import Draft
 
 PAIRS = {name: (model := tiny_model(name), near_copy(model, 0.05)) for name in ARCHITECTURES}
 
@@ -54,7 +54,7 @@ def test_a_tree_is_verified_as_its_paths_are(attention):
         verifier = make_verifier(target, prefix[:, :3], 12, pd.SpeculationConfig(), options)
         verifier.verify(prefix, [3], [Draft.chain(prefix[0, :0])])
         verifier.keep([[]])
-        rows, _ = verifier.verify(prefix, [4], [draft])
+        rows = verifier.verify(prefix, [4], [draft])
         for row, path in zip(rows[0], paths, strict=True):
             alone = target(torch.tensor([[1, 2, 3, 4, *path]])).logits[0, -1]
             torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-4)

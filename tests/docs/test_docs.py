@@ -52,7 +52,7 @@ def test_python_runs(hub, page, tmp_path, monkeypatch):
         "drafter": AutoDrafter.from_pretrained("user/my-drafter"),
     }
     if page.name == "hub.md":
-        from hf_paradraft.integration.push import push_recipe
+        from hf_paradraft.hub.push import push_recipe
 
         push_recipe("user/parallel-drafting")
     torch.manual_seed(0)

@@ -11,8 +11,7 @@ from huggingface_hub import HfApi
 from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
-from hf_paradraft.demo import FAMILY
-from hf_paradraft.demo.held_out import QUESTIONS
+from hf_paradraft.demo import FAMILY, QUESTIONS
 
 PAGE = ROOT / "docs" / "train.md"
 

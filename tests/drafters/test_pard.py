@@ -11,8 +11,13 @@ from tiny import ARCHITECTURES, EOS, MASK, VOCAB, make_tokenizer, near_copy, tin
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 import hf_paradraft as pd
-from hf_paradraft.drafters.pard.propose import draft_logits
-from hf_paradraft.drafters.pard.rows import parallel_draft_rows
+from hf_paradraft.decoding.cache import empty_cache
+from hf_paradraft.drafters.lm import read_with_masks
+from hf_paradraft.training.rows import parallel_draft_rows
+
+
+def draft_logits(drafter, ids, cache, count):
+    return read_with_masks(drafter, ids, cache, [MASK] * (count - 1), MASK)
 
 
 @pytest.fixture
@@ -96,7 +101,7 @@ def test_one_forward_drafts_what_training_rows_say(architecture):
             attention_mask=torch.where(mask, 0.0, torch.finfo(torch.float32).min)[None, None],
             use_cache=False,
         ).logits[0]
-        drafted = draft_logits(drafter, ids[None, :6], drafter.new_cache(), depths)
+        drafted = draft_logits(drafter, ids[None, :6], empty_cache(drafter), depths)
     for depth in range(depths):
         row = depth * 10 + 5 + depth
         if row < len(trained) and 5 + depth < 10:
@@ -104,12 +109,12 @@ def test_one_forward_drafts_what_training_rows_say(architecture):
 
 
 def test_the_cache_never_keeps_masks(drafter):
-    ids, cache = torch.arange(12)[None], drafter.new_cache()
+    ids, cache = torch.arange(12)[None], empty_cache(drafter)
     with torch.no_grad():
         draft_logits(drafter, ids[:, :5], cache, 6)
         assert cache.get_seq_length() == 5
         later = draft_logits(drafter, ids, cache, 3)
-        fresh = draft_logits(drafter, ids, drafter.new_cache(), 3)
+        fresh = draft_logits(drafter, ids, empty_cache(drafter), 3)
     torch.testing.assert_close(later, fresh, rtol=1e-4, atol=1e-5)
 
 

@@ -64,10 +64,10 @@ def test_right_guesses_save_forwards(prompt, monkeypatch):
     plain = TARGET.generate(prompt, do_sample=False, max_new_tokens=60, eos_token_id=None)
 
     class Foreseeing(AheadDrafting):
-        def _decode(self, tokens, prefixes):
-            last = prefixes[0].ids.shape[1] + len(self.decoded[0])
+        def _further(self):
+            last = self.prefixes[0].ids.shape[1] + len(self.decoded[0])
             self.drafting.guesses = [10.0 * one_hot(plain[0, last + 1 : last + 4], VOCAB)]
-            return super()._decode(tokens, prefixes)
+            return super()._further()
 
     monkeypatch.setattr("hf_paradraft.drafters.ppd.prompted.AheadDrafting", Foreseeing)
     drafter = ahead(tiny_model("llama"), m=3, num_draft_tokens=9)

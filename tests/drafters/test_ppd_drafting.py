@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GenerationConfig
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.ppd import PpdConfig
-from hf_paradraft.drafters.ppd.drafter import PpdDrafter
+from hf_paradraft.drafters.ppd.drafter import PpdDrafter, PpdDrafting
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
 TARGETS = {name: tiny_model(name) for name in NAMES}
@@ -81,12 +81,12 @@ def test_prompts_see_their_node_and_their_own_ensemble(e):
     drafter.speculation_config.tree_size = 40
     seen = []
 
-    class Watched(type(drafter.start_drafting(0))):
-        def observe(self, outputs, paths):
-            super().observe(outputs, paths)
+    class Watched(PpdDrafting):
+        def observe(self, observations):
+            super().observe(observations)
             seen.append(self.guesses[0])
 
-    drafter.start_drafting = lambda max_length: Watched(drafter)
+    drafter.start_drafting = lambda target, max_length: Watched(pd.Riders(drafter.prompts, e), None)
     ids = torch.tensor([[4, 5, 6, 7]])
     output = target.generate(ids, do_sample=False, max_new_tokens=16, eos_token_id=None, assistant_model=drafter)
     emitted = drafter.last_stats.emitted_per_round
@@ -100,9 +100,12 @@ def test_prompts_see_their_node_and_their_own_ensemble(e):
             prompts = drafter.prompts[ensemble::e][None]
             with torch.no_grad():
                 expected.append(target(inputs_embeds=torch.cat([text, prompts], dim=1)).logits[0, -3:])
-        if guess is not None:
+        if len(guess):
             torch.testing.assert_close(guess, torch.stack(expected).mean(0)[: len(guess)], rtol=1e-3, atol=1e-3)
-    assert sum(guess is not None for guess in seen) > 3
+            drafter.attach(target)
+            behind = drafter.draft_logits(output[:, :length])[0]
+            torch.testing.assert_close(guess, behind[: len(guess)], rtol=1e-3, atol=1e-3)
+    assert sum(len(guess) > 0 for guess in seen) > 3
 
 
 def test_another_target_is_refused(prompt):
@@ -110,13 +113,25 @@ def test_another_target_is_refused(prompt):
         tiny_model(vocab_size=40).generate(prompt, max_new_tokens=3, assistant_model=adapter_for("llama"))
 
 
-@pytest.mark.parametrize("options", [{"tree_size": None}, {"tree_size": "auto"}, {"tree_size": 3}, {"acceptance": "rejection"}])
-def test_options_that_prompts_cannot_serve(options, prompt):
+def test_too_few_rows_for_the_prompts(prompt):
     drafter = adapter_for("llama")
-    drafter.speculation_config = pd.SpeculationConfig(**{"num_draft_tokens": 3, "tree_size": 9, **options})
-    do_sample = options.get("acceptance") == "rejection"
-    with pytest.raises(ValueError, match=r"rows|not sampled|calibrated"):
-        TARGETS["llama"].generate(prompt, max_new_tokens=3, do_sample=do_sample, assistant_model=drafter)
+    drafter.speculation_config = pd.SpeculationConfig(3, tree_size=3)
+    with pytest.raises(ValueError, match="here 4 at least"):
+        TARGETS["llama"].generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, assistant_model=drafter)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("tree_size", [None, "auto"])
+def test_sizes_that_are_not_numbers(tree_size, calibrated, prompt):
+    """A chain has one guess at each distance; an automatic size without calibration is a usual one."""
+    drafter = adapter_for("llama", calibrated=calibrated)
+    drafter.speculation_config = pd.SpeculationConfig(3, tree_size=tree_size, never_slower=False, trace=True)
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    plain = TARGETS["llama"].generate(prompt, **options)
+    assert torch.equal(plain, TARGETS["llama"].generate(prompt, **options, assistant_model=drafter))
+    assert drafter.last_stats.num_drafted > 0
+    if tree_size is None:
+        assert all(one.parents == list(range(-1, len(one.parents) - 1)) for one in drafter.last_stats.trace)
 
 
 def test_targets_that_take_no_masks_are_refused(prompt):

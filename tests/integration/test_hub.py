@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 import hf_paradraft as pd
 from hf_paradraft.cli import app
 from hf_paradraft.drafters.ppd import PpdConfig
-from hf_paradraft.integration.card import hub_name, render_card
-from hf_paradraft.integration.push import push_folder, push_recipe
+from hf_paradraft.hub.card import hub_name
+from hf_paradraft.hub.push import push_recipe
+from hf_paradraft.integration.publish import card_of, push_folder
 
 disable_progress_bars()
 REPO = f"{USER}/tiny"
@@ -247,7 +248,7 @@ def test_cards_speak_of_this_drafter_alone(tmp_path):
     folder = pard_folder(tmp_path)
     rows = [*BENCH, {**BENCH[0], "method": "prompt-lookup", "speedup": 9.0}]
     (folder / "bench.json").write_text(json.dumps(rows))
-    card = render_card(folder, REPO)
+    card = card_of(folder, REPO)
     assert card.data.eval_results[0].metric_value == 3.25
     assert "(id 31)" in card.text
     assert "vllm serve TARGET-MODEL" in card.text
@@ -283,7 +284,7 @@ def test_a_repositorys_code_is_never_run(hub, tmp_path, monkeypatch):
 
 def test_code_in_cards_is_python(tmp_path):
     for folder in (pard_folder(tmp_path), ppd_folder(tmp_path)):
-        text = render_card(folder, REPO).text
+        text = card_of(folder, REPO).text
         blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
         assert blocks
         for block in blocks:

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.demo.tasks import tasks
-from hf_paradraft.integration.push import push_space
+from hf_paradraft.hub.push import push_space
 
 ROOT = Path(__file__).parents[2]
 TOOLS = runpy.run_path(str(ROOT / "docs" / "screenshots.py"))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_paradraft.decoding.latency import RowLatency
 from hf_paradraft.trees.best_first import best_paths
-from hf_paradraft.trees.latency import RowLatency
 from hf_paradraft.trees.sparse import amortised_gain, attach_prompts, build_trees, ends, sizes, stationary, transitions
 
 

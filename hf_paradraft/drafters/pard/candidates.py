@@ -6,8 +6,9 @@ from torch import FloatTensor, LongTensor
 from transformers import LogitsProcessorList
 from transformers.generation import CandidateGenerator
 
+from ...decoding.warp import sequential_choice
+from ..lm import read_with_masks
 from .model import PardDrafter
-from .propose import draft_logits, sequential_choice
 
 
 class PardCandidateGenerator(CandidateGenerator):
@@ -47,7 +48,8 @@ class PardCandidateGenerator(CandidateGenerator):
             room = min(room, self.max_length - ids.shape[1] - 1)
         if room < 1:
             return input_ids, None
-        logits = draft_logits(self.drafter, ids, self.cache, room)
+        mask = self.drafter.mask_token_id
+        logits = read_with_masks(self.drafter, ids, self.cache, [mask] * (room - 1), mask)
         tokens, scores = sequential_choice(logits, ids, self.logits_processor, self.do_sample)
         candidates = ids.new_empty((1, ids.shape[1] + room))
         candidates[:, : ids.shape[1]], candidates[:, ids.shape[1] :] = ids, tokens

@@ -43,14 +43,3 @@ def write_mask_token_id(config: PreTrainedConfig, mask_token_id: int) -> None:
     for key in MASK_KEYS:
         setattr(config, key, mask_token_id)
     config.spd_type = "pard"
-
-
-def refuse_other_drafters(config: dict) -> None:
-    """Raise `ValueError` for a `config.json` of a drafter that is something else than PARD."""
-    names = " ".join(config.get("architectures") or []).lower()
-    if "dflash_config" in config or "dflash" in names:
-        raise ValueError("This is a DFlash drafter (block diffusion on the target's features); load it in vLLM or SGLang.")
-    if "p_eagle" in names or "peagle" in names or "eagle" in names or "parallel_drafting_mask" in config:
-        raise ValueError("This is an EAGLE-type drafter, which reads the target's features; load it in vLLM or SGLang.")
-    if config.get("pard2") or config.get("spd_type") == "pard2":
-        raise ValueError("This is a PARD-2 drafter; only PARD drafters (spd_type 'pard') are supported so far.")

@@ -23,15 +23,20 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from ...decoding import SpeculationConfig, SpeculationStats
 from ...decoding.cache import empty_cache
 from ...decoding.states import is_recurrent
-from ...integration.files import check_weights, local_folder, read_config
-from .config import read_mask_token_id, refuse_other_drafters, write_mask_token_id
-from .propose import PardDrafting, check_drafts, draft_logits, sequential_choice
+from ...decoding.warp import sequential_choice
+from ...files import local_folder, read_config, tensor_names
+from ...hub.push import push_drafter
+from ...protocol import Drafter, SpeculationConfig
+from ..lm import check_drafts, logits_behind, read_with_masks
+from ..published import refuse_foreign
+from .config import read_mask_token_id, write_mask_token_id
+from .propose import MaskDrafting
+from .publish import card_fields, check_folder
 
 
-class PardDrafter:
+class PardDrafter(Drafter):
     """A causal LM that drafts in parallel (PARD, section 3); mixed into the class of the model it is made from.
 
     The saved folder is a plain causal LM: `AutoModelForCausalLM`, vLLM, TensorRT-LLM and AMD's code load it as it is.
@@ -46,8 +51,6 @@ class PardDrafter:
     model_tags: ClassVar[list[str]] = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft"]
 
     mask_token_id: int
-    speculation_config: SpeculationConfig
-    last_stats: SpeculationStats | None = None
 
     @classmethod
     def from_pretrained(cls, repo_or_dir: str | Path, *args: Any, mask_token_id: int | None = None, **kwargs: Any) -> PardDrafter:
@@ -64,13 +67,16 @@ class PardDrafter:
         """
         if kwargs.pop("trust_remote_code", False):
             raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
+        found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
         folder = local_folder(repo_or_dir, kwargs)
-        refuse_other_drafters(read_config(folder))
+        refuse_foreign(read_config(folder), tensor_names(folder))
         config = kwargs.pop("config", None) or AutoConfig.from_pretrained(folder, trust_remote_code=False)
         for name in kwargs.keys() & config.to_dict().keys() - {"dtype", "quantization_config"}:
             setattr(config, name, kwargs.pop(name))
         mask_token_id = read_mask_token_id(config, mask_token_id)
-        return _prepare(_load(folder, config, args, kwargs), mask_token_id, str(repo_or_dir))
+        drafter = _prepare(_load(folder, config, args, kwargs), mask_token_id, str(repo_or_dir))
+        drafter.found_under = found_under
+        return drafter
 
     @classmethod
     def from_causal_lm(cls, model: PreTrainedModel | str | Path, mask_token_id: int | None = None, **kwargs: Any) -> PardDrafter:
@@ -109,21 +115,20 @@ class PardDrafter:
         Args:
             repo_id: `user/name`.
             tokenizer: default: the one that lies where the drafter was loaded from.
-            kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_folder`.
+            kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_drafter`.
 
         Raises:
             OSError: the Hub refused, or there is no tokenizer.
             ValueError: nothing says which tokenizer it is.
         """
-        from ...integration.push import push_folder  # needs the whole library
-
         if tokenizer is None and not self.name_or_path:
             raise ValueError("This drafter was not loaded from anywhere, so its tokenizer is not known: pass tokenizer=….")
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(self.name_or_path, trust_remote_code=False)
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(self.name_or_path, **self.found_under, trust_remote_code=False)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-            return push_folder(folder, repo_id, **kwargs)
+            check_folder(Path(folder))
+            return push_drafter(folder, repo_id, card_fields(Path(folder)), **kwargs)
 
     @property
     def paradraft(self) -> dict[str, Any]:
@@ -131,18 +136,29 @@ class PardDrafter:
         kept = getattr(self.config, "paradraft", None)
         return kept if isinstance(kept, dict) else {}
 
-    def start_drafting(self, max_length: int) -> PardDrafting:
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> MaskDrafting:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
 
         Raises:
             ValueError: a model of this architecture cannot draft.
         """
         check_drafts(self)
-        return PardDrafting(self, max_length)
+        masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
+        return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length)
 
-    def mask_ids(self, count: int) -> list[int]:
-        """What stands at the `count` places to be guessed."""
-        return [self.mask_token_id] * count
+    def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> torch.Tensor:
+        """What is guessed behind a whole prefix, without caches.
+
+        Args:
+            input_ids: int64 `(B, n)`, without padding.
+            features: none are read.
+            num_draft_tokens: K; default: as configured.
+
+        Returns:
+            `(B, K, V')` in the drafter's dtype; row `d` guesses the token at distance `d + 1`.
+        """
+        count = num_draft_tokens or self.speculation_config.num_draft_tokens
+        return logits_behind(self, input_ids, [self.mask_token_id] * (count - 1))
 
     def new_cache(self) -> Cache:
         """An empty cache that can drop the masks' entries again."""
@@ -158,7 +174,8 @@ class PardDrafter:
         ids = kwargs["input_ids"] if inputs is None else inputs
         past = kwargs.get("past_key_values")
         past = self.new_cache() if past is None or is_recurrent(past) else past
-        logits = draft_logits(self, ids, past, max(1, kwargs["max_new_tokens"]))
+        masks = [self.mask_token_id] * (max(1, kwargs["max_new_tokens"]) - 1)
+        logits = read_with_masks(self, ids, past, masks, self.mask_token_id)
         tokens, scores = sequential_choice(logits, ids, kwargs["logits_processor"], config.do_sample)
         past = None if is_recurrent(past) else past  # that loop would crop it, and a state cannot be cropped
         return GenerateDecoderOnlyOutput(
@@ -190,14 +207,26 @@ def drafter_class(config_class: type[PreTrainedConfig]) -> type[PardDrafter]:
 
 
 def _load(folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict[str, Any]) -> PardDrafter:
-    check_weights(folder)
-    load = super(PardDrafter, drafter_class(type(config))).from_pretrained
-    drafter, info = load(folder, *args, config=config, output_loading_info=True, **kwargs)
-    if missing := sorted(info["missing_keys"]):
-        raise OSError(
-            f"{folder} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, …): the download or the "
-            "conversion is incomplete."
+    drafter_type = drafter_class(type(config))
+    base = drafter_type.__bases__[1]
+    if (wanted := config.architectures or []) and wanted[0] != base.__name__:
+        raise ValueError(
+            f"{folder} holds a {wanted[0]}, and its config is that of a {base.__name__}: it is no PARD drafter, which is a plain "
+            "causal LM."
         )
+    kwargs["use_safetensors"] = True  # pickles may lie beside them
+    load = super(PardDrafter, drafter_type).from_pretrained
+    drafter, info = load(folder, *args, config=config, output_loading_info=True, **kwargs)
+    for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "has no place for")):
+        if names := sorted(info[kind]):
+            raise (OSError if kind == "missing_keys" else ValueError)(
+                f"The {base.__name__} in {folder} {what} {len(names)} of the model's weights ({', '.join(names[:3])}, …): "
+                + (
+                    "the download or the conversion is incomplete."
+                    if what == "lacks"
+                    else "it is no PARD drafter, or another kind."
+                )
+            )
     return drafter
 
 

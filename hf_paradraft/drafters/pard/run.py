@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import find_adapter_config_file
 
-from ...integration.card import hub_name
+from ...hub.card import hub_name
 from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.metrics import acceptance

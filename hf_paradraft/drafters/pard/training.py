@@ -12,8 +12,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 from transformers import TrainingArguments
 
 from ...training.epochs import CountEpochs, ResumableTrainer
+from ...training.rows import cod_keep_mask, draft_rows, may_attend, useful_rows
 from .model import PardDrafter
-from .rows import cod_keep_mask, draft_rows, may_attend, useful_rows
 
 
 @dataclass

@@ -10,10 +10,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ...integration.files import read_json
+from ...decoding.riders import MAX_RANKS
+from ...files import read_json
 from ...training.data import encode_rows, load_rows
 from .config import PpdConfig
-from .drafter import MAX_RANKS
 from .guess import check_takes_masks, guess_at
 from .training import PromptCollator
 

@@ -10,25 +10,22 @@ import torch
 from huggingface_hub import CommitInfo
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ...decoding import Draft, Prefix, SpeculationConfig, SpeculationStats
-from ...decoding.cost import RoundCost
-from ...decoding.pace import Pace
 from ...decoding.tree_attention import attention_windows, or_sdpa
-from ...integration.files import check_weights, local_folder, read_json
-from ...trees.best_first import Paths, best_paths
-from ...trees.sparse import SIZES, SparseTree, attach_prompts, build_trees, ends, sizes
+from ...files import local_folder, tensor_names
+from ...hub.push import push_drafter
+from ...protocol import Drafter, Drafting, GuessedLogits, Observation, Prefix, Riders, SpeculationConfig
 from .config import PpdConfig
+from .publish import card_fields, read_adapter
 from .tuner import PpdModel, check_embeds_once, prompt_embedding
 
 logger = logging.get_logger(__name__)
-MAX_RANKS = 16  # guesses of one distance that a tree can hold
 
 
-class PpdDrafter:
+class PpdDrafter(Drafter):
     """A PPD adapter as `assistant_model` of the model it belongs to.
 
     Args:
@@ -46,7 +43,7 @@ class PpdDrafter:
         self.prompts, self.config, self.tensor_name = prompts, config, tensor_name
         rows = "auto" if config.accuracy is not None else max(15, 3 * config.num_ids)
         self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=rows)
-        self.last_stats: SpeculationStats | None = None
+        self.target: PreTrainedModel | None = None  # what it was attached to last
 
     @classmethod
     def from_pretrained(cls, repo_or_dir: str | Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> PpdDrafter:
@@ -57,11 +54,9 @@ class PpdDrafter:
             ValueError: an adapter of another kind.
         """
         folder = local_folder(repo_or_dir, kwargs)
-        kind = read_json(folder / "adapter_config.json").get("peft_type")
-        if kind != "PPD":
-            raise ValueError(f"{repo_or_dir} is a PEFT adapter of type {kind}, not a drafter: load it with PeftModel.")
+        read_adapter(folder)
         config = PpdConfig.from_pretrained(str(folder))
-        check_weights(folder)
+        tensor_names(folder)
         tensors = load_file(folder / "adapter_model.safetensors")
         if len(tensors) != 1 or next(iter(tensors.values())).shape != (config.num_ids, config.hidden_size):
             raise ValueError(f"{repo_or_dir} does not hold the {config.num_ids} prompts its config speaks of: save it again.")
@@ -106,22 +101,20 @@ class PpdDrafter:
 
         Args:
             repo_id: `user/name`.
-            kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_folder`.
+            kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_drafter`.
 
         Raises:
             OSError: the Hub refused.
         """
-        from ...integration.push import push_folder  # needs the whole library
-
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            return push_folder(folder, repo_id, **kwargs)
+            return push_drafter(folder, repo_id, card_fields(Path(folder)), **kwargs)
 
-    def check_target(self, target: PreTrainedModel) -> None:
+    def attach(self, target: PreTrainedModel) -> None:
         """Refuse a model that the prompts were not trained on, or that they cannot ride along in.
 
         Raises:
-            ValueError: its embedding has other sizes, or it takes no masks and positions as given.
+            ValueError: its embedding has other sizes, it takes no masks and positions as given, or the prompts are no numbers.
         """
         if attention_windows(target) is None:
             raise ValueError(
@@ -137,108 +130,69 @@ class PpdDrafter:
                 f"This PPD adapter belongs to a model with an embedding of {self.config.vocab_size} × {self.config.hidden_size}, "
                 f"and the target's is {sizes[0]} × {sizes[1]}: use {self.config.base_model_name_or_path or 'its own base'}."
             )
+        self.target = target
 
-    def start_drafting(self, max_length: int) -> PpdDrafting:
-        """Begin a `generate` call; its state is its own.
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> PpdDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return PpdDrafting(Riders(self.prompts, self.config.num_ensembles), self.config.accuracy)
 
-        Raises:
-            ValueError: options that prompt tokens cannot serve.
-        """
-        if not bool(torch.isfinite(self.prompts).all()):
-            raise ValueError("The adapter's prompts are not finite numbers: train it again, or load it anew.")
-        options, least = self.speculation_config, self.config.num_ids + 1
-        if options.tree_size == "auto" and self.config.accuracy is None:
-            raise ValueError("tree_size='auto' needs a calibrated adapter: run paradraft calibrate, or give a number of rows.")
-        rows = SIZES[-1] if options.tree_size == "auto" else options.tree_size or 0
-        if rows < least:
-            raise ValueError(f"tree_size={options.tree_size!r}: for prompt tokens it is a number of rows, here {least} at least.")
-        if options.acceptance == "rejection":
-            raise ValueError("Prompt tokens' guesses are not sampled, as acceptance='rejection' needs: use 'auto'.")
-        return PpdDrafting(self)
-
-    def trees(self, cost: RoundCost | None) -> list[SparseTree]:
-        """A calibrated adapter's trees by state, of `tree_size` rows, or of the size that brings most tokens per second.
+    @torch.no_grad()
+    def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
+        """What the prompts guess behind a whole prefix, from forwards of the attached target without caches.
 
         Args:
-            cost: the target's; asked for with `tree_size="auto"`.
+            input_ids: int64 `(B, n)`, n at least 2: prompts hang below the last token that has been read, which is the one before
+                the newest.
+            features: none are read.
+            num_draft_tokens: at most m, and m by default.
+
+        Returns:
+            `(B, K, V)` float32; row `d` guesses the token at distance `d + 1`.
+
+        Raises:
+            ValueError: it is attached to no target, or more is asked for than there are prompts.
         """
-        accuracy, e, size = self.config.accuracy, self.config.num_ensembles, self.speculation_config.tree_size
-        if size != "auto":
-            return build_trees(accuracy, size, e)
-        return max(sizes(accuracy, e, cost.latency, cost.batch_size), key=lambda found: found.tau / found.seconds).trees
+        m, e = self.config.num_prompt_tokens, self.config.num_ensembles
+        count = m if num_draft_tokens is None else num_draft_tokens
+        if self.target is None:
+            raise ValueError("Prompt tokens guess through their target: attach(target) first.")
+        if not 1 <= count <= m:
+            raise ValueError(f"num_draft_tokens={count}: the adapter has {m} prompt tokens.")
+        text = self.target.get_input_embeddings()(input_ids[:, :-1])
+        found = []
+        for ensemble in range(e):
+            prompts = self.prompts[ensemble::e].to(text).expand(len(text), -1, -1)
+            logits = self.target(inputs_embeds=torch.cat([text, prompts], dim=1), use_cache=False).logits
+            found.append(logits[:, -m:].float())
+        return torch.stack(found).mean(0)[:, :count]
 
 
-class PpdDrafting:
+class PpdDrafting(Drafting):
     """One call's drafting: what each row's last prompts guessed.
 
     Args:
-        drafter: shared with other calls.
+        riders: the prompts.
+        accuracy: of their guesses, if it was counted.
     """
 
-    def __init__(self, drafter: PpdDrafter):
-        self.drafter = drafter
-        self.m, self.e = drafter.config.num_prompt_tokens, drafter.config.num_ensembles
-        self.trees: list[SparseTree] | None = None
-        self.riders: dict[int, tuple[list[int], list[int], Tensor]] = {}  # of each state's tree
-        self.drafts: list[Draft] = []
-        self.guesses: list[Tensor | None] = []  # of each row, logits (k, V) for the tokens behind its last one
+    def __init__(self, riders: Riders, accuracy: list[list[float]] | None):
+        self.riders, self.accuracy = riders, accuracy
+        self.guesses: list[Tensor] = []  # of each row, logits (k, V) for the tokens behind its last one
 
-    def propose(self, prefixes: list[Prefix]) -> list[Draft]:
-        """Each row's tree over its last guesses, with prompts below the nodes where the round is likely to end."""
-        if self.trees is None and self.drafter.config.accuracy is not None and any(prefix.branches for prefix in prefixes):
-            self.trees = self.drafter.trees(prefixes[0].pace.cost)
-        self.guesses = self.guesses or [None] * len(prefixes)
-        self.drafts = [self._draft(prefix, guess) for prefix, guess in zip(prefixes, self.guesses, strict=True)]
-        return self.drafts
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Each row's last guesses, and the prompts for the next."""
+        nothing = self.riders.embeddings.new_zeros((0, 1))
+        guesses = self.guesses or [nothing] * len(prefixes)
+        return [GuessedLogits(guess, accuracy=self.accuracy, riders=self.riders) for guess in guesses]
 
-    def observe(self, outputs: Any, paths: list[list[int] | None]) -> None:
+    def observe(self, observations: list[Observation | None]) -> None:
         """Take the guesses of the prompts below the node where each row ended."""
-        self.guesses = [None] * len(paths)
-        for row, (draft, path) in enumerate(zip(self.drafts, paths, strict=False)):
-            end = path[-1] if path else -1
-            below = [rider for rider, node in enumerate(draft.rider_nodes) if node == end]
-            if path is not None and below:
-                rows = outputs.logits[row, [1 + len(draft) + rider for rider in below]]
-                self.guesses[row] = rows.float().unflatten(0, (-1, self.e)).mean(1)  # E embeddings of a prompt stand together
-        self.drafts = []  # there may be no draft in the next round
-
-    def _draft(self, prefix: Prefix, guess: Tensor | None) -> Draft:
-        draft = Draft.chain(prefix.ids[0, :0])
-        if not prefix.branches or prefix.room == 0:
-            return draft
-        if guess is None:
-            guess = self.drafter.prompts.new_zeros((0, 1))
-        guess = guess[: prefix.room, : min(self.drafter.config.vocab_size, prefix.vocab_size)]
-        ranks = max(map(len, self.drafter.config.accuracy)) if self.trees is not None else MAX_RANKS
-        top, ids = guess.topk(min(ranks, guess.shape[1]), dim=-1)
-        state = len(guess)
-        if self.trees is not None:
-            tree = self.trees[state]
-            riders = self.riders[state] = self.riders.get(state) or self._riders(tree)
-        else:
-            tree = self._tree_by_belief((top - guess.logsumexp(-1, keepdim=True)), prefix.pace)
-            riders = self._riders(tree)
-        if tree.paths.parents:
-            tokens = ids[tree.paths.depths, tree.paths.ranks].to(prefix.ids.device)
-            draft = Draft(tokens, tree.paths.parents, beliefs=tree.paths.beliefs)
-        draft.rider_nodes, draft.rider_parents, draft.rider_embeddings = riders
-        return draft
-
-    def _riders(self, tree: SparseTree) -> tuple[list[int], list[int], Tensor]:
-        nodes, parents, which = tree.riders(self.e)
-        return nodes, parents, self.drafter.prompts[which]
-
-    def _tree_by_belief(self, scores: Tensor, pace: Pace) -> SparseTree:
-        """Without calibration: the guesses' own probabilities, corrected by what came true in this call."""
-        budget = self.drafter.speculation_config.tree_size
-        factors = torch.from_numpy(pace.factors[1 : 1 + len(scores)]).to(scores)
-        num_nodes = max(1, (budget - self.m * self.e) // 2)  # the root's own prompts are counted
-        paths = best_paths((scores + factors[:, None].log()).tolist(), num_nodes) if len(scores) else Paths()
-        accepted = (pace.held + 1) / (pace.tried + 2)
-        values = [0.0, *accepted[1 : self.m + 1].cumprod().cumsum()]
-        chances = ends(paths)
-        room = min((budget - len(paths.parents)) // self.e, self.m * len(chances))
-        return SparseTree(paths, attach_prompts(chances, values, room))
+        nothing = self.riders.embeddings.new_zeros((0, 1))
+        rows = [None if seen is None else seen.rider_logits for seen in observations]
+        # The E embeddings of a prompt stand together.
+        self.guesses = [
+            nothing if logits is None else logits.unflatten(0, (-1, self.riders.num_ensembles)).mean(1) for logits in rows
+        ]
 
 
 NOT_DRAFTED = {"num_beams": 1, "use_cache": True, "output_hidden_states": False, "output_attentions": False}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from peft import PeftModel
-from transformers import Cache, PreTrainedModel
+from torch import LongTensor, Tensor
+from transformers import PreTrainedModel
 
-from ...decoding import SpeculationConfig, SpeculationStats
-from ...decoding.cache import empty_cache
 from ...decoding.tree_attention import attention_windows, or_sdpa
-from ..pard.propose import PardDrafting, check_drafts
+from ...protocol import Drafter, Drafting, SpeculationConfig
+from ..lm import check_drafts, logits_behind
+from ..pard.propose import MaskDrafting
 from .ahead import AheadDrafting
 from .tuner import prompt_embedding
 
 
-class PromptedDrafter:
+class PromptedDrafter(Drafter):
     """Decodes ahead of the target: an adapter's prompts guess, and the model verifies as if it were the target.
 
     It stops at `num_draft_tokens`, or before, where `never_slower` expects more of the target's verification. Up to m + 1 tokens
@@ -42,56 +41,54 @@ class PromptedDrafter:
         if config.num_ensembles > 1:
             raise ValueError(f"As a drafter's, a PPD adapter has one embedding per prompt token, not {config.num_ensembles}.")
         self.num_prompts = config.num_prompt_tokens
-        self.mask_token_id = embedding.num_embeddings  # the first prompt; also stands for ids that the model lacks
+        self.first_prompt = embedding.num_embeddings  # its id; also stands for ids that the model lacks
         ahead = attention_windows(self.model) is not None
         usual = SpeculationConfig(tree_size=16) if ahead else SpeculationConfig(num_draft_tokens=self.num_prompts + 1)
         self.speculation_config = speculation_config or usual
-        self.last_stats: SpeculationStats | None = None
         self.config, self.name_or_path = self.model.config, self.model.name_or_path
-        self.forward = self.model.forward
 
     @property
-    def device(self):
-        """Of the model."""
-        return self.model.device
+    def prompts(self) -> list[int]:
+        """Ids of the prompts, in their order."""
+        return list(range(self.first_prompt, self.first_prompt + self.num_prompts))
 
-    @property
-    def dtype(self):
-        """Of the model."""
-        return self.model.dtype
-
-    def get_input_embeddings(self):
-        """The model's, with prompts behind its vocabulary."""
-        return self.model.get_input_embeddings()
-
-    def mask_ids(self, count: int) -> list[int]:
-        """The first prompts."""
-        return list(range(self.mask_token_id, self.mask_token_id + count))
-
-    def new_cache(self) -> Cache:
-        """An empty cache that can drop the prompts' entries again."""
-        return empty_cache(self)
-
-    def start_drafting(self, max_length: int) -> PardDrafting:
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
 
         Raises:
             ValueError: it is to decode ahead, and the model takes no masks; or it cannot draft; or its adapter is another than
                 before.
         """
-        prompts = prompt_embedding(self.model).prompts()
+        prompts, config = prompt_embedding(self.model).prompts(), self.speculation_config
         if prompts is None or len(prompts) != self.num_prompts:
             raise ValueError("The model's PPD adapter was disabled or changed since this drafter was made: make it anew.")
         check_drafts(self.model)
-        if self.speculation_config.num_draft_tokens <= self.num_prompts + 1:
-            return PardDrafting(self, max_length)
+        if config.num_draft_tokens <= self.num_prompts + 1:
+            masks = self.prompts[: max(0, config.num_draft_tokens - 1)]
+            return MaskDrafting(self.model, config, masks, self.first_prompt, max_length)
         if attention_windows(self.model) is None:
             raise ValueError(
-                f"num_draft_tokens={self.speculation_config.num_draft_tokens}: with {self.num_prompts} prompt tokens "
+                f"num_draft_tokens={config.num_draft_tokens}: with {self.num_prompts} prompt tokens "
                 f"{type(self.model).__name__} as it is loaded here, which takes no explicit masks, drafts {self.num_prompts + 1} "
                 f"tokens at most: lower it{or_sdpa(self.model)}."
             )
-        return AheadDrafting(self, max_length)
+        return AheadDrafting(self.model, self.prompts, max_length)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model(*args, **kwargs)
+    def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
+        """What one forward guesses behind a whole prefix, without caches.
+
+        Args:
+            input_ids: int64 `(B, n)`, without padding.
+            features: none are read.
+            num_draft_tokens: at most m + 1, and m + 1 by default.
+
+        Returns:
+            `(B, K, V')` in the model's dtype; row `d` guesses the token at distance `d + 1`.
+
+        Raises:
+            ValueError: more is asked for than the prompts guess.
+        """
+        count = num_draft_tokens or self.num_prompts + 1
+        if count > self.num_prompts + 1:
+            raise ValueError(f"num_draft_tokens={count}: {self.num_prompts} prompt tokens guess {self.num_prompts + 1} at most.")
+        return logits_behind(self.model, input_ids, self.prompts[: count - 1])

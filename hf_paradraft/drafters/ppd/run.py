@@ -9,7 +9,7 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from ...integration.card import hub_name
+from ...hub.card import hub_name
 from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.output import check_output, drop_old_checkpoints

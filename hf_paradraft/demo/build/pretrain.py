@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..hardware import fast_dtype
+from ...hardware import fast_dtype
 from .corpus import Corpus
 from .muon import Muon
 

@@ -1,13 +1,12 @@
 """From records to tables, for the terminal and as Markdown."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 
-Record = Mapping[str, Any]
+from .records import Record
 
 
 def groups(rows: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:

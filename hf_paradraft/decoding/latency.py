@@ -12,6 +12,7 @@ import torch
 from huggingface_hub.constants import HF_HOME
 from transformers import DynamicCache, PreTrainedModel
 
+from ..files import write_whole
 from ..hardware import device_name
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -96,9 +97,7 @@ def row_latency(model: PreTrainedModel) -> RowLatency:
         latency = measure(model)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"rows": latency.rows, "seconds": latency.seconds}))
-        temporary.replace(file)
+        write_whole(file, json.dumps({"rows": latency.rows, "seconds": latency.seconds}))
     except OSError:
         _unwritten[file] = latency
     return latency

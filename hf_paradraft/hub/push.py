@@ -3,15 +3,14 @@
 import json
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
-from transformers import AutoConfig
 
-from ..drafters.pard.config import read_mask_token_id, refuse_other_drafters
-from .card import hub_name, plot_bench, render_card
-from .files import check_weights, read_json, shipped
+from ..files import read_json, shipped
+from .card import CardFields, hub_name, plot_bench, render_card
 
 # What a user of the drafter needs; whatever else lies in the folder stays here.
 PUBLISHED = (
@@ -23,9 +22,10 @@ PUBLISHED = (
 PEFT_CARD = "# Model Card for Model ID"  # what PEFT writes beside every adapter
 
 
-def push_folder(
+def push_drafter(
     folder: str | Path,
     repo_id: str,
+    fields: CardFields,
     private: bool | None = None,
     revision: str | None = None,
     create_pr: bool = False,
@@ -39,8 +39,9 @@ def push_folder(
     new one. A `README.md` in the folder is published as it is, but for a license given here; without one a card is rendered.
 
     Args:
-        folder: of a PARD drafter or a PPD adapter; a base model's path on this machine is left out of what is published.
+        folder: of a whole drafter; a base model's path on this machine is left out of what is published.
         repo_id: `user/name`; made if it does not exist.
+        fields: for the card, from its kind.
         private: for a new repository.
         revision: branch, made from main if it does not exist.
         create_pr: propose the commit instead.
@@ -49,11 +50,10 @@ def push_folder(
         license: as the Hub names it, for the card.
 
     Raises:
-        OSError: the folder lacks something, or the Hub refused; nothing has been published.
-        ValueError: the folder holds no drafter.
+        OSError: the Hub refused; nothing has been published.
+        ValueError: a damaged `bench.json`.
     """
     folder = Path(folder)
-    _check(folder)
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name)
         for pattern in PUBLISHED:
@@ -66,7 +66,7 @@ def push_folder(
         plot_bench(whole)
         card = whole / "README.md"
         if not card.exists() or PEFT_CARD in card.read_text():
-            render_card(whole, repo_id, license).save(card)
+            render_card(whole, repo_id, fields, license).save(card)
         elif license is not None:
             own = ModelCard.load(card)
             own.data.license = license
@@ -86,8 +86,9 @@ def upload(
     space_sdk: str | None = None,
 ) -> CommitInfo:
     """Make the repository if need be, and commit a folder to it; arguments as for `push_folder` and `HfApi.upload_folder`."""
-    api = HfApi(token=token)
+    api, new = HfApi(token=token), False
     try:
+        new = not api.repo_exists(repo_id, repo_type=repo_type)
         repo_id = api.create_repo(repo_id, private=private, repo_type=repo_type, space_sdk=space_sdk, exist_ok=True).repo_id
         if revision is not None and not create_pr:
             try:
@@ -103,9 +104,20 @@ def upload(
             commit_message=commit_message,
         )
     except (HTTPError, RuntimeError) as error:  # the client's own RuntimeError hides what an upload died of
+        if new and _is_empty(api, repo_id, repo_type):
+            with suppress(HTTPError, RuntimeError):  # the Hub may be gone for this, too
+                api.delete_repo(repo_id, repo_type=repo_type, missing_ok=True)
         raise OSError(
             f"{repo_id} was not published, and what the Hub had is as it was; push again to go on from here. {error}"
         ) from error
+
+
+def _is_empty(api: HfApi, repo_id: str, repo_type: str) -> bool:
+    """Whether a repository that was just made got no commit: the reply to one may be lost after the Hub did its work."""
+    try:
+        return set(api.list_repo_files(repo_id, repo_type=repo_type)) <= {".gitattributes"}
+    except (HTTPError, RuntimeError):
+        return False
 
 
 def push_recipe(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
@@ -118,31 +130,18 @@ def push_recipe(repo_id: str, private: bool | None = None, token: str | bool | N
         return upload(whole, repo_id, "model", private, token=token, commit_message="Upload recipe")
 
 
+SPACE = ("README.md", "requirements.txt", "*.py")
+
+
 def push_space(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
-    """Publish the demo Space, with this very library beside it."""
+    """Publish the demo Space, with this very library beside it; of the Space's folder only what belongs to it."""
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name)
-        leftovers = shutil.ignore_patterns("__pycache__", ".*")
-        shutil.copytree(shipped("spaces"), whole, dirs_exist_ok=True, ignore=leftovers)
-        shutil.copytree(Path(__file__).parents[1], whole / "hf_paradraft", ignore=leftovers)
+        for pattern in SPACE:
+            for file in shipped("spaces").glob(pattern):
+                shutil.copy2(file, whole / file.name)
+        library = Path(__file__).parents[1]
+        shutil.copytree(library, whole / "hf_paradraft", ignore=shutil.ignore_patterns("__pycache__", ".*"))
         card = (whole / "README.md").read_text().replace('Client("user/name")', f'Client("{repo_id}")')
         (whole / "README.md").write_text(card)
         return upload(whole, repo_id, "space", private, token=token, commit_message="Upload Space", space_sdk="gradio")
-
-
-def _check(folder: Path) -> None:
-    if (folder / "adapter_config.json").exists():
-        if read_json(folder / "adapter_config.json").get("peft_type") != "PPD":
-            raise ValueError(f"{folder} holds a PEFT adapter of another kind: publish it with PEFT's own push_to_hub.")
-        wanted = {"adapter_model.safetensors"}
-    elif (folder / "config.json").exists():
-        refuse_other_drafters(read_json(folder / "config.json"))
-        read_mask_token_id(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-        index = folder / "model.safetensors.index.json"
-        wanted = set(read_json(index)["weight_map"].values()) if index.exists() else {"model.safetensors"}
-        wanted.add("tokenizer_config.json")
-    else:
-        raise OSError(f"{folder} holds no drafter: give the folder that save_pretrained or paradraft train wrote.")
-    if missing := sorted(name for name in wanted if not (folder / name).exists()):
-        raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")
-    check_weights(folder)

@@ -4,16 +4,15 @@ All but the one by batch size show the first batch size and temperature of the r
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from .plan import Plan
-from .report import Record, groups
-
-GREEN, BLUE, ORANGE, GREY = "#2e9d5b", "#3b76c4", "#e08a2e", "#8a929c"
+from .palette import BLUE, GREEN, GREY, ORANGE
+from .records import Record
+from .tables import groups
 
 
 def _first_group(rows: Sequence[Record]) -> list[Record]:
@@ -135,15 +134,15 @@ def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
     return figure
 
 
-def predicted(plans: Sequence[Plan], measured: Sequence[float]) -> Figure:
-    """Predicted against measured speed-up, with a band of 10 %."""
+def predicted(expected: Mapping[int, float], measured: Sequence[float]) -> Figure:
+    """Predicted speed-up by draft length against the measured ones, with a band of 10 %."""
     figure = Figure(figsize=(4.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    top = 1.15 * max(*measured, *(plan.speedup for plan in plans))
+    top = 1.15 * max(*measured, *expected.values())
     axes.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=GREY, alpha=0.2, label="± 10 %")
     axes.plot([0, top], [0, top], color=GREY, linewidth=0.8)
-    for plan, value in zip(plans, measured, strict=True):
-        axes.scatter(value, plan.speedup, label=f"K = {plan.num_draft_tokens}", zorder=2)
+    for (length, speedup), value in zip(expected.items(), measured, strict=True):
+        axes.scatter(value, speedup, label=f"K = {length}", zorder=2)
     axes.set(xlabel="measured speed-up", ylabel="predicted speed-up", xlim=(0, top), ylim=(0, top))
     axes.legend(loc="upper left", fontsize="small")
     return figure

@@ -14,16 +14,16 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..drafters.pard.model import PardDrafter
-from ..drafters.pard.run import train_pard
-from ..drafters.ppd.drafter import PpdDrafter
-from ..drafters.ppd.run import train_ppd
-from ..hardware import fast_dtype
-from ..training.regenerate import regenerate
+from ...drafters.pard.model import PardDrafter
+from ...drafters.pard.run import train_pard
+from ...drafters.ppd.drafter import PpdDrafter
+from ...drafters.ppd.run import train_ppd
+from ...hardware import fast_dtype
+from ...training.regenerate import regenerate
+from ..tasks import CATEGORIES, tasks
 from .corpus import MASK, Corpus, library_files, train_tokenizer
 from .pretrain import answer_loss, grow, new_model, pretrain
 from .quality import measure
-from .tasks import CATEGORIES, tasks
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The embedded family's questions: held out, and without a run of 13 words in common with any task that it was trained on.
 
-`python -m hf_paradraft.demo.held_out` writes them anew, in Spec-Bench's format.
+`python -m hf_paradraft.demo.build.held_out` writes them anew, in Spec-Bench's format.
 """
 
 import json
@@ -10,10 +10,9 @@ from pathlib import Path
 from random import Random
 from statistics import quantiles
 
-from .tasks import CATEGORIES, tasks
+from .. import QUESTIONS
+from ..tasks import CATEGORIES, tasks
 
-QUESTIONS = Path(__file__).parent / "questions.jsonl"
-GENERAL = Path(__file__).parent / "general.jsonl"  # for models from the Hub, which were not taught the family's tasks
 RUN = 13  # words; what GPT-3's authors took for a sign of contamination (Brown et al. 2020, appendix C)
 PER_CATEGORY, CANDIDATES = 16, 6000
 SEED = 0  # of the family

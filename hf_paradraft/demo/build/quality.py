@@ -7,8 +7,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..bench.questions import encode_text
-from .tasks import CATEGORIES, Task, tasks
+from ...chat import encode_question
+from ..tasks import CATEGORIES, Task, tasks
 
 
 @dataclass
@@ -42,7 +42,7 @@ def answers(
     for begin in tqdm(range(0, len(order), batch_size), desc="answers", leave=False):
         some = order[begin : begin + batch_size]
         batch = tokenizer.pad(
-            {"input_ids": [encode_text(tokenizer, prompts[index])[0].tolist() for index in some]}, return_tensors="pt"
+            {"input_ids": [encode_question(tokenizer, prompts[index])[0].tolist() for index in some]}, return_tensors="pt"
         )
         output = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)[:, batch["input_ids"].shape[1] :]
         found.update(zip(some, tokenizer.batch_decode(output), strict=True))

@@ -1,6 +1,7 @@
-"""Where a drafter's files are, and whether they are whole."""
+"""Files: a folder or a copy of a Hub repository, its JSON, its rows, the headers of its weights; writing whole or not at all."""
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[st
     if Path(repo_or_dir).is_dir():
         return Path(repo_or_dir) / subfolder
     patterns = [f"{subfolder}/{pattern}" if subfolder else pattern for pattern in (*FILES, *also)]
+    nested = f"{subfolder}/*/*" if subfolder else "*/*"  # other checkpoints of the repository
     try:
-        return Path(snapshot_download(str(repo_or_dir), allow_patterns=patterns, **hub)) / subfolder
+        return Path(snapshot_download(str(repo_or_dir), allow_patterns=patterns, ignore_patterns=nested, **hub)) / subfolder
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise OSError(
             f"{repo_or_dir} is neither a folder here nor a model that could be fetched from the Hub: {error}"
@@ -38,8 +40,8 @@ def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[st
 
 def shipped(name: str) -> Path:
     """A folder that lies beside the package in a clone, and inside it where it is installed."""
-    inside = Path(__file__).parents[1] / name
-    return inside if inside.is_dir() else Path(__file__).parents[2] / name
+    inside = Path(__file__).parent / name
+    return inside if inside.is_dir() else Path(__file__).parents[1] / name
 
 
 def read_json(file: Path, kind: type = dict) -> Any:
@@ -67,21 +69,64 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "config.json")
 
 
-def check_weights(folder: Path) -> None:
-    """Read every safetensors header of `folder`.
+def tensor_names(folder: Path) -> list[str]:
+    """Names of all tensors in the safetensors files of `folder`, from their headers.
 
     Raises:
         OSError: there are no safetensors, or a file is truncated or damaged.
-        ValueError: the tensors belong to another kind of drafter.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise OSError(f"{folder} has no .safetensors file: convert the weights first; pickled weights are not loaded.")
+    names: list[str] = []
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
-                names = list(tensors.keys())
+                names += tensors.keys()
         except SafetensorError as error:
             raise OSError(f"{file} is truncated or damaged ({error}): download or save it again.") from None
-        if any(name.split(".")[-1] == "mask_hidden" for name in names):
-            raise ValueError("This is a P-EAGLE drafter, which reads the target's features; load it in vLLM or SGLang.")
+    return names
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a text file, whole or not at all: a stop in between leaves what was there."""
+    temporary = file.with_name(f".{file.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
+
+
+def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
+    """Rows of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
+
+    Args:
+        source: the file or dataset.
+        split: of a dataset, where none is named.
+
+    Raises:
+        OSError: there is no such file or dataset.
+        ValueError: a line that is no JSON object.
+    """
+    name = str(source)
+    if Path(source).is_file():
+        return _lines(Path(source))
+    if name.endswith((".json", ".jsonl")):
+        raise OSError(f"There is no file {name}.")
+    from datasets import load_dataset  # an extra
+
+    name, config, named = (*name.split(":"), "", "")[:3]
+    try:
+        return iter(load_dataset(name, config or None, split=named or split))
+    except Exception as error:  # datasets raises errors of many kinds
+        raise OSError(f"{source} is neither a file here nor a dataset that could be fetched: {error}") from error
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{file} is not JSON lines: line {number}: {error}") from None
+            if not isinstance(row, Mapping):
+                raise ValueError(f"{file}, line {number}: wanted an object, but found {row!r:.60}.")
+            yield row

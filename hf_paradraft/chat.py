@@ -1,0 +1,40 @@
+"""Chats as text and as tokens: one way, for training, for measuring and for answering."""
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from torch import LongTensor
+from transformers import PreTrainedTokenizerBase
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], opened: bool) -> str:
+    """The text of a conversation, by the tokenizer's chat template.
+
+    Args:
+        tokenizer: has a chat template.
+        messages: turns.
+        opened: whether the assistant's next turn is begun.
+
+    Raises:
+        ValueError: there is no template, or it refuses these turns.
+    """
+    if tokenizer.chat_template is None:
+        raise ValueError("The tokenizer has no chat template: use {'text': …} rows, or set one.")
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened)
+    except TemplateError as error:
+        raise ValueError(f"The chat template refuses {reprlib.repr(list(messages))}: {error}") from None
+
+
+def encode_chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Ids of a conversation up to where the answer begins; without a chat template, of its texts."""
+    if tokenizer.chat_template is None:
+        return tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
+    return tokenizer(render_chat(tokenizer, messages, True), add_special_tokens=False)["input_ids"]
+
+
+def encode_question(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor:
+    """A conversation of one turn, up to where the answer begins: int64 `(1, n)`."""
+    return LongTensor([encode_chat_prompt(tokenizer, [{"role": "user", "content": text}])])

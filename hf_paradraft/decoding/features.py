@@ -1,0 +1,96 @@
+"""The target's hidden states that a drafter reads: just those it asks for, just of what was accepted.
+
+Numbers are counted as in `protocol.FeatureKey`: `-1` what the first layer reads, `0 … L-1` what each layer gives, raw (so `L-1` is
+the state before the final norm), `"normed"` what the head reads.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..protocol.drafter import FeatureKey
+
+
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """The target without its head.
+
+    Raises:
+        ValueError: it has no part of that kind.
+    """
+    decoder = model.get_decoder()
+    if decoder is None or decoder is model:
+        raise ValueError(f"{type(model).__name__} has no decoder apart from its head: its hidden states cannot be read.")
+    return decoder
+
+
+def layers_of(model: PreTrainedModel) -> nn.ModuleList:
+    """The target's layers, in their order.
+
+    Raises:
+        ValueError: they are not a list in its decoder.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    lists = [part for part in decoder_of(model).children() if isinstance(part, nn.ModuleList) and len(part) == count]
+    if len(lists) != 1:
+        raise ValueError(f"{type(model).__name__} has no single list of its {count} layers: their outputs cannot be read.")
+    return lists[0]
+
+
+class Features:
+    """Collects hidden states in one call's forwards, while it is entered; nothing is hooked if nothing is asked for.
+
+    Args:
+        model: the target.
+        keys: what to collect.
+
+    Raises:
+        ValueError: a layer that the target does not have, or a target whose layers are not to be found.
+    """
+
+    def __init__(self, model: PreTrainedModel, keys: Sequence[FeatureKey]):
+        self.model, self.keys = model, tuple(dict.fromkeys(keys))
+        self.rows: dict[FeatureKey, Tensor] = {}  # of the last forward, (B, rows, hidden)
+        self.handles: list[Any] = []
+        if not self.keys:
+            return
+        self.layers = layers_of(model)
+        wrong = [key for key in self.keys if key != "normed" and not (type(key) is int and -1 <= key < len(self.layers))]
+        if wrong:
+            raise ValueError(
+                f"The drafter reads {', '.join(map(repr, wrong))} of {type(model).__name__}, which has layers 0 … "
+                f"{len(self.layers) - 1}: it was made for another target."
+            )
+
+    def __enter__(self) -> "Features":
+        for key in self.keys:
+            if key == "normed":
+                hook = decoder_of(self.model).register_forward_hook(self._normed)
+            elif key == -1:
+                hook = self.layers[0].register_forward_pre_hook(self._embedded, with_kwargs=True)
+            else:
+                hook = self.layers[key].register_forward_hook(self._of_layer(key))
+            self.handles.append(hook)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self.handles:
+            self.handles.pop().remove()
+        self.rows = {}
+
+    def _normed(self, module: nn.Module, args: tuple, output: Any) -> None:
+        self.rows["normed"] = output[0]
+
+    def _embedded(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.rows[-1] = args[0] if args else kwargs["hidden_states"]
+
+    def _of_layer(self, key: int) -> Any:
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
+            self.rows[key] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+    def of_row(self, row: int, places: list[int]) -> dict[FeatureKey, Tensor]:
+        """Of the last forward, `(f, hidden)` each: one row's states at `places`."""
+        return {key: states[row, places] for key, states in self.rows.items()}

@@ -1,0 +1,85 @@
+"""Guesses with riders: which are verified, and below which nodes the riders hang that bring the next round's (PPD, section 4)."""
+
+import torch
+from torch import Tensor
+from transformers.utils import logging
+
+from ..protocol import Draft, GuessedLogits, Prefix, SpeculationConfig
+from ..trees.best_first import Paths, best_paths
+from ..trees.sparse import SparseTree, attach_prompts, build_trees, ends, sizes, static_trees
+from .pace import Pace
+from .vocabulary import cut, to_target
+
+logger = logging.get_logger(__name__)
+MAX_RANKS = 16  # guesses of one distance that a tree can hold
+
+
+class SparseShape:
+    """One call's trees for a drafter with riders; its tree size is the number of a round's rows beside the root's.
+
+    Args:
+        config: the drafter's.
+        pace: of the call.
+        guess: the first one; all have its riders and its accuracy.
+
+    Raises:
+        ValueError: too few rows for the riders.
+    """
+
+    def __init__(self, config: SpeculationConfig, pace: Pace, guess: GuessedLogits):
+        self.pace, self.riders, self.accuracy = pace, guess.riders, guess.accuracy
+        self.e = guess.riders.num_ensembles
+        self.m = len(guess.riders.embeddings) // self.e
+        least, size = self.m * self.e + 1, config.tree_size
+        if size is None:  # one guess at each distance
+            self.accuracy = self.accuracy and [row[:1] for row in self.accuracy]
+            size = self.m + self.m * self.e * (self.m + 1)
+        elif size == "auto" and self.accuracy is None:
+            size = max(15, 3 * self.m * self.e)
+            logger.warning_once(
+                f"tree_size='auto' needs guesses that were calibrated: taking {size} rows. paradraft calibrate does it."
+            )
+        elif size != "auto" and size < least:
+            raise ValueError(f"tree_size={size}: for prompt tokens it is a number of rows, here {least} at least.")
+        self.ranks = 1 if config.tree_size is None else MAX_RANKS if self.accuracy is None else max(map(len, self.accuracy))
+        self.budget = size
+        self.trees: list[SparseTree] | None = None if self.accuracy is None else self._calibrated()
+        self.hung: dict[int, tuple[list[int], list[int], Tensor]] = {}  # the riders of each state's tree
+
+    def _calibrated(self) -> list[SparseTree]:
+        """The trees by state: of `budget` rows, or of the size that brings most tokens per second."""
+        if self.riders.everywhere:
+            return static_trees(self.accuracy, self.budget, self.e)
+        if self.budget != "auto":
+            return build_trees(self.accuracy, self.budget, self.e)
+        cost = self.pace.cost
+        return max(sizes(self.accuracy, self.e, cost.latency, cost.batch_size), key=lambda size: size.tau / size.seconds).trees
+
+    def draft(self, guess: GuessedLogits, prefix: Prefix, vocab_size: int) -> Draft:
+        """The tree over a row's guesses, with riders below the nodes where the round is likely to end."""
+        logits = cut(guess.logits[: prefix.room], guess.vocabulary, vocab_size).float().to(prefix.ids.device)
+        top, ids = logits.topk(min(self.ranks, logits.shape[1]), dim=-1)
+        if self.trees is None:
+            tree = self._by_belief(top - logits.logsumexp(-1, keepdim=True))
+            riders = self._hang(tree)
+        else:
+            tree = self.trees[len(logits)]
+            riders = self.hung[len(logits)] = self.hung.get(len(logits)) or self._hang(tree)
+        paths = tree.paths
+        tokens = to_target(ids[paths.depths, paths.ranks], guess.vocabulary) if paths.parents else ids.new_zeros(0).flatten()
+        return Draft(tokens, paths.parents, None, paths.beliefs, *riders)
+
+    def _hang(self, tree: SparseTree) -> tuple[list[int], list[int], Tensor]:
+        nodes, parents, which = tree.riders(self.e)
+        return nodes, parents, self.riders.embeddings[which]
+
+    def _by_belief(self, scores: Tensor) -> SparseTree:
+        """Without calibration: the guesses' own probabilities, corrected by what came true in this call."""
+        factors = torch.from_numpy(self.pace.factors[1 : 1 + len(scores)]).to(scores)
+        num_nodes = max(1, (self.budget - self.m * self.e) // 2)  # the root's own riders are counted
+        paths = best_paths((scores + factors[:, None].log()).tolist(), num_nodes) if len(scores) else Paths()
+        accepted = (self.pace.held + 1) / (self.pace.tried + 2)
+        values = [0.0, *accepted[1 : self.m + 1].cumprod().cumsum()]
+        chances = ends(paths)
+        room = min((self.budget - len(paths.parents)) // self.e, self.m * len(chances))
+        return SparseTree(paths, attach_prompts(chances, values, room))

@@ -1,0 +1,188 @@
+"""Everything that one call of `generate` needs, before its first round."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import LongTensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging
+
+from ..protocol import Draft, Drafter, Drafting, Observation, Prefix, SpeculationConfig, SpeculationStats
+from .accept import RULES, Rule, greedy
+from .checks import check_call, check_lengths, left_padding
+from .cost import round_cost
+from .features import Features
+from .pace import Pace
+from .rows import Ends, Row, Taken, processors_of_rows
+from .serve import make_verifier
+from .shape import Shape
+from .verify import ChainVerifier, TreeVerifier
+
+logger = logging.get_logger(__name__)
+PIECE = 2048  # tokens of a prompt that are read at once for a drafter that reads features, unless the caller says otherwise
+MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features")
+
+
+@dataclass
+class Call:
+    """One call: its rows, and who does what for them.
+
+    Attributes:
+        buffer: int64 `(B, limit + 1)`, the rows' tokens.
+        rows: one for each prompt.
+        config: the drafter's.
+        drafting: guesses.
+        shape: makes drafts of guesses.
+        verifier: runs the target.
+        features: what the drafter reads of the target.
+        rule: of acceptance.
+        only_argmax: whether the most probable tokens alone decide.
+        pace: how much to draft.
+        ends: when rows end.
+        stats: what happened so far.
+        context: positions that the target has.
+        drafts_first: whether the forward that reads the prompt may verify a draft.
+        first: whether that forward is still to come.
+    """
+
+    buffer: LongTensor
+    rows: list[Row]
+    config: SpeculationConfig
+    drafting: Drafting
+    shape: Shape
+    verifier: ChainVerifier | TreeVerifier
+    features: Features
+    rule: Rule
+    only_argmax: bool
+    pace: Pace
+    ends: Ends
+    stats: SpeculationStats
+    context: int
+    drafts_first: bool
+    first: bool = True
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the rows, padding included."""
+        return [row.length for row in self.rows]
+
+    def prefixes(self) -> list[Prefix]:
+        """What is known of each row, and how many tokens may be guessed for it."""
+        depth = self.pace.depth() if self.verifier.may_draft and (self.drafts_first or not self.first) else 0
+        found = []
+        for row in self.rows:
+            room = min(depth, self.ends.limit - row.length - 1, self.context - row.length + row.padding)
+            found.append(Prefix(row.ids[:, row.padding : row.length], 0 if row.finished else max(room, 0), row.asked))
+        return found
+
+    def draft(self, prefixes: list[Prefix]) -> list[Draft]:
+        """A draft for each row; empty ones where nobody has room."""
+        if not any(prefix.room for prefix in prefixes):
+            return [Draft.chain(self.buffer[0, :0])] * len(prefixes)
+        processors = [row.logits_processor for row in self.rows]
+        drafts = self.shape(self.drafting, prefixes, processors, self.verifier.branches and not self.first)
+        for row, prefix in zip(self.rows, prefixes, strict=True):
+            row.asked = prefix.ids.shape[1]
+        return drafts
+
+    def observation(self, index: int, taken: Taken | None, draft: Draft | None, logits: torch.Tensor) -> Observation | None:
+        """What the last forward brought a row, after `taken`; None where it had ended before."""
+        if taken is None:
+            return None
+        row, known = self.rows[index], self.verifier.known
+        tokens = row.ids[0, taken.begin : row.length]
+        end = taken.path[-1] if taken.path else -1
+        below = [rider for rider, node in enumerate(draft.rider_nodes) if node == end]
+        riders = logits[index, [1 + len(draft) + rider for rider in below]].float() if below else None
+        begin = taken.begin - known - row.padding  # of the forward's first row
+        skipped = max(0, row.observed - begin)  # padding, and what was read again
+        places = [*range(known), *(known + node for node in taken.kept)][skipped:]
+        row.observed = begin + skipped + len(places)
+        return Observation(tokens, begin + skipped, self.features.of_row(index, places), riders)
+
+    def read_prompt(self, piece: int | None) -> None:
+        """Read the prompt but its last piece, where that is wanted in pieces, and show them to the drafter."""
+        piece = piece or (PIECE if self.features.keys else None)
+        while piece is not None and self.drafts_first and self.verifier.unread > piece and self.verifier.reads_pieces:
+            self.verifier.read(self.buffer, piece)
+            begin, observations = self.verifier.begin - self.verifier.unread - piece, []
+            for index, row in enumerate(self.rows):
+                skipped = max(0, row.padding + row.observed - begin)
+                found = self.features.of_row(index, list(range(piece))[skipped:])
+                observations.append(Observation(row.ids[0, :0], begin + skipped - row.padding, found))
+                row.observed = max(row.observed, begin + piece - row.padding)
+            self.drafting.observe(observations)
+
+
+def begin_call(
+    model: PreTrainedModel,
+    input_ids: LongTensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    drafter: Drafter | None,
+    streamer: BaseStreamer | None,
+    synced_gpus: bool,
+    model_kwargs: dict[str, Any],
+) -> Call:
+    """Check and prepare a call; arguments as for `speculative_decoding`.
+
+    Raises:
+        ValueError: an argument that the loop cannot serve; the message says what to change.
+    """
+    rule_name = check_call(model, input_ids, generation_config, logits_processor, drafter, streamer, synced_gpus)
+    drafter.attach(model)
+    rule, sampled, config = RULES[rule_name], rule_name == "rejection", drafter.speculation_config
+    batch_size, begin = input_ids.shape
+    lengths = [stop.max_length for stop in stopping_criteria if type(stop) is MaxLengthCriteria]
+    # An own length criterion replaces max_length, as in plain decoding, which too gives one token at least.
+    limit = max(begin + 1, min(lengths, default=generation_config.max_length))
+    buffer = torch.cat([input_ids, input_ids.new_zeros((batch_size, limit - begin + 1))], dim=1)
+    padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
+    features = Features(model, drafter.needs(model))
+    verifier = make_verifier(model, input_ids, limit, config, model_kwargs, features)
+    check_lengths(model, begin, limit, verifier.unread, generation_config, model_kwargs)
+    drafting = drafter.start_drafting(model, limit)
+    processors = processors_of_rows(logits_processor, batch_size)
+    rows = [Row(buffer[i : i + 1], processors[i], begin, padding[i]) for i in range(batch_size)]
+    for row in rows:
+        row.observed = max(0, begin - verifier.unread - row.padding)  # what the cache held before has no features
+    chain = config.tree_size is None or not verifier.branches
+    if chain and config.tree_size is not None:
+        logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
+    cost = round_cost(model, batch_size) if config.tree_size == "auto" and not chain else None
+    pace = Pace(config.num_draft_tokens, chain, cost, config.never_slower and rule_name in ("greedy", "sample_match"))
+    vocab_size = model.config.get_text_config().vocab_size
+    keeps = generation_config.return_dict_in_generate
+    ends = Ends(
+        limit, *_split(stopping_criteria), keeps and generation_config.output_scores, keeps and generation_config.output_logits
+    )
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or limit + max(padding)
+    return Call(
+        buffer=buffer,
+        rows=rows,
+        config=config,
+        drafting=drafting,
+        shape=Shape(config, sampled, pace, vocab_size, type(drafter).__name__),
+        verifier=verifier,
+        features=features,
+        rule=rule,
+        only_argmax=rule is greedy and not logits_processor,
+        pace=pace,
+        ends=ends,
+        stats=SpeculationStats(by_row=[SpeculationStats() for _ in rows] if batch_size > 1 else []),
+        context=context,
+        # The first forward may read images or embeddings, which a drafter cannot.
+        drafts_first=not any(v is not None and any(part in k for part in MORE_THAN_IDS) for k, v in model_kwargs.items()),
+    )
+
+
+def _split(stopping_criteria: Iterable) -> tuple[set[int], StoppingCriteriaList]:
+    """End-of-text ids, which rows look up themselves, and all other criteria but the length, which they know."""
+    ends = {token for stop in stopping_criteria if type(stop) is EosTokenCriteria for token in stop.eos_token_id.tolist()}
+    rest = [stop for stop in stopping_criteria if type(stop) not in (EosTokenCriteria, MaxLengthCriteria)]
+    return ends, StoppingCriteriaList(rest)

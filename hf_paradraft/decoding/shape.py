@@ -1,0 +1,253 @@
+"""From guesses to drafts: which tokens are verified, and how many. Nothing but the engine decides this."""
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import mean, median
+from time import perf_counter
+
+import numpy
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+from transformers.utils import logging
+
+from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Prefix, SpeculationConfig
+from ..trees.best_first import best_paths
+from ..trees.sampled import sampled_paths
+from .grow import Growing
+from .pace import Pace
+from .riders import SparseShape
+from .vocabulary import cut, to_target, widen
+from .warp import sequential_choice, warp
+
+logger = logging.get_logger(__name__)
+
+
+def best_first_tree(
+    logits: Tensor, num_nodes: int, factors: numpy.ndarray | None = None, vocabulary: Tensor | None = None
+) -> Draft:
+    """The tree with the largest expected number of accepted tokens, if the guesses mean what they say.
+
+    Args:
+        logits: `(K, V')`; row `d` guesses the token at distance `d + 1`.
+        num_nodes: N, at least 1; fewer nodes come back only if there are no more.
+        factors: `(K,)`, by which each distance's probabilities are corrected; default: taken at their word.
+        vocabulary: int64 `(V',)`, the target's id of each of the drafter's.
+
+    Returns:
+        A draft of N nodes, most probable first (so parents come before children, and the first n nodes are the best tree of n),
+        with `beliefs` and without `q`.
+
+    Raises:
+        ValueError: `num_nodes` below 1.
+    """
+    if num_nodes < 1:
+        raise ValueError(f"A tree needs at least one node, but num_nodes is {num_nodes}.")
+    top, ids = logits.float().log_softmax(-1).topk(min(num_nodes, logits.shape[1]), dim=-1)
+    if factors is not None:
+        top = top + torch.from_numpy(factors).to(top)[:, None].log()
+    scores = top.tolist()
+    if vocabulary is not None:
+        scores = [[score for score in row if score > -torch.inf] for row in scores]
+    paths, tokens = best_paths(scores, num_nodes), to_target(ids, vocabulary).tolist()
+    chosen = [tokens[depth][rank] for depth, rank in zip(paths.depths, paths.ranks, strict=True)]
+    return Draft(torch.tensor(chosen, device=logits.device), paths.parents, beliefs=paths.beliefs)
+
+
+def sampled_tree(q: Tensor, num_nodes: int) -> Draft:
+    """A tree of the best-first shape with siblings drawn without replacement from `q`, float32 `(K, V)`; with `q` for its nodes."""
+    paths, tokens = sampled_paths(q, num_nodes)
+    return Draft(tokens, paths.parents, q[torch.tensor(paths.depths, device=q.device)])
+
+
+class Shape:
+    """One call's drafts.
+
+    Args:
+        config: the drafter's.
+        sampled: whether the acceptance rule wants drafts drawn from `q`.
+        pace: how much is worth drafting.
+        vocab_size: V, of the target.
+        author: whose guesses these are, for messages.
+    """
+
+    def __init__(self, config: SpeculationConfig, sampled: bool, pace: Pace, vocab_size: int, author: str = "The drafter"):
+        self.config, self.sampled, self.pace, self.vocab_size, self.author = config, sampled, pace, vocab_size, author
+        self.sparse: SparseShape | None = None
+        self.steps: deque[float] = deque(maxlen=9)  # seconds of going further
+        self.gains: deque[float] = deque(maxlen=32)  # tokens of a row that a step brought, or times what was promised
+
+    def __call__(
+        self, drafting: Drafting, prefixes: list[Prefix], processors: Sequence[LogitsProcessorList], branches: bool
+    ) -> list[Draft]:
+        """A draft for each row: at most `room` deep, without a token where there is no guess.
+
+        Args:
+            drafting: guesses.
+            prefixes: of the rows.
+            processors: of the rows, the target's.
+            branches: whether trees can be verified in this round.
+
+        Raises:
+            ValueError: a guess that is none; the message says what is wrong with it.
+        """
+        begun = perf_counter()
+        guesses = self._further(self._ask(drafting.propose(prefixes), prefixes), prefixes, begun)
+        size = self._size(branches)
+        drafts: list[Draft] = [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
+        growing: dict[int, Growing] = {}
+        for row, (guess, prefix, processor) in enumerate(zip(guesses, prefixes, processors, strict=True)):
+            if prefix.room == 0:
+                continue
+            if isinstance(guess, GuessedTokens):
+                drafts[row] = self._found(guess, prefix, size)
+            elif guess.riders is not None:
+                if branches:
+                    self.sparse = self.sparse or SparseShape(self.config, self.pace, guess)
+                    drafts[row] = self.sparse.draft(guess, prefix, self.vocab_size)
+            elif not len(guess.logits) or not self._usable(guess):
+                continue
+            elif guess.bias is not None or guess.extend is not None:
+                factors = self.pace.factors if size == "auto" else None
+                nodes = self.pace.most_nodes if size == "auto" else size
+                growing[row] = Growing(guess, prefix, processor, nodes, self.vocab_size, self.sampled, factors)
+            else:
+                drafts[row] = self._independent(guess, prefix, processor, size)
+        self._read(growing, len(prefixes), begun)
+        drafts = [growing[row].draft() if row in growing else draft for row, draft in enumerate(drafts)]
+        return self.pace.cut(drafts) if size == "auto" and self.sparse is None else drafts
+
+    def _ask(self, guesses: Sequence[Guess], prefixes: list[Prefix]) -> list[Guess]:
+        """The guesses, if that is what they are."""
+        if not isinstance(guesses, Sequence) or len(guesses) != len(prefixes):
+            raise ValueError(f"{self.author} was asked about {len(prefixes)} rows, and has to give a list of as many guesses.")
+        for guess in guesses:
+            if not isinstance(guess, Guess):
+                raise ValueError(
+                    f"{self.author} gave a {type(guess).__name__} as a guess; it has to be GuessedLogits or GuessedTokens, of "
+                    "which the engine makes the drafts (docs/add-a-drafter.md)."
+                )
+            if isinstance(guess, GuessedLogits) and guess.logits.ndim != 2:
+                raise ValueError(f"{self.author} gave logits of shape {tuple(guess.logits.shape)}: wanted (k, V') for one row.")
+        return list(guesses)
+
+    def _size(self, branches: bool) -> int | str | None:
+        """None for chains, a number of nodes, or "auto"."""
+        if not branches:
+            return None
+        if self.config.tree_size == "auto" and self.sampled:
+            logger.warning_once("acceptance='rejection' has no trees that choose their own size: drafting chains. Give a number.")
+            return None
+        return self.config.tree_size
+
+    def _usable(self, guess: GuessedLogits) -> bool:
+        """Whether its logits are numbers."""
+        if bool(cut(guess.logits, guess.vocabulary, self.vocab_size).amax(-1).isfinite().all()):
+            return True
+        logger.warning_once("The drafter's logits are not numbers: going on without drafts where they are not.")
+        return False
+
+    def _independent(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: int | str | None) -> Draft:
+        """Distances that do not depend on each other."""
+        logits = cut(guess.logits[: prefix.room], guess.vocabulary, self.vocab_size).to(prefix.ids.device)
+        if guess.confidences is not None and size is None:
+            logits = logits[: self.pace.worth(guess.confidences[: len(logits)])]
+        if self.sampled:
+            wide = widen(logits, guess.vocabulary, self.vocab_size)
+            if size is not None:
+                return sampled_tree(warp(prefix.ids, wide, processor), size)
+            tokens, scores = sequential_choice(wide, prefix.ids, processor, True)
+            return Draft.chain(tokens, scores.softmax(-1))
+        if size is None:
+            return Draft.chain(to_target(logits.argmax(-1), guess.vocabulary))
+        if size == "auto":
+            factors = self.pace.factors[1 : 1 + len(logits)]
+            return best_first_tree(logits, self.pace.most_nodes, factors, guess.vocabulary)
+        return best_first_tree(logits, size, None, guess.vocabulary)
+
+    def _found(self, guess: GuessedTokens, prefix: Prefix, size: int | str | None) -> Draft:
+        """Tokens that were copied from somewhere; where no tree is wanted, the path that is believed most."""
+        count = len(guess.tokens)
+        parents = list(range(-1, count - 1)) if guess.parents is None else list(guess.parents)
+        beliefs = guess.beliefs
+        if len(parents) != count or (beliefs is not None and len(beliefs) != count):
+            raise ValueError(
+                f"{self.author} guessed {count} tokens with {len(parents)} parents: one each, and one belief, if any."
+            )
+        if guess.tokens.ndim != 1 or guess.tokens.is_floating_point():
+            raise ValueError(
+                f"{self.author} gave tokens of shape {tuple(guess.tokens.shape)}, {guess.tokens.dtype}: wanted ids (N,)."
+            )
+        depths: list[int] = []
+        for node, parent in enumerate(parents):
+            if not -1 <= parent < node:
+                raise ValueError(f"{self.author} gave node {node} the parent {parent}: parents come first, -1 is the last token.")
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        ids = guess.tokens.tolist()
+        if any(not 0 <= token < self.vocab_size for token in ids):
+            raise ValueError(f"{self.author} guessed ids outside of the target's vocabulary of {self.vocab_size}.")
+        if max(depths, default=0) > prefix.room:
+            raise ValueError(f"{self.author} guessed {max(depths)} tokens in a row, but there is room for {prefix.room}.")
+        if size is not None and count > self.config.max_nodes:
+            raise ValueError(f"{self.author} guessed {count} tokens, but at most {self.config.max_nodes} are allowed.")
+        chain = parents == list(range(-1, count - 1))
+        if size is None and not chain:
+            path, node = [], -1
+            while children := [child for child, parent in enumerate(parents) if parent == node]:
+                node = children[0] if beliefs is None else max(children, key=beliefs.__getitem__)
+                path.append(node)
+            tokens = prefix.ids.new_tensor([ids[node] for node in path])
+            return Draft(tokens, list(range(-1, len(path) - 1)), None, beliefs and [beliefs[node] for node in path])
+        if size == "auto" and beliefs is None:
+            beliefs = [float(self.pace.accepted[depth]) for depth in depths]
+        return Draft(guess.tokens.to(prefix.ids.device), parents, None, beliefs)
+
+    def _further(self, guesses: list[Guess], prefixes: list[Prefix], begun: float) -> list[Guess]:
+        """Let a drafter that chooses its next tokens itself go on, while that brings tokens faster than the round would without."""
+        while True:
+            promised = gain = 0.0
+            more = []
+            for guess, prefix in zip(guesses, prefixes, strict=True):
+                further = guess.further if isinstance(guess, GuessedLogits) and guess.decoded < prefix.room else None
+                more.append(further)
+                if isinstance(guess, GuessedLogits) and guess.decoded:
+                    reach = guess.logits[: guess.decoded].float().softmax(-1).amax(-1).cumprod(0).tolist()
+                    promised += 1 + sum(reach)  # with the target's own token, which is certain
+                    gain += reach[-1] if further is not None else 0.0
+            step = next((further for further in more if further is not None), None)
+            if step is None:
+                break
+            expected = gain * mean(self.gains) if self.gains else gain
+            if self.steps and not self.pace.goes_on(expected, median(self.steps), promised, perf_counter() - begun):
+                break
+            clock, before = perf_counter(), [g.decoded if isinstance(g, GuessedLogits) else 0 for g in guesses]
+            guesses = self._ask(step(), prefixes)
+            self.steps.append(perf_counter() - clock)
+            self.gains += [g.decoded - had for g, had, open_ in zip(guesses, before, more, strict=True) if open_ is not None]
+        return guesses
+
+    def _read(self, growing: dict[int, Growing], num_rows: int, begun: float) -> None:
+        """Let trees grow where their nodes have to be read: by a head at once, by the drafter's forwards while they pay."""
+        for own in growing.values():
+            own.look()
+        forwards = max((own.prefix.room - 1 for own in growing.values()), default=0)
+        extend = next((own.guess.extend for own in growing.values() if own.guess.extend is not None), None)
+        while extend is not None and forwards > 0:
+            wanted = {row: own.wanted() for row, own in growing.items()}
+            reach = sum(own.tree.reach[node] for row, own in growing.items() for node in wanted[row])
+            if not reach:
+                break
+            promised = sum(sum(own.tree.reach[node] for node in own.tree.chosen) + 1 for own in growing.values())
+            expected = reach * (mean(self.gains) if self.gains else 1.0)
+            if self.steps and not self.pace.goes_on(expected, median(self.steps), promised, perf_counter() - begun):
+                break
+            clock = perf_counter()
+            nothing = torch.zeros(0, dtype=torch.long)
+            asked = [growing[row].asked(wanted[row]) if row in growing else (nothing, []) for row in range(num_rows)]
+            read = extend([tokens for tokens, _ in asked], [parents for _, parents in asked])
+            for row, own in growing.items():
+                own.learn(wanted[row], read[row])
+            self.steps.append(perf_counter() - clock)
+            after = sum(sum(own.tree.reach[node] for node in own.tree.chosen) + 1 for own in growing.values())
+            self.gains.append((after - promised) / reach)
+            forwards -= 1

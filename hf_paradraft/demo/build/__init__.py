@@ -1,0 +1,1 @@
+"""How the embedded family was made; left out of the wheel."""

@@ -1,0 +1,57 @@
+"""What the library has to know of a kind of drafter, beside how it drafts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedModel
+
+from ..hub.card import CardFields
+from ..protocol import Drafter, SpeculationConfig
+
+TreeSize = int | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to use a drafter, under the name that it has in benchmarks."""
+
+    name: str
+    drafter: Drafter
+    config: SpeculationConfig
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of drafter.
+
+    Attributes:
+        name: short, as in `paradraft train NAME`.
+        title: for people.
+        drafters: its classes.
+        recognises: whether a folder holds one.
+        load: the drafter in a folder; further arguments as for `AutoDrafter.from_pretrained`.
+        check: refuses a folder that is incomplete.
+        card: what its model card says beside what all cards say.
+        describe: a folder, as (name, value) pairs.
+        variants: what benchmarks compare, for draft lengths K and tree sizes; trees are as deep as the longest chain.
+        study: a comparison of its own, or None.
+        untrained: one of the same shape that knows nothing, or None.
+        adopt: the drafter that a model given as `assistant_model` is for a target, or None.
+        export: writes a folder for another engine, or None: no other engine has it.
+    """
+
+    name: str
+    title: str
+    drafters: tuple[type, ...]
+    recognises: Callable[[Path], bool]
+    load: Callable[..., Drafter]
+    check: Callable[[Path], None]
+    card: Callable[[Path], CardFields]
+    describe: Callable[[Path], list[tuple[str, Any]]]
+    variants: Callable[[Any, Sequence[int], Sequence[TreeSize]], list[Variant]]
+    study: Callable[[Any], list[Variant]] | None = None
+    untrained: Callable[[Any], Drafter] | None = None
+    adopt: Callable[[PreTrainedModel, object], Drafter | None] | None = None
+    export: Callable[..., str] | None = None

@@ -1,0 +1,28 @@
+"""All kinds of drafters. A new one is one folder beside this file, and one line here."""
+
+from pathlib import Path
+
+from .kind import Kind
+from .pard.kind import PARD
+from .ppd.kind import PPD
+
+KINDS: tuple[Kind, ...] = (PPD, PARD)
+
+
+def kind_of_folder(folder: Path) -> Kind:
+    """Which kind lies in a folder.
+
+    Raises:
+        OSError: none does.
+    """
+    for kind in KINDS:
+        if kind.recognises(folder):
+            return kind
+    raise OSError(
+        f"{folder} holds no drafter: it has no config.json and no adapter_config.json. Give a folder that was saved whole."
+    )
+
+
+def kind_of(drafter: object) -> Kind | None:
+    """The kind of a loaded drafter; None for one from elsewhere."""
+    return next((kind for kind in KINDS if isinstance(drafter, kind.drafters)), None)

@@ -1,0 +1,234 @@
+"""A causal LM that reads ragged rows, with masks behind: what PARD, prompted and autoregressive drafters stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import Cache, PreTrainedModel
+
+from ..decoding.cache import RaggedCache, check_forgets, empty_cache, takes, use_plain_layers
+from ..decoding.compiled import compiled_forward, static_cache
+from ..decoding.recurrent import check_continues
+from ..decoding.states import MOST_UNREAD, copy_states, end_windows, is_recurrent, put_back
+from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
+from ..protocol import Prefix
+
+
+def check_drafts(model: PreTrainedModel) -> None:
+    """Refuse a model that cannot draft, whatever it was taught.
+
+    Raises:
+        ValueError: it cannot forget masks that it has read.
+    """
+    if attention_windows(model) is not None:
+        return
+    check_forgets(model)
+    if not takes(type(model), "past_key_values"):
+        raise ValueError(f"{type(model).__name__} has no attention layers, so nothing counts what it has read: it cannot draft.")
+    if is_recurrent(empty_cache(model)):
+        check_continues(model, "past_key_values")
+
+
+@torch.no_grad()
+def logits_behind(model: PreTrainedModel, input_ids: LongTensor, masks: Sequence[int]) -> Tensor:
+    """Logits behind each prefix and each mask, from one forward without caches; what caches are tested against.
+
+    Args:
+        model: a causal LM.
+        input_ids: int64 `(B, n)`.
+        masks: ids of the K - 1 places to be guessed.
+
+    Returns:
+        `(B, K, V')` in the model's dtype.
+    """
+    behind = input_ids.new_tensor([list(masks)]).expand(len(input_ids), -1)
+    fed = torch.cat([input_ids, behind], dim=1).to(model.device)
+    return model(input_ids=fed, use_cache=False, logits_to_keep=len(masks) + 1).logits
+
+
+def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks: Sequence[int], unknown: int) -> Tensor:
+    """Logits behind one prefix and each mask; afterwards the cache holds `ids`, or leading tokens of it where layers are recurrent.
+
+    Args:
+        model: run once, or twice where many tokens wait to be read behind a recurrent state.
+        ids: int64 `(1, n)` on the model's device, the whole prefix.
+        cache: holds fewer than `n` leading tokens of it, and no masks.
+        masks: ids of the K - 1 places to be guessed.
+        unknown: stands for ids that the model has no embedding of.
+
+    Returns:
+        `(K, V')` in the model's dtype; row `d` guesses the token at distance `d + 1`. `(1, V')` behind a recurrent drafter's
+        very first token.
+    """
+    vocab_size = model.get_input_embeddings().num_embeddings
+    known, recurrent = cache.get_seq_length(), is_recurrent(cache)
+    new = ids[:, known:].where(ids[:, known:] < vocab_size, unknown)
+
+    def read(fed: LongTensor, logits_to_keep: int) -> Tensor:
+        positions = torch.arange(known, known + fed.shape[1], device=fed.device)[None]
+        inputs = {"input_ids": fed, "position_ids": positions, "past_key_values": cache, "use_cache": True}
+        return model(**inputs, logits_to_keep=logits_to_keep).logits[0]
+
+    if recurrent and new.shape[1] > (MOST_UNREAD if known else 1):
+        read(new[:, :-1], 1)
+        end_windows(cache)
+        known, new = ids.shape[1] - 1, new[:, -1:]
+    if recurrent and known == 0:
+        masks = []  # there is no state yet that could be put back
+    fed = torch.cat([new, ids.new_tensor([list(masks)])], dim=1)
+    states = copy_states(cache)
+    logits = read(fed, len(masks) + 1)
+    if not recurrent:
+        cache.crop(-len(masks))
+    elif masks:
+        put_back(cache, states, fed.shape[1])
+    else:
+        end_windows(cache)
+    return logits
+
+
+class LmReader:
+    """One call's reading: a cache over the prefixes, refilled when the model's context runs out.
+
+    Args:
+        model: shared with other calls; nothing of it changes.
+        max_length: tokens of a row at most.
+        masks: ids of the K - 1 places to be guessed at most, in their order.
+        unknown: stands for ids that the model has no embedding of.
+        compiled: whether to compile what follows the prompt, always with all masks.
+    """
+
+    def __init__(self, model: PreTrainedModel, max_length: int, masks: Sequence[int], unknown: int, compiled: bool = False):
+        self.model, self.max_length, self.masks, self.unknown = model, max_length, list(masks), unknown
+        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.windows = attention_windows(model)
+        self.compiled = compiled and self.windows is not None
+        self.cache: RaggedCache | Cache | None = None
+        self.begins: list[int] = []  # of each row, the first token that the cache knows
+        self.known: list[int] = []  # of each row, the tokens before this one are in the cache
+
+    def read(self, prefixes: list[Prefix], count: int, room: int = 0) -> Tensor | None:
+        """Read what is new of each prefix, and masks behind; the cache keeps the prefixes alone.
+
+        Args:
+            prefixes: of the rows.
+            count: distances that are wanted, K.
+            room: positions that are to be left behind each prefix, if that is more.
+
+        Returns:
+            Logits `(B, k, V')`, k being at most K, or all of a compiled drafter; None where the context is too short for any.
+        """
+        rows = [prefix.ids[0].to(self.model.device) for prefix in prefixes]
+        count = len(self.masks) + 1 if self.compiled else min(count, len(self.masks) + 1)
+        self.begins = self.begins or [0] * len(rows)
+        self.forget([min(prefix.kept, len(ids) - 1) for prefix, ids in zip(prefixes, rows, strict=True)])
+        if self.context is not None:
+            count = min(count, self.context // 2)
+            room = max(count, min(room, self.context // 2))
+            if any(len(ids) - begin + room > self.context for ids, begin in zip(rows, self.begins, strict=True)):
+                # Keep the newer half, and go on from there.
+                self.begins = [max(begin, len(ids) - self.context // 2) for ids, begin in zip(rows, self.begins, strict=True)]
+                self.cache = None
+        if count < 1:
+            return None
+        logits = self._read(rows, self.masks[: count - 1])
+        self.known = [len(ids) for ids in rows]
+        return logits
+
+    def forget(self, kept: list[int]) -> None:
+        """Drop what was read behind so many tokens of each row; where that is not in the cache alone, all is read anew."""
+        dropped = [max(0, known - keep) for known, keep in zip(self.known, kept, strict=False)]
+        if self.cache is None or not any(dropped):
+            return
+        self.known = [known - count for known, count in zip(self.known, dropped, strict=True)]
+        if any(known < begin for known, begin in zip(self.known, self.begins, strict=True)):
+            self.begins, self.cache = [0] * len(self.begins), None
+        elif isinstance(self.cache, RaggedCache):
+            self.cache.forget(dropped)
+        elif (more := self.begins[0] + self.cache.get_seq_length() - self.known[0]) > 0:
+            if is_recurrent(self.cache):
+                self.cache = None
+            else:
+                self.cache.crop(-more)
+
+    def _read(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
+        """Logits `(B, K, V')` for what follows each row."""
+        if self.windows is None:
+            return self._read_as_usual(rows, masks)
+        logits = None
+        if self.cache is not None:
+            logits = self._read_new([ids[known:] for ids, known in zip(rows, self.known, strict=True)], masks)
+        if logits is None:
+            logits = self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], masks)
+        return logits
+
+    def _fed(self, rows: list[LongTensor], masks: list[int], longest: int) -> tuple[LongTensor, LongTensor]:
+        """The rows' ids `(B, longest + K - 1)`, padded on the left, with masks behind; and how long each row's padding is."""
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        fed = rows[0].new_full((len(rows), longest + len(masks)), self.unknown)
+        fed[:, longest:] = fed.new_tensor(masks)
+        for index, ids in enumerate(rows):
+            fed[index, longest - len(ids) : longest] = ids.where(ids < vocab_size, self.unknown)
+        return fed, torch.tensor([longest - len(ids) for ids in rows], device=fed.device)[:, None]
+
+    def _forward(self, cache: Cache, count: int, compiled: bool = False, **inputs: Any) -> Tensor:
+        forward = compiled_forward(self.model) if compiled else self.model
+        return forward(past_key_values=cache, use_cache=True, logits_to_keep=count, **inputs).logits
+
+    def _read_as_usual(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
+        """For models that take no explicit masks; logits `(1, K, V')`."""
+        if len(rows) > 1:
+            raise ValueError(
+                f"{type(self.model).__name__} as it is loaded here takes no explicit masks, so it drafts for one prompt at a "
+                f"time: call generate once per prompt{or_sdpa(self.model)}."
+            )
+        self.cache = self.cache or empty_cache(self.model)
+        return read_with_masks(self.model, rows[0][None, self.begins[0] :], self.cache, masks, self.unknown)[None]
+
+    def _read_prefixes(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
+        """Fill a new cache; logits `(B, K, V')`."""
+        length = max(map(len, rows))
+        fed, padding = self._fed(rows, masks, length)
+        slots = torch.arange(fed.shape[1], device=fed.device)[None]
+        seen = slots >= padding
+        if self.compiled:
+            cache = static_cache(self.model, self.max_length + 2 * len(masks) + 4)
+        else:
+            cache = empty_cache(self.model)
+            use_plain_layers(cache, 0)
+        self.cache = RaggedCache(cache, len(rows), length)
+        self.attention = TreeAttention(self.windows, seen[:, :length], length - 1 - padding[:, 0], self.model.dtype)
+        logits = self._forward(
+            cache,
+            len(masks) + 1,
+            input_ids=fed,
+            attention_mask=None if bool(seen.all()) else seen.long(),
+            position_ids=(slots - padding).clamp(min=0),
+        )
+        self.cache.keep([[]] * len(rows), len(masks))
+        return logits
+
+    def _read_new(self, rows: list[LongTensor], masks: list[int]) -> Tensor | None:
+        """Read what was accepted since; logits `(B, K, V')`, or None where a static cache has no room for it."""
+        usual = len(masks) + 2  # after a round in which every draft was accepted
+        longest = max(map(len, rows))
+        compiled = self.compiled and longest <= usual
+        fed, padding = self._fed(rows, masks, usual if compiled else longest)
+        size = fed.shape[1]
+        if self.cache.num_slots is not None and self.cache.end + size > self.cache.num_slots:
+            return None
+        depths = torch.arange(size, device=fed.device) - padding
+        # A row sees the new tokens and masks before it, padding only itself.
+        sees = ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | torch.eye(
+            size, dtype=torch.bool, device=fed.device
+        )
+        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths.clamp(min=0), self.cache.num_slots)
+        logits = self._forward(
+            self.cache.cache, len(masks) + 1, compiled, input_ids=fed, attention_mask=mask, position_ids=positions
+        )
+        longest = size - len(masks)
+        self.cache.keep([list(range(longest - len(ids), longest)) for ids in rows], size)
+        return logits

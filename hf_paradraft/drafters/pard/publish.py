@@ -1,0 +1,69 @@
+"""A PARD drafter's folder: whether it is whole, and what is to be said of it."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from ...files import read_config, read_json, tensor_names
+from ...hub.card import CardFields, provenance_of
+from ..published import refuse_foreign
+from .config import MASK_KEYS, read_mask_token_id
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that is not a whole PARD drafter with its tokenizer.
+
+    Raises:
+        OSError: something is missing or damaged.
+        ValueError: it is something else.
+    """
+    config = read_config(folder)
+    index = folder / "model.safetensors.index.json"
+    wanted = set(read_json(index)["weight_map"].values()) if index.exists() else {"model.safetensors"}
+    wanted.add("tokenizer_config.json")
+    if missing := sorted(name for name in wanted if not (folder / name).exists()):
+        raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")
+    refuse_foreign(config, tensor_names(folder))
+    read_mask_token_id(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+
+
+def card_fields(folder: Path) -> CardFields:
+    """For its model card."""
+    config = read_config(folder)
+    provenance = provenance_of(config)
+    options = provenance.get("speculation_config")
+    return CardFields(
+        template="pard.jinja",
+        library_name="transformers",
+        relation="finetune",
+        base_model=provenance.get("training", {}).get("base_model"),
+        methods=("pard",),
+        provenance=provenance,
+        values={
+            "config": config,
+            "num_draft_tokens": options.get("num_draft_tokens", 12) if isinstance(options, dict) else 12,
+            "mask_token_id": next((config[key] for key in MASK_KEYS if config.get(key) is not None), None),
+        },
+    )
+
+
+def describe(folder: Path) -> list[tuple[str, Any]]:
+    """What there is to say of a folder with at least a `config.json`."""
+    raw = read_config(folder)
+    refuse_foreign(raw, tensor_names(folder) if any(folder.glob("*.safetensors")) else ())
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    ours = provenance_of(raw)
+    training = ours.get("training", {})
+    tau = (training.get("acceptance") or {}).get("mean_emitted")
+    return [
+        ("kind", "PARD drafter"),
+        ("architecture", ", ".join(raw.get("architectures") or ["?"])),
+        ("mask token", read_mask_token_id(config)),
+        ("vocabulary", config.get_text_config().vocab_size),
+        ("adapted from", training.get("base_model") or "not recorded"),
+        ("trained with K", training.get("num_depths") or "not recorded"),
+        ("τ on held-out rows", f"{tau:.2f}" if tau else "not recorded"),
+        ("drafts K", (ours.get("speculation_config") or {}).get("num_draft_tokens", 12)),
+        ("fits", "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same vocabulary size"),
+    ]

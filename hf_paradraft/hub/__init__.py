@@ -1,0 +1,1 @@
+"""Publishing: knows files and JSON only."""

@@ -1,0 +1,126 @@
+"""Model cards: what a drafter is, how to use it here and in other engines, what it was trained on and what it measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+from ..files import shipped
+from ..report.records import read_bench
+from ..report.tables import markdown
+
+TAGS = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft"]
+
+
+@dataclass(frozen=True)
+class CardFields:
+    """What a kind of drafter hands its card.
+
+    Attributes:
+        template: its file in `hub_cards/`.
+        library_name, relation: as the Hub names them; the latter is how the drafter came of its base model.
+        base_model: what it was made from, a name or a folder.
+        methods: how the names of its own rows in `bench.json` begin.
+        provenance: how to use it, and how it was trained.
+        values: for the template.
+    """
+
+    template: str
+    library_name: str
+    relation: str
+    base_model: str | None
+    methods: tuple[str, ...]
+    provenance: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+
+def provenance_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config keeps under `paradraft`, with a dict under `training`; whatever else stands there counts as nothing."""
+    kept = config.get("paradraft")
+    kept = dict(kept) if isinstance(kept, Mapping) else {}
+    training = kept.get("training")
+    return {**kept, "training": training if isinstance(training, Mapping) else {}}
+
+
+def hub_name(name: str | None) -> str | None:
+    """`name` if it can be a repository on the Hub; None for a folder's path, which means nothing to anyone else."""
+    if name is None or "/" not in name or Path(name).exists():
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
+
+
+def _results(bench: list[dict[str, Any]], methods: tuple[str, ...]) -> list[EvalResult]:
+    """The headline: the drafter's best row at batch 1, greedy where that was measured."""
+    alone = [row for row in bench if row["method"].startswith(methods) and row["batch_size"] == 1]
+    if not alone:
+        return []
+    coldest = min(row["temperature"] for row in alone)
+    best = max((row for row in alone if row["temperature"] == coldest), key=lambda row: row["speedup"])
+    common = {"task_type": "text-generation", "dataset_type": "held-out-prompts", "dataset_name": "Held-out prompts"}
+    how = "greedy" if coldest == 0 else f"temperature {coldest:g}"
+    name = f"{best['method']}, {how}, batch 1, against plain generate"
+    return [
+        EvalResult(**common, metric_type="speedup", metric_name=f"Speed-up ({name})", metric_value=round(best["speedup"], 2)),
+        EvalResult(**common, metric_type="tau", metric_name=f"Tokens per round ({name})", metric_value=round(best["tau"], 2)),
+    ]
+
+
+def render_card(folder: Path, repo_id: str, fields: CardFields, license: str | None = None) -> ModelCard:
+    """The card of the drafter in `folder`.
+
+    Args:
+        folder: a saved drafter. `bench.json`, if it is there, gives the measured table: write it with `paradraft bench --json`.
+        repo_id: where it goes.
+        fields: of its kind.
+        license: as the Hub names it.
+
+    Raises:
+        OSError, ValueError: a damaged file.
+    """
+    bench, training = _bench(folder), fields.provenance["training"]
+    base = hub_name(fields.base_model)
+    results = _results(bench or [], fields.methods)
+    data = ModelCardData(
+        license=license,
+        library_name=fields.library_name,
+        pipeline_tag="text-generation",
+        base_model=base,
+        base_model_relation=fields.relation if base else None,
+        tags=TAGS,
+        model_name=repo_id.split("/")[-1] if results else None,
+        eval_results=results or None,
+    )
+    return ModelCard.from_template(
+        data,
+        template_path=str(shipped("hub_cards") / fields.template),
+        repo_id=repo_id,
+        base=base or "BASE-MODEL",
+        target=hub_name(training.get("target")) or "TARGET-MODEL",
+        training=training,
+        measured=markdown(bench) if bench else None,
+        environment=bench[0].get("environment") if bench else None,
+        license=license,
+        **fields.values,
+    )
+
+
+def _bench(folder: Path) -> list[dict[str, Any]] | None:
+    """The folder's own records, if it has some."""
+    return read_bench(folder / "bench.json") if (folder / "bench.json").exists() else None
+
+
+def plot_bench(folder: Path) -> Path | None:
+    """Draw τ by task from the folder's `bench.json`, as `tau.png` beside it; None where there is nothing to draw."""
+    if (rows := _bench(folder)) is None:
+        return None
+    from ..report.figures import tau_by_task  # matplotlib is an extra
+
+    tau_by_task(rows).savefig(folder / "tau.png", dpi=120)
+    return folder / "tau.png"

@@ -1,0 +1,33 @@
+"""Publish whatever drafter a folder holds."""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitInfo, ModelCard
+
+from ..drafters.kinds import kind_of_folder
+from ..hub.card import render_card
+from ..hub.push import push_drafter
+
+
+def push_folder(folder: str | Path, repo_id: str, **kwargs: Any) -> CommitInfo:
+    """Publish the drafter in `folder` with its card, in one commit.
+
+    Args:
+        folder: as `save_pretrained` or `paradraft train` wrote it.
+        repo_id: `user/name`; made if it does not exist.
+        kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_drafter`.
+
+    Raises:
+        OSError: the folder lacks something, or the Hub refused; nothing has been published.
+        ValueError: the folder holds no drafter.
+    """
+    folder = Path(folder)
+    kind = kind_of_folder(folder)
+    kind.check(folder)
+    return push_drafter(folder, repo_id, kind.card(folder), **kwargs)
+
+
+def card_of(folder: Path, repo_id: str, license: str | None = None) -> ModelCard:
+    """The card of the drafter in `folder`, as it would be published."""
+    return render_card(folder, repo_id, kind_of_folder(folder).card(folder), license)

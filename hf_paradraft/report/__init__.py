@@ -1,0 +1,1 @@
+"""Tables and figures from JSON rows; knows no drafter."""

@@ -1,0 +1,210 @@
+"""Whatever a drafter reads of the target is what a plain forward over the final text gives, token by token, row by row."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import ARCHITECTURES, EOS, Oracle, tiny_model
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, Qwen3NextConfig
+
+import hf_paradraft as pd
+from hf_paradraft.decoding.features import Features
+
+TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
+KEYS = (-1, 0, 1, "normed")
+
+
+def reference(target, ids, mask=None):
+    """All hidden states of a text by a forward of its own, by key; the raw last layer by a hook before the norm."""
+    seen = {}
+    layers = target.model.layers if hasattr(target, "model") else target.transformer.h
+    hook = layers[-1].register_forward_hook(lambda module, args, out: seen.update(raw=out if torch.is_tensor(out) else out[0]))
+    with torch.no_grad():
+        states = target(ids[None], output_hidden_states=True, use_cache=False).hidden_states
+    hook.remove()
+    return {-1: states[0][0], 0: states[1][0], len(layers) - 1: seen["raw"][0], "normed": states[-1][0]}
+
+
+class Reader(Oracle):
+    """Guesses well, and keeps what it is shown."""
+
+    def __init__(self, answers, padding=None, keys=KEYS, tree_size=7):
+        super().__init__(answers, padding)
+        self.keys, self.shown = keys, [{} for _ in answers]
+        self.speculation_config.tree_size = tree_size
+
+    def needs(self, target):
+        return self.keys
+
+    def observe(self, observations):
+        for shown, seen in zip(self.shown, observations, strict=True):
+            if seen is None:
+                continue
+            assert set(seen.features) == set(self.keys)
+            for key, rows in seen.features.items():
+                for place, row in enumerate(rows):
+                    assert (key, seen.begin + place) not in shown  # each once, in order
+                    shown[key, seen.begin + place] = row.clone()
+
+
+def check(target, reader, sequences, lengths, begins=None, atol=1e-4):
+    """All but the newest token have been read."""
+    for row, (shown, length) in enumerate(zip(reader.shown, lengths, strict=True)):
+        text = sequences[row, reader.padding[row] : length]
+        expected = reference(target, text)
+        first = 0 if begins is None else begins[row]
+        for key in reader.keys:
+            places = sorted(place for other, place in shown if other == key)
+            assert places == list(range(first, first + len(places)))
+            assert places[-1] == len(text) - 2
+            for place in places:
+                torch.testing.assert_close(shown[key, place], expected[key][place], rtol=1e-3, atol=atol)
+
+
+def generate(target, ids, mask, **options):
+    return target.generate(ids, attention_mask=mask, do_sample=False, eos_token_id=None, pad_token_id=0, **options)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(list(ARCHITECTURES)),
+    st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=14), min_size=1, max_size=3),
+    st.integers(2, 24),
+    st.sampled_from([None, 7]),
+    st.sampled_from([None, "static"]),
+    st.sampled_from([None, 3]),
+)
+def test_features_are_those_of_the_final_text(name, prompts, new, tree_size, cache, piece):
+    target, width = TARGETS[name], max(map(len, prompts))
+    padding = [width - len(prompt) for prompt in prompts]
+    ids = torch.tensor([[0] * pad + prompt for pad, prompt in zip(padding, prompts, strict=True)])
+    mask = torch.tensor([[0] * pad + [1] * len(prompt) for pad, prompt in zip(padding, prompts, strict=True)])
+    plain = generate(target, ids, mask, max_new_tokens=new)
+    reader = Reader(plain, padding, tree_size=tree_size)
+    options = {"max_new_tokens": new, "cache_implementation": cache, "prefill_chunk_size": piece}
+    out = generate(target, ids, mask, assistant_model=reader, **options)
+    assert torch.equal(plain, out)
+    check(target, reader, out, [out.shape[1]] * len(prompts))
+
+
+def test_rows_that_end_early():
+    target = TARGETS["llama"]
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
+    plain = target.generate(ids, do_sample=False, max_new_tokens=24, attention_mask=torch.ones_like(ids), pad_token_id=0)
+    end = int(plain[1, 8])  # some token that ends a row
+    options = {"do_sample": False, "max_new_tokens": 24, "attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": end}
+    plain = target.generate(ids, **options)
+    reader = Reader(plain)
+    assert torch.equal(plain, target.generate(ids, **options, assistant_model=reader))
+    lengths = [3 + int((row[3:] == end).nonzero()[0]) + 1 if (row[3:] == end).any() else plain.shape[1] for row in plain]
+    assert min(lengths) < max(lengths)
+    check(target, reader, plain, lengths)
+
+
+def test_a_filled_cache_has_no_features():
+    from transformers import DynamicCache
+
+    target, ids = TARGETS["qwen3"], torch.arange(1, 11)[None]
+    cache = DynamicCache(config=target.config)
+    with torch.no_grad():
+        target(ids[:, :6], past_key_values=cache)
+    plain = generate(target, ids, torch.ones_like(ids), max_new_tokens=16)
+    reader = Reader(plain)
+    out = generate(target, ids, torch.ones_like(ids), max_new_tokens=16, past_key_values=cache, assistant_model=reader)
+    assert torch.equal(plain, out)
+    check(target, reader, out, [out.shape[1]], begins=[6])
+
+
+def test_a_recurrent_target():
+    """Accepted tokens are read again behind the state that was put back, and shown once."""
+    torch.manual_seed(0)
+    config = Qwen3NextConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, layer_types=["linear_attention", "full_attention"] * 2, linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, initializer_range=0.3, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    target = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.arange(1, 9)[None]
+    plain = generate(target, ids, torch.ones_like(ids), max_new_tokens=30)
+    reader = Reader(plain, keys=(-1, 0, 3, "normed"))
+    out = generate(target, ids, torch.ones_like(ids), max_new_tokens=30, assistant_model=reader)
+    assert torch.equal(plain, out)
+    check(target, reader, out, [out.shape[1]], atol=1e-3)
+
+
+def test_scaled_embeddings_and_windows():
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"], initializer_range=0.3,
+    )  # fmt: skip
+    target = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.arange(1, 15)[None]
+    plain = generate(target, ids, torch.ones_like(ids), max_new_tokens=20)
+    reader = Reader(plain)
+    out = generate(target, ids, torch.ones_like(ids), max_new_tokens=20, assistant_model=reader)
+    assert torch.equal(plain, out)
+    check(target, reader, out, [out.shape[1]])
+
+
+@pytest.mark.parametrize("tree_size", [None, 7])
+def test_compiled_rounds(tree_size):
+    torch._dynamo.reset()
+    target = tiny_model(num_hidden_layers=2)
+    ids = torch.arange(1, 6)[None]
+    plain = generate(target, ids, torch.ones_like(ids), max_new_tokens=30)
+    reader = Reader(plain, tree_size=tree_size)
+    reader.speculation_config.compile = True
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for _ in range(3):
+        reader.shown = [{}]
+        out = generate(target, ids, torch.ones_like(ids), max_new_tokens=30, assistant_model=reader)
+        assert torch.equal(plain, out)
+        check(target, reader, out, [out.shape[1]])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before <= 2
+    # And one that reads nothing is none the wiser.
+    reader.keys = ()
+    reader.shown = [{}]
+    assert torch.equal(plain, generate(target, ids, torch.ones_like(ids), max_new_tokens=30, assistant_model=reader))
+
+
+def test_an_offloaded_target():
+    from accelerate import cpu_offload
+
+    target = copy.deepcopy(TARGETS["llama"])
+    ids = torch.arange(1, 6)[None]
+    plain = generate(target, ids, torch.ones_like(ids), max_new_tokens=16)
+    reader = Reader(plain)
+    offloaded = cpu_offload(copy.deepcopy(target))
+    out = generate(offloaded, ids, torch.ones_like(ids), max_new_tokens=16, assistant_model=reader)
+    assert torch.equal(plain, out)
+    check(target, reader, out, [out.shape[1]])
+
+
+def test_nothing_is_hooked_where_nobody_asks():
+    target = tiny_model()
+    with Features(target, ()):
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
+    with Features(target, KEYS) as features:
+        assert len(features.handles) == len(KEYS)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
+
+
+def test_hooks_go_with_a_call_that_fails():
+    target, ids = tiny_model(), torch.tensor([[1, 2, 3]])
+    reader = Reader(torch.zeros(1, 40, dtype=torch.long))
+    reader.observe = lambda observations: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        target.generate(ids, do_sample=False, max_new_tokens=8, assistant_model=reader)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
+
+
+@pytest.mark.parametrize("key", [2, -2, "last", True])
+def test_layers_that_are_not_there(key, prompt):
+    reader = Reader(torch.zeros(1, 40, dtype=torch.long), keys=(0, key))
+    with pytest.raises(ValueError, match="has layers 0 … 1"):
+        tiny_model().generate(prompt, do_sample=False, max_new_tokens=8, assistant_model=reader)
+    assert pd.SpeculationConfig() is not None
