@@ -4,13 +4,13 @@ import sys
 from pathlib import Path
 
 import torch
+from hf_paradraft.decoding.stats import RoundTrace
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_paradraft as pd
 from hf_paradraft.chat import encode_question
-from hf_paradraft.decoding.stats import RoundTrace
 from hf_paradraft.decoding.tree_attention import tree_shape
 from hf_paradraft.demo import FAMILY
 

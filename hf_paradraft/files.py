@@ -1,7 +1,7 @@
 """Files: a folder or a copy of a Hub repository, its JSON, its rows, the headers of its weights; writing whole or not at all."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,13 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError, safe_open
 
 HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
+# What a user of a drafter needs; whatever else lies in its folder stays there.
+PUBLISHED = (
+    "config.json", "generation_config.json", "adapter_config.json", "paradraft.json", "bench.json", "README.md", "LICENSE",
+    "model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt",
+)  # fmt: skip
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
@@ -127,6 +134,6 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{file} is not JSON lines: line {number}: {error}") from None
-            if not isinstance(row, Mapping):
+            if not isinstance(row, dict):
                 raise ValueError(f"{file}, line {number}: wanted an object, but found {row!r:.60}.")
             yield row

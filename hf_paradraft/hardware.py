@@ -15,6 +15,19 @@ def fast_dtype() -> torch.dtype:
     return torch.float32
 
 
+def input_device(model: torch.nn.Module) -> torch.device:
+    """Where a model's inputs belong: its own device, or where an offloaded one, whose weights are elsewhere, computes.
+
+    Args:
+        model: of transformers, in one piece or dispatched by accelerate.
+    """
+    if model.device.type != "meta":
+        return model.device
+    parts = (getattr(part, "_hf_hook", None) for part in model.modules())
+    places = (getattr(hook, "execution_device", None) for hook in parts)
+    return torch.device(next((place for place in places if place is not None), "cpu"))
+
+
 def device_name(device: torch.device) -> str:
     """The GPU's name, or the CPU's instruction set and the threads torch uses on it."""
     if device.type == "cuda":

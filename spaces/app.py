@@ -17,6 +17,7 @@ from hf_paradraft import AutoDrafter, PpdDrafter, SpeculationConfig
 from hf_paradraft.bench.questions import load_questions
 from hf_paradraft.chat import encode_question
 from hf_paradraft.demo import FAMILY, GENERAL
+from hf_paradraft.demo.differences import explain, first_difference
 from hf_paradraft.demo.tasks import CATEGORIES, tasks
 from hf_paradraft.hardware import fast_dtype
 
@@ -92,21 +93,16 @@ def speed(progress: Progress, plain: Progress | None = None) -> str:
     return f"{line} · τ = {tau:.2f} · **{progress.tokens_per_second / plain.tokens_per_second:.2f}×** plain"
 
 
-def verdict(plain: Progress, drafted: Progress, temperature: float) -> str:
+def verdict(ids: torch.LongTensor, plain: Progress, drafted: Progress, temperature: float) -> str:
     """Whether the outputs are the same, and why if they are not."""
     if plain.late or drafted.late:
         return f"Stopped after {SECONDS:.0f} seconds."
     if plain.ids == drafted.ids:
         return f"✅ The outputs are **identical**, all {len(plain.ids)} tokens."
-    where = next((i for i, (a, b) in enumerate(zip(plain.ids, drafted.ids, strict=False)) if a != b), len(plain.ids))
     if temperature > 0:
+        where = first_difference(plain.ids, drafted.ids)
         return f"The outputs differ from token {where + 1} on: two draws from the same distribution."
-    why = (
-        "most likely a near-tie that rounding decided; in float32 they are equal"
-        if target.dtype != torch.float32
-        else "please report it"
-    )
-    return f"⚠️ The outputs differ from token {where + 1} on: {why}."
+    return f"⚠️ The outputs differ {explain(target, ids, plain.ids, drafted.ids)}."
 
 
 @GPU(duration=int(SECONDS) + 10)
@@ -145,7 +141,7 @@ def compare(
     for drafted in stream(target, ids, METHODS[method], config, deadline, 0, **arguments):
         yield left, text.update(drafted), speed(plain), speed(drafted, plain), "Decoding with drafts …", None
     call = Call(drafted) if drafted.stats is not None else None
-    yield left, text.update(drafted), speed(plain), speed(drafted, plain), verdict(plain, drafted, temperature), call
+    yield left, text.update(drafted), speed(plain), speed(drafted, plain), verdict(ids, plain, drafted, temperature), call
 
 
 def show(call: Call | None) -> tuple:
@@ -229,4 +225,4 @@ with gr.Blocks(title="Parallel drafting") as page:
 page.queue(max_size=WAITING, default_concurrency_limit=4)
 
 if __name__ == "__main__":
-    page.launch()
+    page.launch(max_file_size=1)  # nothing is uploaded here: the route that takes files takes none

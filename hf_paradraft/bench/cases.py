@@ -5,9 +5,10 @@ from enum import StrEnum
 
 from transformers import PreTrainedModel
 
-from ..drafters.kind import Kind, TreeSize, Variant
+from ..drafters.kind import Kind, Variant
 from ..drafters.kinds import kind_of
 from ..protocol import Drafter, SpeculationConfig
+from ..protocol.config import TreeSize
 from .methods import Method, assisted, drafted, plain, prompt_lookup
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.kind import Variant
 from ..drafters.pard import PardDrafter
-from ..protocol import SpeculationConfig, SpeculationStats
+from ..protocol import Drafter, SpeculationConfig, SpeculationStats
 from .measure import Settings, bench
 from .methods import drafted, plain
 from .questions import Prompt
@@ -134,7 +134,7 @@ class _Measured:
 
 
 def measured(
-    target: PreTrainedModel, drafter: PardDrafter, prompts: Sequence[Prompt], plans: Sequence[Plan], max_new_tokens: int
+    target: PreTrainedModel, drafter: Drafter, prompts: Sequence[Prompt], plans: Sequence[Plan], max_new_tokens: int
 ) -> list[float]:
     """What came of the plans: tokens per second over plain `generate`'s, on prompts that they have not seen."""
     lengths = [entry.num_draft_tokens for entry in plans]

@@ -50,7 +50,8 @@ def load_questions(source: str | Path, per_category: int | None = None) -> list[
     source = str(source)
     rows = rows_of(source, "test")
     name = Path(source.split(":")[0]).stem
-    questions, taken = [], Counter()
+    questions: list[Question] = []
+    taken: Counter[str] = Counter()
     for number, row in enumerate(rows, 1):
         question = _question(row, name, f"{source}, row {number}")
         taken[question.category] += 1

@@ -42,7 +42,14 @@ Parent = Annotated[str | None, typer.Option(help="An autoregressive small model,
 DtypeOption = Annotated[Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")]
 NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
 MaxLength = Annotated[int, typer.Option(help="Tokens of a sample at most; longer ones are cut.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; one each where several run at a time.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+
+
+def use_threads(count: int | None) -> None:
+    """Let torch use so many CPU threads; None: as many as it takes."""
+    if count is not None:
+        torch.set_num_threads(count)
 
 
 @dataclass
@@ -96,7 +103,7 @@ def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dty
     )
     small = AutoModelForCausalLM.from_pretrained(parent, **place, trust_remote_code=False).eval() if parent else None
     tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
-    return Models(model, draft.eval(), small, tokenizer, _family_prompts(small) if embedded else [])
+    return Models(model, draft, small, tokenizer, _family_prompts(small) if embedded else [])
 
 
 def _family_prompts(parent: PreTrainedModel) -> list[Drafter]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .options import Dtype, DtypeOption, MaxLength, NewTokens, Temperature, console
+from .options import Dtype, DtypeOption, MaxLength, NewTokens, Temperature, Threads, console, use_threads
 
 app = typer.Typer()
 train = typer.Typer(help="Train a drafter.", no_args_is_help=True, rich_markup_mode="rich")
@@ -23,15 +23,20 @@ def regenerate(
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
     seed: int = 0,
+    overwrite: Annotated[bool, typer.Option(help="Begin anew where the file has answers of another run.")] = False,
+    threads: Threads = None,
 ) -> None:
     """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will be judged by."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from ..training.regenerate import regenerate as run
 
+    use_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(target, **dtype.place, trust_remote_code=False).eval()
     tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
-    rows = run(model, tokenizer, source, output, max_new_tokens, batch_size, temperature=temperature, seed=seed)
+    rows = run(
+        model, tokenizer, source, output, max_new_tokens, batch_size, temperature=temperature, seed=seed, overwrite=overwrite
+    )
     console.print(f"{rows} rows written to {output}")
 
 
@@ -44,8 +49,8 @@ def calibrate(
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Count how often prompt tokens guess right, and show which number of rows is fastest here."""
-    from ..drafters.ppd.calibration import calibrate_folder
     from ..decoding.latency import row_latency
+    from ..drafters.ppd.calibration import calibrate_folder
     from ..trees.sparse import sizes
 
     adapted = calibrate_folder(adapter, data, model, max_length, dtype.chosen)

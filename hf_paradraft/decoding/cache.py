@@ -47,7 +47,7 @@ def empty_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 @lru_cache  # every call of generate asks
-def takes(model_type: type[PreTrainedModel], name: str) -> bool:
+def takes(model_type: Any, name: str) -> bool:
     """Whether the forward of this class, or of one that it is derived from, has an argument called `name`."""
     owners = [owner for owner in model_type.__mro__ if "forward" in vars(owner)]
     return any(name in inspect.signature(owner.forward).parameters for owner in owners)
@@ -61,7 +61,7 @@ def check_forgets(model: PreTrainedModel) -> None:
     """
     layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     if (
-        not any(takes(type(model), name) for name in ("past_key_values", "cache_params"))
+        not any(takes(type(model), name) for name in ("past_key_values", "cache_params"))  # type: ignore[arg-type]  # a class is hashable
         or not model._supports_default_dynamic_cache()
         or any(type(layer).__module__ != DynamicLayer.__module__ for layer in layers)
     ):

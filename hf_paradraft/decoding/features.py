@@ -1,7 +1,7 @@
 """The target's hidden states that a drafter reads: just those it asks for, just of what was accepted.
 
-Numbers are counted as in `protocol.FeatureKey`: `-1` what the first layer reads, `0 … L-1` what each layer gives, raw (so `L-1` is
-the state before the final norm), `"normed"` what the head reads.
+Numbers are counted as in `protocol.FeatureKey`: `-1` what the first layer reads, `0 … L-1` what each layer gives, raw (so `L-1`
+is the state before the final norm), `"normed"` what the head reads.
 """
 
 from collections.abc import Sequence

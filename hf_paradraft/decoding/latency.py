@@ -13,7 +13,7 @@ from huggingface_hub.constants import HF_HOME
 from transformers import DynamicCache, PreTrainedModel
 
 from ..files import write_whole
-from ..hardware import device_name
+from ..hardware import device_name, input_device
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 BUDGET_SECONDS = 1.5
@@ -50,7 +50,7 @@ def _file(model: PreTrainedModel) -> Path:
         str(model.dtype),
         config._attn_implementation,
         str(getattr(model.config, "quantization_config", None)),
-        device_name(model.device),
+        device_name(input_device(model)),
         torch.__version__,
     ]
     return FOLDER / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]}.json"
@@ -59,12 +59,13 @@ def _file(model: PreTrainedModel) -> Path:
 @torch.no_grad()
 def measure(model: PreTrainedModel) -> RowLatency:
     """Time forwards over a short context, small and large ones in turn, for at most some 1.5 seconds."""
-    synchronise = torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
+    device = input_device(model)
+    synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     cache = DynamicCache(config=model.config.get_text_config())
     cache.activate_past_recording()
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT + ROWS[-1]
     sizes = [rows for rows in ROWS if rows <= positions // 2]
-    ids = torch.zeros((1, min(CONTEXT, positions - sizes[-1])), dtype=torch.long, device=model.device)
+    ids = torch.zeros((1, min(CONTEXT, positions - sizes[-1])), dtype=torch.long, device=device)
     model(ids, past_key_values=cache, use_cache=True)
     times: dict[int, list[float]] = {rows: [] for rows in sizes}
     started = perf_counter()

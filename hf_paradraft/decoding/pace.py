@@ -8,6 +8,7 @@ one of the choices.
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import numpy
 
@@ -19,9 +20,28 @@ TRIAL = 4  # drafted rounds before anything is decided
 MISSES = 2  # chains in a row without an accepted token are enough to decide
 LOOK = 4  # drafts of a look whether drafting pays by now
 GAIN = 1.05  # a change has to promise this much
+KNOWN = 4  # plain rounds that were timed tell what they cost
 DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has to be measured first
 NEARLY = 0.98  # of the best promise is enough for a smaller tree: the last nodes keep their promises least
 DECAY = 0.98  # of a round's weight with each later round
+
+
+FIRST_PAUSE, LONGEST_START = 8, 64  # plain rounds after a verdict against drafting; such that a call may begin with
+
+
+class Habit:
+    """What calls of one drafter for one target tell the next: whether drafting paid lately."""
+
+    def __init__(self) -> None:
+        self.pause = FIRST_PAUSE  # the next call's first one
+
+    def paid(self) -> None:
+        """It did."""
+        self.pause = FIRST_PAUSE
+
+    def did_not_pay(self) -> None:
+        """It did not: the next call looks only briefly, and then waits longer."""
+        self.pause = min(2 * self.pause, LONGEST_START)
 
 
 class Pace:
@@ -32,10 +52,19 @@ class Pace:
         chain: whether drafts are chains, which may be shortened; trees are drafted whole or not at all.
         cost: of a round by its rows, where the size of trees is free.
         adaptive: whether to decide anything; if not, K tokens are drafted in every round.
+        habit: from earlier calls; default: none.
     """
 
-    def __init__(self, num_draft_tokens: int, chain: bool, cost: RoundCost | None = None, adaptive: bool = True):
+    def __init__(
+        self,
+        num_draft_tokens: int,
+        chain: bool,
+        cost: RoundCost | None = None,
+        adaptive: bool = True,
+        habit: Habit | None = None,
+    ):
         self.num_draft_tokens, self.chain, self.cost, self.adaptive = num_draft_tokens, chain, cost, adaptive
+        self.habit = habit or Habit()
         self.plain: deque[float] = deque(maxlen=9)  # seconds of whole rounds
         self.draft: deque[float] = deque(maxlen=9)
         self.verify: deque[float] = deque(maxlen=9)
@@ -46,10 +75,11 @@ class Pace:
         self.held = numpy.zeros(num_draft_tokens + 1)
         self.hits = numpy.full(num_draft_tokens + 1, 2.0)
         self.mass = numpy.full(num_draft_tokens + 1, 2.0)
-        self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, 8
+        self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, self.habit.pause
         self.nodes: deque[int] = deque([MAX_TREE // 2], maxlen=8)  # of trees that were worth verifying
         self.drafting = False  # in the last round
-        self.trial, self.looks = TRIAL, False  # drafted rounds before the next decision; whether they are a look
+        doubted = self.habit.pause > FIRST_PAUSE
+        self.trial, self.looks = (1, True) if doubted else (TRIAL, False)  # drafted rounds to the next decision; are they a look?
 
     @property
     def accepted(self) -> numpy.ndarray:
@@ -57,7 +87,7 @@ class Pace:
         return (self.held + 0.5) / (self.tried + 1)
 
     @property
-    def factors(self) -> numpy.ndarray:
+    def factors(self) -> Any:
         """By depth, how many of the drafter's promises come true: accepted ÷ believed."""
         return self.hits / self.mass
 
@@ -68,13 +98,17 @@ class Pace:
         if self.wait > 0:
             self.wait -= 1
             return 0
-        if self.trial > 0:
+        if self.trial > 0 or not self.verify:
             return min(LOOK, self.num_draft_tokens) if self.looks and self.chain else self.num_draft_tokens
         if (best := self._best()) > 0:
+            if len(self.emitted) >= TRIAL:
+                self.habit.paid()
             return best
         if len(self.plain) < 2:
             return 0
         # Not worth it: decode plainly for a while, then look again, each time later.
+        if self.pause == self.habit.pause:
+            self.habit.did_not_pay()
         self.wait, self.pause = self.pause, min(2 * self.pause, 256)
         self.trial, self.looks = 1, True
         return 0
@@ -86,7 +120,7 @@ class Pace:
         plain = (median if len(self.plain) > 2 else min)(self.plain) if self.plain else verify / 2
         if not self.chain:
             gain = sum(self.emitted) / len(self.emitted) * plain / (draft + verify + other)
-            return self.num_draft_tokens if gain * GAIN >= 1 else 0
+            return self.num_draft_tokens if gain * self._credit >= 1 else 0
         depths = numpy.arange(1, self.num_draft_tokens + 1)
         tokens = 1 + numpy.cumsum(numpy.cumprod(self.accepted[1:]))
         slope = max(0.0, (verify - plain) / max(1, rows - 1))
@@ -97,7 +131,12 @@ class Pace:
             best = self.num_draft_tokens - 1
         elif not self.plain:
             return 0
-        return best + 1 if rates[best] * GAIN >= 1 else 0
+        return best + 1 if rates[best] * self._credit >= 1 else 0
+
+    @property
+    def _credit(self) -> float:
+        """What drafting is let off with: something while plain rounds were timed too seldom to know, nothing after that."""
+        return GAIN if len(self.plain) < KNOWN else 1.0
 
     def goes_on(self, gain: float, cost: float, promised: float, spent: float) -> bool:
         """Whether a drafter that works in steps should take another: while it brings tokens faster than the round would without.

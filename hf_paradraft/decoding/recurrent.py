@@ -13,6 +13,7 @@ from torch import LongTensor, Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
 
+from ..hardware import input_device
 from ..protocol import Draft
 from .states import MOST_UNREAD, copy_states, end_windows, put_back, record_windows
 from .verify import ChainVerifier
@@ -69,7 +70,7 @@ def _read_in_parts(model: PreTrainedModel, name: str, sizes: tuple[int, ...]) ->
     """Logits `(1, n, V)` float32 of some tokens, read in so large parts."""
     cache = DynamicCache(config=model.config.get_text_config())
     parts = []
-    for part in torch.arange(sum(sizes), device=model.device)[None].split(sizes, dim=1):
+    for part in torch.arange(sum(sizes), device=input_device(model))[None].split(sizes, dim=1):
         positions = {"position_ids": part} if name == "past_key_values" else {}
         ids = (part + 1) % model.config.get_text_config().vocab_size
         parts.append(model(ids, use_cache=True, **{name: cache}, **positions).logits.float())
@@ -84,7 +85,7 @@ class RecurrentVerifier(ChainVerifier):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.states: list[list[Tensor | None]] = []
-        self.read = 0
+        self.reread = 0
         record_windows(self.cache)
 
     @property
@@ -94,7 +95,7 @@ class RecurrentVerifier(ChainVerifier):
 
     def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> Tensor:
         """As `ChainVerifier.verify`; the state is copied first."""
-        self.read = self.unread
+        self.reread = self.unread
         if len(drafts[0]):
             self.states = copy_states(self.cache)
         return super().verify(buffer, lengths, drafts)
@@ -105,5 +106,5 @@ class RecurrentVerifier(ChainVerifier):
         if accepted == self.written:
             end_windows(self.cache)
             return
-        put_back(self.cache, self.states, self.read + self.written)
-        self.unread = self.read + accepted + 1
+        put_back(self.cache, self.states, self.reread + self.written)
+        self.unread = self.reread + accepted + 1

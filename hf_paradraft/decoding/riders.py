@@ -31,26 +31,26 @@ class SparseShape:
         self.e = guess.riders.num_ensembles
         self.m = len(guess.riders.embeddings) // self.e
         least, size = self.m * self.e + 1, config.tree_size
+        automatic = size == "auto" and self.accuracy is not None
         if size is None:  # one guess at each distance
             self.accuracy = self.accuracy and [row[:1] for row in self.accuracy]
             size = self.m + self.m * self.e * (self.m + 1)
-        elif size == "auto" and self.accuracy is None:
+        elif size == "auto":
             size = max(15, 3 * self.m * self.e)
-            logger.warning_once(
-                f"tree_size='auto' needs guesses that were calibrated: taking {size} rows. paradraft calibrate does it."
-            )
-        elif size != "auto" and size < least:
+            if not automatic:
+                logger.warning_once(f"tree_size='auto' wants calibrated guesses (paradraft calibrate): taking {size} rows.")
+        elif size < least:
             raise ValueError(f"tree_size={size}: for prompt tokens it is a number of rows, here {least} at least.")
         self.ranks = 1 if config.tree_size is None else MAX_RANKS if self.accuracy is None else max(map(len, self.accuracy))
-        self.budget = size
-        self.trees: list[SparseTree] | None = None if self.accuracy is None else self._calibrated()
+        self.budget = int(size)
+        self.trees: list[SparseTree] | None = None if self.accuracy is None else self._calibrated(automatic)
         self.hung: dict[int, tuple[list[int], list[int], Tensor]] = {}  # the riders of each state's tree
 
-    def _calibrated(self) -> list[SparseTree]:
+    def _calibrated(self, automatic: bool) -> list[SparseTree]:
         """The trees by state: of `budget` rows, or of the size that brings most tokens per second."""
         if self.riders.everywhere:
             return static_trees(self.accuracy, self.budget, self.e)
-        if self.budget != "auto":
+        if not automatic:
             return build_trees(self.accuracy, self.budget, self.e)
         cost = self.pace.cost
         return max(sizes(self.accuracy, self.e, cost.latency, cost.batch_size), key=lambda size: size.tau / size.seconds).trees

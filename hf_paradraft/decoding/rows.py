@@ -83,7 +83,8 @@ def take(row: Row, draft: Draft, logits: Tensor, rule: Rule, choices: list[int] 
         choices: the most probable token of each row of `logits`, where that alone decides.
         ends: when to stop.
     """
-    begin, path, judged = row.length, [], 0
+    begin, judged = row.length, 0
+    path: list[int] = []
     for emitted in accept(draft, logits, row.ids, begin, row.logits_processor, rule, choices):
         judged += bool(draft.children(path[-1] if path else -1))
         if emitted.node is not None:

@@ -47,15 +47,15 @@ def make_verifier(
         check_roll_back(cache)
         check_continues(model, "past_key_values" if "past_key_values" in model_kwargs else "cache_params")
         return RecurrentVerifier(model, model_kwargs, per_token, begin, begin)
-    if config.compile and windows is not None and cache.get_seq_length() == 0:
-        cache = model_kwargs["past_key_values"] = static_cache(model, num_slots)
-    cache.activate_past_recording()
     explicit = (
         windows is not None
         and per_token.keys() <= {"attention_mask", "position_ids"}
         and all(tensor.ndim == 2 for tensor in per_token.values())
-        and use_plain_layers(cache, num_slots)
     )
+    if config.compile and explicit and cache.get_seq_length() == 0:
+        cache.layers = static_cache(model, num_slots).layers  # in the caller's own object, if it is one
+    cache.activate_past_recording()
+    explicit = explicit and use_plain_layers(cache, num_slots)
     chains = ChainVerifier(model, model_kwargs, per_token, begin, begin - int(cache.get_seq_length()))
     if not explicit:
         if batch_size > 1 or cache.is_compileable:

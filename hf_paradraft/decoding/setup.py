@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import LongTensor
@@ -16,7 +17,7 @@ from .accept import RULES, Rule, greedy
 from .checks import check_call, check_lengths, left_padding
 from .cost import round_cost
 from .features import Features
-from .pace import Pace
+from .pace import Habit, Pace
 from .rows import Ends, Row, Taken, processors_of_rows
 from .serve import make_verifier
 from .shape import Shape
@@ -24,6 +25,7 @@ from .verify import ChainVerifier, TreeVerifier
 
 logger = logging.get_logger(__name__)
 PIECE = 2048  # tokens of a prompt that are read at once for a drafter that reads features, unless the caller says otherwise
+_habits: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, Habit]] = WeakKeyDictionary()
 MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features")
 
 
@@ -109,7 +111,8 @@ class Call:
         piece = piece or (PIECE if self.features.keys else None)
         while piece is not None and self.drafts_first and self.verifier.unread > piece and self.verifier.reads_pieces:
             self.verifier.read(self.buffer, piece)
-            begin, observations = self.verifier.begin - self.verifier.unread - piece, []
+            begin = self.verifier.begin - self.verifier.unread - piece
+            observations: list[Observation | None] = []
             for index, row in enumerate(self.rows):
                 skipped = max(0, row.padding + row.observed - begin)
                 found = self.features.of_row(index, list(range(piece))[skipped:])
@@ -155,7 +158,10 @@ def begin_call(
     if chain and config.tree_size is not None:
         logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
     cost = round_cost(model, batch_size) if config.tree_size == "auto" and not chain else None
-    pace = Pace(config.num_draft_tokens, chain, cost, config.never_slower and rule_name in ("greedy", "sample_match"))
+    adaptive = config.never_slower and rule_name in ("greedy", "sample_match")
+    habits = _habits.setdefault(model, WeakKeyDictionary())
+    habit = habits.setdefault(drafter, Habit()) if type(drafter).__hash__ is not None else Habit()
+    pace = Pace(config.num_draft_tokens, chain, cost, adaptive, habit)
     vocab_size = model.config.get_text_config().vocab_size
     keeps = generation_config.return_dict_in_generate
     ends = Ends(

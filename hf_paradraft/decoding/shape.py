@@ -12,6 +12,7 @@ from transformers import LogitsProcessorList
 from transformers.utils import logging
 
 from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Prefix, SpeculationConfig
+from ..protocol.config import TreeSize
 from ..trees.best_first import best_paths
 from ..trees.sampled import sampled_paths
 from .grow import Growing
@@ -55,9 +56,13 @@ def best_first_tree(
 
 
 def sampled_tree(q: Tensor, num_nodes: int) -> Draft:
-    """A tree of the best-first shape with siblings drawn without replacement from `q`, float32 `(K, V)`; with `q` for its nodes."""
+    """A tree of the best-first shape, its siblings drawn without replacement from `q`, float32 `(K, V)`, which it carries."""
     paths, tokens = sampled_paths(q, num_nodes)
     return Draft(tokens, paths.parents, q[torch.tensor(paths.depths, device=q.device)])
+
+
+def _decoded(guess: Guess) -> int:
+    return guess.decoded if isinstance(guess, GuessedLogits) else 0
 
 
 class Shape:
@@ -108,8 +113,7 @@ class Shape:
             elif not len(guess.logits) or not self._usable(guess):
                 continue
             elif guess.bias is not None or guess.extend is not None:
-                factors = self.pace.factors if size == "auto" else None
-                nodes = self.pace.most_nodes if size == "auto" else size
+                nodes, factors = (self.pace.most_nodes, self.pace.factors) if size == "auto" else (size, None)
                 growing[row] = Growing(guess, prefix, processor, nodes, self.vocab_size, self.sampled, factors)
             else:
                 drafts[row] = self._independent(guess, prefix, processor, size)
@@ -131,7 +135,7 @@ class Shape:
                 raise ValueError(f"{self.author} gave logits of shape {tuple(guess.logits.shape)}: wanted (k, V') for one row.")
         return list(guesses)
 
-    def _size(self, branches: bool) -> int | str | None:
+    def _size(self, branches: bool) -> TreeSize:
         """None for chains, a number of nodes, or "auto"."""
         if not branches:
             return None
@@ -147,25 +151,24 @@ class Shape:
         logger.warning_once("The drafter's logits are not numbers: going on without drafts where they are not.")
         return False
 
-    def _independent(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: int | str | None) -> Draft:
+    def _independent(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: TreeSize) -> Draft:
         """Distances that do not depend on each other."""
         logits = cut(guess.logits[: prefix.room], guess.vocabulary, self.vocab_size).to(prefix.ids.device)
         if guess.confidences is not None and size is None:
             logits = logits[: self.pace.worth(guess.confidences[: len(logits)])]
         if self.sampled:
             wide = widen(logits, guess.vocabulary, self.vocab_size)
-            if size is not None:
+            if isinstance(size, int):
                 return sampled_tree(warp(prefix.ids, wide, processor), size)
             tokens, scores = sequential_choice(wide, prefix.ids, processor, True)
             return Draft.chain(tokens, scores.softmax(-1))
         if size is None:
             return Draft.chain(to_target(logits.argmax(-1), guess.vocabulary))
-        if size == "auto":
-            factors = self.pace.factors[1 : 1 + len(logits)]
-            return best_first_tree(logits, self.pace.most_nodes, factors, guess.vocabulary)
-        return best_first_tree(logits, size, None, guess.vocabulary)
+        if isinstance(size, int):
+            return best_first_tree(logits, size, None, guess.vocabulary)
+        return best_first_tree(logits, self.pace.most_nodes, self.pace.factors[1 : 1 + len(logits)], guess.vocabulary)
 
-    def _found(self, guess: GuessedTokens, prefix: Prefix, size: int | str | None) -> Draft:
+    def _found(self, guess: GuessedTokens, prefix: Prefix, size: TreeSize) -> Draft:
         """Tokens that were copied from somewhere; where no tree is wanted, the path that is believed most."""
         count = len(guess.tokens)
         parents = list(range(-1, count - 1)) if guess.parents is None else list(guess.parents)
@@ -203,7 +206,7 @@ class Shape:
         return Draft(guess.tokens.to(prefix.ids.device), parents, None, beliefs)
 
     def _further(self, guesses: list[Guess], prefixes: list[Prefix], begun: float) -> list[Guess]:
-        """Let a drafter that chooses its next tokens itself go on, while that brings tokens faster than the round would without."""
+        """Let a drafter that chooses its next tokens itself go on, while that brings tokens faster than the round so far."""
         while True:
             promised = gain = 0.0
             more = []
@@ -220,10 +223,10 @@ class Shape:
             expected = gain * mean(self.gains) if self.gains else gain
             if self.steps and not self.pace.goes_on(expected, median(self.steps), promised, perf_counter() - begun):
                 break
-            clock, before = perf_counter(), [g.decoded if isinstance(g, GuessedLogits) else 0 for g in guesses]
+            clock, before = perf_counter(), [_decoded(guess) for guess in guesses]
             guesses = self._ask(step(), prefixes)
             self.steps.append(perf_counter() - clock)
-            self.gains += [g.decoded - had for g, had, open_ in zip(guesses, before, more, strict=True) if open_ is not None]
+            self.gains += [_decoded(g) - had for g, had, open_ in zip(guesses, before, more, strict=True) if open_ is not None]
         return guesses
 
     def _read(self, growing: dict[int, Growing], num_rows: int, begun: float) -> None:

@@ -54,8 +54,8 @@ def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.
     Returns:
         Bool `(size, size)`, each node's own and its ancestors' columns, and depths int64 `(size,)`.
     """
-    sees = numpy.eye(size, dtype=bool)
-    depths = numpy.zeros(size, dtype=numpy.int64)
+    sees: numpy.ndarray = numpy.eye(size, dtype=bool)
+    depths: numpy.ndarray = numpy.zeros(size, dtype=numpy.int64)
     for row, parent in enumerate(parents, 1):
         sees[row] |= sees[parent + 1]
         depths[row] = depths[parent + 1] + 1

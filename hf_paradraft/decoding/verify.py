@@ -63,7 +63,6 @@ class ChainVerifier:
     """
 
     branches = False
-    may_draft = True
     reads_pieces = True
 
     def __init__(
@@ -72,6 +71,11 @@ class ChainVerifier:
         self.model, self.model_kwargs, self.per_token = model, model_kwargs, per_token
         self.cache: Cache = cache_of_call(model_kwargs)
         self.begin, self.unread, self.first, self.written, self.known = begin, unread, True, 0, 0
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether a draft can be verified now."""
+        return True
 
     def read(self, buffer: LongTensor, count: int) -> None:
         """Read the next `count` tokens of the prompt, and no further."""
@@ -152,7 +156,8 @@ class TreeVerifier:
         self.first, self.num_positions, self.row_counts = first, num_positions, row_counts
         self.begin = 0 if first is None else first.begin
         self.forward = model if row_counts is None else compiled_forward(model, features)
-        self.written, self.known, self.roots, self.extra = 0, 0, 0, None  # roots: known tokens that the cache is yet to keep
+        self.written, self.known, self.roots = 0, 0, 0  # roots: known tokens that the cache is yet to keep
+        self.extra: dict[str, Any] | None = None
 
     @property
     def unread(self) -> int:

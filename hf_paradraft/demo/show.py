@@ -10,6 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..chat import encode_question
 from ..protocol import Drafter
+from .differences import explain
 
 
 class ColourStreamer(BaseStreamer):
@@ -73,8 +74,6 @@ def stream_one(
     console.print(str(drafter.last_stats))
     verdict = "identical to its output"
     if not torch.equal(fast, slow):
-        place = next((i for i, (a, b) in enumerate(zip(fast[0], slow[0], strict=False)) if a != b), len(slow[0])) - ids.shape[1]
-        verdict = f"other than its output from token {place + 1} on: "
-        rounded = target.dtype != torch.float32
-        verdict += "most likely a near-tie that rounding decided, --dtype float32 has none" if rounded else "please report it"
+        begin = ids.shape[1]
+        verdict = f"other than its output {explain(target, ids, slow[0, begin:].tolist(), fast[0, begin:].tolist())}"
     console.print(f"{slow_seconds / fast_seconds:.2f}× plain generate, and {verdict}\n")

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..hub.card import CardFields
 from ..protocol import Drafter, SpeculationConfig
-
-TreeSize = int | Literal["auto"]
+from ..protocol.config import TreeSize
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def check_drafts(model: PreTrainedModel) -> None:
     if attention_windows(model) is not None:
         return
     check_forgets(model)
-    if not takes(type(model), "past_key_values"):
+    if not takes(type(model), "past_key_values"):  # type: ignore[arg-type]  # a class is hashable
         raise ValueError(f"{type(model).__name__} has no attention layers, so nothing counts what it has read: it cannot draft.")
     if is_recurrent(empty_cache(model)):
         check_continues(model, "past_key_values")
@@ -50,7 +50,7 @@ def logits_behind(model: PreTrainedModel, input_ids: LongTensor, masks: Sequence
 
 
 def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks: Sequence[int], unknown: int) -> Tensor:
-    """Logits behind one prefix and each mask; afterwards the cache holds `ids`, or leading tokens of it where layers are recurrent.
+    """Logits behind one prefix and each mask; then the cache holds `ids`, or leading tokens of it where layers are recurrent.
 
     Args:
         model: run once, or twice where many tokens wait to be read behind a recurrent state.

@@ -1,7 +1,7 @@
 """What a folder of a published drafter is, by its config and its tensors' names; never by its `model_type`.
 
-Formats as their publishers write them: z-lab and SpecForge (DFlash), DeepSpec (DSpark, DFlash, EAGLE-3), speculators, SafeAI (EAGLE-3), AWS
-(P-EAGLE), AMD (PARD, PARD-2).
+Formats as their publishers write them: z-lab and SpecForge (DFlash), DeepSpec (DSpark, DFlash, EAGLE-3), speculators, SafeAI
+(EAGLE-3), AWS (P-EAGLE), AMD (PARD, PARD-2).
 """
 
 from collections.abc import Iterable, Mapping

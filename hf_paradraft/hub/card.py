@@ -63,7 +63,11 @@ def _results(bench: list[dict[str, Any]], methods: tuple[str, ...]) -> list[Eval
         return []
     coldest = min(row["temperature"] for row in alone)
     best = max((row for row in alone if row["temperature"] == coldest), key=lambda row: row["speedup"])
-    common = {"task_type": "text-generation", "dataset_type": "held-out-prompts", "dataset_name": "Held-out prompts"}
+    common: dict[str, Any] = {
+        "task_type": "text-generation",
+        "dataset_type": "held-out-prompts",
+        "dataset_name": "Held-out prompts",
+    }
     how = "greedy" if coldest == 0 else f"temperature {coldest:g}"
     name = f"{best['method']}, {how}, batch 1, against plain generate"
     return [

@@ -9,16 +9,9 @@ from pathlib import Path
 from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 
-from ..files import read_json, shipped
+from ..files import PUBLISHED, read_json, shipped
 from .card import CardFields, hub_name, plot_bench, render_card
 
-# What a user of the drafter needs; whatever else lies in the folder stays here.
-PUBLISHED = (
-    "config.json", "generation_config.json", "adapter_config.json", "paradraft.json", "bench.json", "README.md", "LICENSE",
-    "model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt",
-)  # fmt: skip
 PEFT_CARD = "# Model Card for Model ID"  # what PEFT writes beside every adapter
 
 

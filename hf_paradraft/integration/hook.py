@@ -1,13 +1,15 @@
 """How `model.generate` reaches our loop: `assistant_model=drafter`, or `custom_generate=speculative_decoding, drafter=drafter`.
 
-For the first, two methods of `GenerationMixin` are wrapped; both do as before unless the assistant is a drafter (it has `start_drafting`). If
-this transformers has changed them, nothing is wrapped: PARD drafters then work in its own assisted loop, one chain at a time.
+For the first, two methods of `GenerationMixin` are wrapped; both do as before unless the assistant is a drafter: it has
+`start_drafting`, or is a model with prompt tokens. If this transformers has changed them, nothing is wrapped: PARD drafters then
+work in its own assisted loop, one chain at a time.
 """
 
 import inspect
 import warnings
 from collections.abc import Sequence
 from functools import wraps
+from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase, __version__
 from transformers.generation import GenerationMode
@@ -45,7 +47,7 @@ def install() -> bool:
     return True
 
 
-def _drafter_of(target: PreTrainedModel, assistant: object) -> protocol.Drafter | None:
+def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | None:
     """The assistant if it is a drafter, or the drafter that it is for this target; else None."""
     adopted = (kind.adopt(target, assistant) for kind in KINDS if kind.adopt is not None)
     if (drafter := next((found for found in adopted if found is not None), None)) is not None:

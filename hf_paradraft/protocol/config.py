@@ -7,6 +7,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
+TreeSize = int | Literal["auto"] | None  # None: a chain
 MAX_TREE = 64  # nodes of a tree that chooses its own size
 ACCEPTANCE_RULES = ("auto", "greedy", "sample_match", "rejection", "typical")
 
@@ -33,7 +34,7 @@ class SpeculationConfig:
     """
 
     num_draft_tokens: int = 12
-    tree_size: int | Literal["auto"] | None = None
+    tree_size: TreeSize = None
     acceptance: Literal["auto", "greedy", "sample_match", "rejection", "typical"] = "auto"
     never_slower: bool = True
     compile: bool = False

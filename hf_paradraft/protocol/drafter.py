@@ -12,8 +12,8 @@ from .config import SpeculationConfig
 from .guess import Guess
 from .stats import SpeculationStats
 
-# -1: the embedding's output, as the first layer reads it; 0 … L-1: the outputs of the target's layers, raw; "normed": the last one
-# after the final norm, as the head reads it.
+# -1: the embedding's output, as the first layer reads it; 0 … L-1: the outputs of the target's layers, raw; "normed": the last
+# one after the final norm, as the head reads it.
 FeatureKey = int | Literal["normed"]
 
 

@@ -42,7 +42,7 @@ class GuessedLogits:
             are: trees are built from these instead of the guesses' own probabilities.
         riders: to be placed below the nodes where the round is likely to end.
         extend: reads tokens that the engine chose, and guesses behind each; for all rows at once. Without it the guess is final.
-        further: decodes one step further, and gives all rows' guesses anew; for drafters that choose their next tokens themselves.
+        further: decodes one step further, and gives all rows' guesses anew; for drafters that choose their next tokens alone.
         decoded: how many of the distances are such a drafter's own tokens, which only the rest guesses.
     """
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from .palette import BLUE, GREEN, GREY, ORANGE
 from .records import Record
@@ -76,7 +77,7 @@ def acceptance(rows: Sequence[Record]) -> Figure | None:
         rates = [100 * rate for rate in row["acceptance_by_position"]]
         axes.plot(range(1, len(rates) + 1), rates, marker="o", label=row["method"])
     axes.set(xlabel="draft position", ylabel="accepted where the one before was, %", ylim=(0, 102))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize="small")
     return figure
 

@@ -16,7 +16,7 @@ IGNORED = -100
 
 
 def load_rows(source: str | Path, split: str = "train") -> list[dict[str, Any]]:
-    """Rows `{"text": …}` or `{"messages": […]}` of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
+    """Rows `{"text": …}` or `{"messages": […]}` of a JSON-lines file or a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
 
     A row may have `finished`, false where its last answer was cut off and must not be learned to end there.
 
@@ -73,7 +73,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, finished: bool = 
 
 
 def encode_chat(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Mapping[str, str]], finished: bool = True
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], finished: bool = True
 ) -> dict[str, list[int]]:
     """Assistant turns labelled, with the token that ends them; everything else ignored.
 

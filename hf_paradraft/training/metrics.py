@@ -8,13 +8,13 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..protocol import Drafter, SpeculationStats
+from ..protocol import SpeculationStats
 from .data import IGNORED
 
 
 def acceptance(
     target: PreTrainedModel | str | Path,
-    drafter: Drafter,
+    drafter: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     samples: Dataset,
     max_new_tokens: int = 128,

@@ -5,6 +5,10 @@ from pathlib import Path
 
 from transformers.trainer_utils import get_last_checkpoint
 
+from ..files import PUBLISHED
+
+MADE_OF_THEM = ("tau.png", "training_args.bin")
+
 
 def check_output(output_dir: Path, resume: bool, overwrite: bool) -> str | None:
     """Refuse a folder that must not be written to.
@@ -27,6 +31,23 @@ def check_output(output_dir: Path, resume: bool, overwrite: bool) -> str | None:
     if output_dir.is_dir() and any(output_dir.iterdir()) and not (resume or overwrite):
         raise ValueError(f"{output_dir} already has files: pass --resume to go on, --overwrite to replace, or another folder.")
     return get_last_checkpoint(str(output_dir)) if resume and output_dir.is_dir() else None
+
+
+def left_from_before(output_dir: Path) -> list[Path]:
+    """What a former run left that would be loaded or published with the new one's weights, to be given to `drop`."""
+    return [file for pattern in (*PUBLISHED, *MADE_OF_THEM) for file in output_dir.glob(pattern)]
+
+
+def drop(left: list[Path], written_since: float) -> None:
+    """Remove what a former run left and the new one, all of whose files are there by now, did not write itself.
+
+    Args:
+        left: from `left_from_before`.
+        written_since: when the new files began to be written, as `time.time` has it.
+    """
+    for file in left:
+        if file.exists() and file.stat().st_mtime < written_since:
+            file.unlink()
 
 
 def drop_old_checkpoints(output_dir: Path) -> None:

@@ -1,14 +1,17 @@
 """Self-distillation: answers rewritten by the target, so that the drafter learns what it will be judged by."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import render_chat
+from ..files import read_json, write_whole
 from .data import load_rows, text_of, turns_of
 
 
@@ -31,6 +34,38 @@ def _prompt_ids(row: dict, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return tokenizer(render_chat(tokenizer, row["messages"], True), add_special_tokens=False)["input_ids"]
 
 
+def fingerprint(model: PreTrainedModel) -> str:
+    """A few numbers of every weight, hashed: another model of the same shape has another."""
+    digest = hashlib.sha256()
+    for name, tensor in model.named_parameters():
+        digest.update(name.encode())
+        if tensor.device.type != "meta":
+            some = tensor.detach().flatten()[:: max(1, tensor.numel() // 8)][:8]
+            digest.update(some.float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def check_same_run(output: Path, run: Path, settings: dict[str, Any]) -> None:
+    """Refuse to go on with answers of another run.
+
+    Args:
+        output: the answers so far.
+        run: beside them, how they were made.
+        settings: of this run.
+
+    Raises:
+        ValueError: they were made otherwise, or nobody knows how.
+    """
+    if not run.exists():
+        raise ValueError(f"{output} exists, and no {run.name} says how it was made: pass --overwrite, or name another output.")
+    made: dict[str, Any] = read_json(run)
+    if other := [f"{name}: {made.get(name)} there, {value} now" for name, value in settings.items() if made.get(name) != value]:
+        raise ValueError(
+            f"{output} was made with other settings ({'; '.join(other)}): use those again to go on, pass --overwrite to begin "
+            "anew, or name another output."
+        )
+
+
 @torch.no_grad()
 def regenerate(
     target: PreTrainedModel,
@@ -42,6 +77,7 @@ def regenerate(
     prompt_tokens: int = 32,
     temperature: float = 0.0,
     seed: int = 0,
+    overwrite: bool = False,
 ) -> int:
     """Write `source` again with the target's own answers, as JSON lines; an unfinished file is continued.
 
@@ -56,6 +92,7 @@ def regenerate(
         prompt_tokens: for `text` rows, how much of the text is the prompt.
         temperature: 0 is greedy.
         seed: of sampling.
+        overwrite: begin anew, where the file has answers of another run.
 
     Returns:
         Rows written by this call.
@@ -72,8 +109,18 @@ def regenerate(
     if not prompts:
         raise ValueError(f"{source} has no prompts: chats need a turn before the assistant's, and texts some tokens.")
     encoded = [_prompt_ids(row, tokenizer) for row in prompts]
-    done = 0
-    if output.exists():
+    done, run = 0, output.with_name(f"{output.name}.run")
+    settings = {
+        "target": target.name_or_path,
+        "weights": fingerprint(target),
+        "dtype": str(target.dtype),
+        "prompts": hashlib.sha256(json.dumps(encoded).encode()).hexdigest()[:16],
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "drawn": [batch_size, seed] if temperature > 0 else None,  # what decides the draws
+    }
+    if output.exists() and not overwrite:
+        check_same_run(output, run, settings)
         # A killed run may leave half a line: only whole ones count.
         *whole, _ = output.read_text().split("\n")
         if len(whole) > len(prompts):
@@ -84,6 +131,9 @@ def regenerate(
     eos_token_id = target.generation_config.eos_token_id
     ends = torch.tensor([] if eos_token_id is None else eos_token_id)
     output.parent.mkdir(parents=True, exist_ok=True)
+    if done == 0:
+        write_whole(run, json.dumps(settings, indent=1) + "\n")
+        output.unlink(missing_ok=True)
     bar = tqdm(total=len(prompts), initial=done, desc="regenerate", unit="rows")
     with output.open("a") as file:
         for begin in range(done, len(prompts), batch_size):

@@ -4,9 +4,10 @@ With a head that looks at the token before, or with a drafter that has to read a
 independent factors; but it is still never more probable than its beginning. So the N best paths over what is known form a tree,
 and once every node of it that may have children has been read, no other tree of N nodes promises more.
 
-A node is a slot: a rank among its parent's children. Where tokens are drawn, a slot's promise comes from its parent's distribution
-and its rank, never from its own token; and a slot can only be driven out by slots that promise more, which are its own ancestors'
-earlier siblings and what stands below those, or drawn apart from it. So the draws are what recursive rejection takes them for.
+A node is a slot: a rank among its parent's children. Where tokens are drawn, a slot's promise comes from its parent's
+distribution and its rank, never from its own token; and it can only be driven out by slots that promise more: by earlier
+siblings, its own or its ancestors', by what stands below those, or by what was drawn apart from it. So the draws are what
+recursive rejection takes them for.
 """
 
 from heapq import heappop, heappush

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from math import log
+from typing import Any
 
 import numpy
 
@@ -134,8 +135,8 @@ def static_trees(accuracy: list[list[float]], budget: int, num_ensembles: int = 
 
 def first(paths: Paths, num_nodes: int) -> Paths:
     """The best tree of fewer nodes."""
-    parts = paths.parents, paths.depths, paths.ranks, paths.beliefs, paths.reach
-    return Paths(*(part[:num_nodes] for part in parts))
+    n = num_nodes
+    return Paths(paths.parents[:n], paths.depths[:n], paths.ranks[:n], paths.beliefs[:n], paths.reach[:n])
 
 
 @dataclass
@@ -155,7 +156,7 @@ class Size:
     seconds: float
 
 
-def sizes(accuracy: list[list[float]], num_ensembles: int, latency: Callable[[int], float], batch_size: int = 1) -> list[Size]:
+def sizes(accuracy: list[list[float]], num_ensembles: int, latency: Callable[[int], Any], batch_size: int = 1) -> list[Size]:
     """The sizes that an adapter may choose from; the best is the one with most `tau` per second (PPD, section 4.5).
 
     Args:

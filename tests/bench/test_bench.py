@@ -15,15 +15,15 @@ from hf_paradraft.bench import Measurement, Prompt, Settings, assisted, bench, d
 from hf_paradraft.bench.cases import Case, methods_of
 from hf_paradraft.bench.compare import compare
 from hf_paradraft.bench.measure import check_equality
-from hf_paradraft.report.figures import draw
 from hf_paradraft.bench.questions import random_prompts
-from hf_paradraft.report.tables import markdown, table
 from hf_paradraft.bench.results import Unfinished, measurements
 from hf_paradraft.decoding.pace import Pace
 from hf_paradraft.decoding.riders import SparseShape
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.kind import Variant
 from hf_paradraft.drafters.ppd import PpdConfig
+from hf_paradraft.report.figures import draw
+from hf_paradraft.report.tables import markdown, table
 
 
 def pard_chain(drafter, length):

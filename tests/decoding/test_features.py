@@ -94,7 +94,13 @@ def test_rows_that_end_early():
     ids = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
     plain = target.generate(ids, do_sample=False, max_new_tokens=24, attention_mask=torch.ones_like(ids), pad_token_id=0)
     end = int(plain[1, 8])  # some token that ends a row
-    options = {"do_sample": False, "max_new_tokens": 24, "attention_mask": torch.ones_like(ids), "pad_token_id": 0, "eos_token_id": end}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 24,
+        "attention_mask": torch.ones_like(ids),
+        "pad_token_id": 0,
+        "eos_token_id": end,
+    }
     plain = target.generate(ids, **options)
     reader = Reader(plain)
     assert torch.equal(plain, target.generate(ids, **options, assistant_model=reader))

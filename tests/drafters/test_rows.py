@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_paradraft.training.rows import useful_rows
 from hf_paradraft.training import cod_keep_mask, parallel_draft_rows
+from hf_paradraft.training.rows import useful_rows
 
 ratios = st.floats(0.05, 1.0)
 

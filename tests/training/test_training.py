@@ -11,10 +11,10 @@ from tiny import MASK, make_tokenizer, tiny_model
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 import hf_paradraft as pd
-from hf_paradraft.training.rows import may_attend
 from hf_paradraft.drafters.pard.run import train_pard
 from hf_paradraft.drafters.pard.training import CodConfig, PardTrainer, RowCollator, block_mask
 from hf_paradraft.training.regenerate import regenerate
+from hf_paradraft.training.rows import may_attend
 
 COUNTING = "a b c d e f g h"
 

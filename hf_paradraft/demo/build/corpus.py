@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -111,7 +112,8 @@ class Corpus:
                 samples.append((prompt + answer, [-100] * len(prompt) + answer))
             total += len(samples[-1][0])
         samples.sort(key=lambda sample: len(sample[0]))
-        batches, rows = [], []
+        batches: list[Any] = []
+        rows: list[Any] = []
         for sample in samples:
             if rows and (len(rows) + 1) * len(sample[0]) > self.tokens_per_batch:
                 batches.append(self._pad(rows))

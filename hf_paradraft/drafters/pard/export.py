@@ -85,8 +85,8 @@ def _convert_pard2(folder: Path, output: Path, engine: str) -> str:
 def _command(engine: str, target: str, output: Path, num_draft_tokens: int, mask_token_id: int) -> str:
     if engine == "vllm":
         options = {"method": "draft_model", "parallel_drafting": True, "model": str(output)}
-        options = json.dumps({**options, "num_speculative_tokens": num_draft_tokens})
-        return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(options)}"
+        config = json.dumps({**options, "num_speculative_tokens": num_draft_tokens})
+        return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(config)}"
     if engine == "trtllm":
         return (
             "from tensorrt_llm import LLM\nfrom tensorrt_llm.llmapi import PARDDecodingConfig\n"

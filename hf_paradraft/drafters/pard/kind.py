@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from ...protocol import SpeculationConfig
-from ..kind import Kind, TreeSize, Variant
+from ...protocol.config import TreeSize
+from ..kind import Kind, Variant
 from .export import export
 from .model import PardDrafter
 from .publish import card_fields, check_folder, describe

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -51,6 +52,10 @@ class PardDrafter(Drafter):
     model_tags: ClassVar[list[str]] = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft"]
 
     mask_token_id: int
+    config: PreTrainedConfig
+    device: torch.device
+    dtype: torch.dtype
+    resize_token_embeddings: Callable[..., Any]
 
     @classmethod
     def from_pretrained(cls, repo_or_dir: str | Path, *args: Any, mask_token_id: int | None = None, **kwargs: Any) -> PardDrafter:
@@ -93,7 +98,7 @@ class PardDrafter(Drafter):
         if not isinstance(model, PreTrainedModel):
             return cls.from_pretrained(model, mask_token_id=mask_token_id, **kwargs)
         mask_token_id = read_mask_token_id(model.config, mask_token_id)
-        drafter_type = drafter_class(type(model.config))
+        drafter_type = drafter_class(type(model.config))  # type: ignore[arg-type]  # a class is hashable
         if not issubclass(drafter_type, type(model)):
             raise ValueError(
                 f"{type(model).__name__} is not the causal LM of its config; load it with AutoModelForCausalLM first."
@@ -187,14 +192,14 @@ class PardDrafter(Drafter):
 
 
 def _rebuild(config_class: type[PreTrainedConfig], state: dict[str, Any]) -> PardDrafter:
-    drafter_type = drafter_class(config_class)
+    drafter_type = drafter_class(config_class)  # type: ignore[arg-type]  # a class is hashable
     drafter = drafter_type.__new__(drafter_type)
     drafter.__dict__ = {**state}  # a copy by copy.copy has options of its own
     return drafter
 
 
 @cache
-def drafter_class(config_class: type[PreTrainedConfig]) -> type[PardDrafter]:
+def drafter_class(config_class: Any) -> type[PardDrafter]:
     """The causal LM class of `config_class` with `PardDrafter` mixed in, under the base's own name.
 
     Raises:
@@ -207,7 +212,7 @@ def drafter_class(config_class: type[PreTrainedConfig]) -> type[PardDrafter]:
 
 
 def _load(folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict[str, Any]) -> PardDrafter:
-    drafter_type = drafter_class(type(config))
+    drafter_type = drafter_class(type(config))  # type: ignore[arg-type]  # a class is hashable
     base = drafter_type.__bases__[1]
     if (wanted := config.architectures or []) and wanted[0] != base.__name__:
         raise ValueError(

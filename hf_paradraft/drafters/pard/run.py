@@ -1,6 +1,7 @@
 """One training run, from files to a drafter: what `paradraft train pard` does."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ...hub.card import hub_name
 from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.metrics import acceptance
-from ...training.output import check_output, drop_old_checkpoints
+from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
 from .config import MASK_KEYS
 from .model import PardDrafter
 from .training import CodConfig, PardTrainer
@@ -100,7 +101,10 @@ def train_pard(
         "seed": trainer.args.seed,
     }
     drafter.config.paradraft = {**drafter.paradraft, "training": record}
+    begun, left = time.time() - 1, left_from_before(output_dir) if overwrite else []
     trainer.save_model(str(output_dir))  # before anything else is measured, which may fail
+    if trainer.is_world_process_zero():
+        drop(left, begun)
     if eval_set is not None:
         record["eval"] = trainer.evaluate()
     if target is not None:

@@ -158,7 +158,7 @@ class PardTrainer(ResumableTrainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """`Trainer.evaluate` over all rows of every depth; adds `eval_loss_depth_d`."""
         self._eval_losses.zero_()
-        collator = self.data_collator
+        collator = self.data_collator  # type: ignore[has-type]
         self.data_collator = RowCollator(
             collator.mask_token_id, CodConfig(self.cod.num_depths, 1.0, 1.0), 0, collator.dense_masks
         )

@@ -14,7 +14,7 @@ from ...decoding.cost import round_cost
 from ...decoding.pace import Pace
 from ...decoding.shape import Shape
 from ...decoding.verify import TreeVerifier
-from ...protocol import Drafting, GuessedLogits, Observation, Prefix
+from ...protocol import Drafting, Guess, GuessedLogits, Observation, Prefix
 from ..lm import LmReader
 from .drafter import PpdDrafter
 
@@ -43,7 +43,7 @@ class AheadDrafting(Drafting):
         self.pace: Pace | None = None
         self.shape: Shape | None = None
 
-    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+    def propose(self, prefixes: list[Prefix]) -> list[Guess]:
         """What one forward guesses behind each prefix; `further` makes more of it."""
         self._forget(prefixes)
         known = self.reader.known or [0] * len(prefixes)
@@ -60,9 +60,9 @@ class AheadDrafting(Drafting):
         self.drafting.guesses = [row[1:].float() for row in logits]
         return self._guesses()
 
-    def _guesses(self) -> list[GuessedLogits]:
+    def _guesses(self) -> list[Guess]:
         """As far as they go by now."""
-        guesses = []
+        guesses: list[Guess] = []
         for answers, behind, prefix in zip(self.answers, self.drafting.guesses, self.prefixes, strict=True):
             own = torch.cat(answers)
             whole = torch.cat([own, behind.to(own)]) if len(behind) else own
@@ -86,7 +86,7 @@ class AheadDrafting(Drafting):
         self.reader.cache.forget(dropped)
         self.decoded = []
 
-    def _further(self) -> list[GuessedLogits]:
+    def _further(self) -> list[Guess]:
         """One round of the model's own: its guesses verified, new ones made."""
         begun = perf_counter()
         if self.verifier is None or self.verifier.cache is not self.reader.cache:

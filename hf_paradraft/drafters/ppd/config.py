@@ -52,6 +52,17 @@ class PpdConfig(PeftConfig):
         numbers = all(isinstance(row, list) and row and all(isinstance(rate, float | int) for rate in row) for row in rows)
         return numbers and all(row == sorted(row, reverse=True) and row[-1] >= 0 and sum(row) <= 1.001 for row in rows)
 
+    def get_text_config(self, **_: object) -> None:
+        """Asked by transformers' own assisted loop, which has no place for prompts.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "Prompt tokens ride along in the target's own forward, which transformers' assisted generation cannot do: use a "
+            "version of transformers that hf_paradraft's loop is installed in, or custom_generate=pd.speculative_decoding."
+        )
+
     @property
     def num_ids(self) -> int:
         """m·E, the ids behind the vocabulary that are prompts."""

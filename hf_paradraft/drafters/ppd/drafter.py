@@ -11,13 +11,14 @@ from huggingface_hub import CommitInfo
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, QuantizedCache
 from transformers.utils import logging
 
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import local_folder, tensor_names
 from ...hub.push import push_drafter
 from ...protocol import Drafter, Drafting, GuessedLogits, Observation, Prefix, Riders, SpeculationConfig
+from ...protocol.config import TreeSize
 from .config import PpdConfig
 from .publish import card_fields, read_adapter
 from .tuner import PpdModel, check_embeds_once, prompt_embedding
@@ -41,7 +42,7 @@ class PpdDrafter(Drafter):
 
     def __init__(self, prompts: Tensor, config: PpdConfig, tensor_name: str, speculation_config: SpeculationConfig | None = None):
         self.prompts, self.config, self.tensor_name = prompts, config, tensor_name
-        rows = "auto" if config.accuracy is not None else max(15, 3 * config.num_ids)
+        rows: TreeSize = "auto" if config.accuracy is not None else max(15, 3 * config.num_ids)
         self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=rows)
         self.target: PreTrainedModel | None = None  # what it was attached to last
 
@@ -203,8 +204,18 @@ def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
     embedding = prompt_embedding(self.model)
     config = kwargs.get("generation_config") or next(iter(args[1:2]), None) or self.model.generation_config
     asked = {name: kwargs.get(name, getattr(config, name, None)) for name in NOT_DRAFTED}
-    if any(asked[name] not in (None, usual) for name, usual in NOT_DRAFTED.items()) or "inputs_embeds" in kwargs:
-        logger.warning_once("This call of generate cannot be drafted for (beams, no cache, hidden states): decoding plainly.")
+    cache = kwargs.get("cache_implementation", getattr(config, "cache_implementation", None))
+    if (
+        any(asked[name] not in (None, usual) for name, usual in NOT_DRAFTED.items())
+        or "inputs_embeds" in kwargs
+        or cache == "quantized"
+        or isinstance(kwargs.get("past_key_values"), QuantizedCache)
+        or attention_windows(self.model) is None
+    ):
+        logger.warning_once(
+            "This call of generate cannot be drafted for (beams, no cache or a quantised one, hidden states, or attention that "
+            "takes no masks): decoding plainly."
+        )
         return self.model.generate(*args, **kwargs)
     if kwargs.get("assistant_model") is None and "custom_generate" not in kwargs and embedding.prompts() is not None:
         kwargs["assistant_model"] = PpdDrafter.from_model(self.model)

@@ -8,7 +8,8 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from ...protocol import Drafter, Riders, SpeculationConfig
-from ..kind import Kind, TreeSize, Variant
+from ...protocol.config import TreeSize
+from ..kind import Kind, Variant
 from .drafter import PpdDrafter, PpdDrafting
 from .prompted import PromptedDrafter
 from .publish import card_fields, check_folder, describe
@@ -30,7 +31,7 @@ def _adopt(target: PreTrainedModel, assistant: object) -> Drafter | None:
 
 def _variants(drafter: PpdDrafter | PromptedDrafter, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
     if isinstance(drafter, PpdDrafter):
-        size = "auto" if drafter.config.accuracy is not None else 15
+        size: TreeSize = "auto" if drafter.config.accuracy is not None else 15
         name = size if size == "auto" else f"n{size}"
         return [Variant(f"ppd-{name}", drafter, SpeculationConfig(drafter.config.num_prompt_tokens, size))]
     once, ahead = drafter.num_prompts + 1, max(12, drafter.num_prompts + 2)

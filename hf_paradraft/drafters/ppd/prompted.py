@@ -48,6 +48,18 @@ class PromptedDrafter(Drafter):
         self.config, self.name_or_path = self.model.config, self.model.name_or_path
 
     @property
+    def device(self) -> None:
+        """Asked by transformers' own assisted loop, which knows models alone.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "A model with prompt tokens drafts in hf_paradraft's loop alone: use a version of transformers that this is installed "
+            "in, or custom_generate=pd.speculative_decoding."
+        )
+
+    @property
     def prompts(self) -> list[int]:
         """Ids of the prompts, in their order."""
         return list(range(self.first_prompt, self.first_prompt + self.num_prompts))

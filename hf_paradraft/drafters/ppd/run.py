@@ -1,18 +1,20 @@
 """One training run, from files to an adapter: what `paradraft train ppd` does."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from ...files import write_whole
 from ...hub.card import hub_name
 from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
-from ...training.output import check_output, drop_old_checkpoints
+from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
 from .calibration import calibrate
 from .config import PpdConfig
 from .drafter import PpdDrafter
@@ -88,13 +90,24 @@ def train_ppd(
         "hard_labels": hard_labels,
         "seed": trainer.args.seed,
     }
+    adapted.eval()
+    first = trainer.is_world_process_zero()
+    if first:
+        begun, left = time.time() - 1, left_from_before(output_dir) if overwrite else []
+        _save(adapted, record, output_dir)  # before anything else is measured, which may fail
+        drop(left, begun)
     if eval_set is not None:
         record["eval"] = trainer.evaluate()
-        print(json.dumps(record["eval"], indent=1))
-        try:
-            calibrate(adapted, eval_set)
-        except ValueError as error:
-            logger.warning("The adapter is saved without calibration. %s", error)
-    adapted.eval().save_pretrained(output_dir)
-    (output_dir / "paradraft.json").write_text(json.dumps({"training": record}, indent=1) + "\n")
+        if first:
+            print(json.dumps(record["eval"], indent=1))
+            try:
+                calibrate(adapted, eval_set)
+            except ValueError as error:
+                logger.warning("The adapter is saved without calibration. %s", error)
+            _save(adapted, record, output_dir)
     return PpdDrafter.from_model(adapted)
+
+
+def _save(adapted: PeftModel, record: dict[str, Any], output_dir: Path) -> None:
+    adapted.save_pretrained(output_dir)
+    write_whole(output_dir / "paradraft.json", json.dumps({"training": record}, indent=1) + "\n")
