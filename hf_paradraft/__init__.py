@@ -8,6 +8,8 @@ __version__ = "0.1.0"
 from . import training
 from .auto import AutoDrafter
 from .decoding.loop import SpeculativeOutput
+from .drafters.autoregressive import AutoregressiveDrafter
+from .drafters.ngram import NgramDrafter
 from .drafters.pard import PardCandidateGenerator, PardDrafter
 from .drafters.ppd import PpdConfig
 from .drafters.ppd.drafter import PpdDrafter
@@ -28,11 +30,13 @@ from .protocol import (
 
 __all__ = [
     "AutoDrafter",
+    "AutoregressiveDrafter",
     "Draft",
     "Drafter",
     "Drafting",
     "GuessedLogits",
     "GuessedTokens",
+    "NgramDrafter",
     "Observation",
     "PardCandidateGenerator",
     "PardDrafter",

@@ -76,8 +76,8 @@ class Growing:
 
     def learn(self, nodes: list[int], logits: Tensor) -> None:
         """What the drafter guesses behind `nodes`, `(n, V')`."""
-        for node, row in zip(nodes, logits.split(1), strict=True):
-            self._know(node, row)
+        for place, node in enumerate(nodes):
+            self._know(node, logits[place : place + 1])
         self.tree.choose()
 
     def _bias(self, nodes: list[int]) -> None:

@@ -44,6 +44,11 @@ def or_sdpa(model: PreTrainedModel) -> str:
     return ", or load it with attn_implementation='sdpa'" if helps else ""
 
 
+def additive(seen: BoolTensor, dtype: torch.dtype) -> Tensor:
+    """A mask to be added to attention scores: 0 where `seen`, the least number of `dtype` elsewhere."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
 def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.ndarray]:
     """What the rows of one tree see of each other, and how deep they are.
 
@@ -80,35 +85,35 @@ class TreeAttention:
     def inputs(
         self, lengths: list[int], sees: BoolTensor, depths: LongTensor, num_slots: int | None = None
     ) -> tuple[Tensor | dict[str, Tensor] | None, LongTensor]:
-        """For M new rows behind the longest row's end.
+        """For M new rows behind the longest row's end, and behind C - M others that were written there and are not kept yet.
 
         Args:
             lengths: of the B rows, in slots.
-            sees: bool `(B, M, M)`, what each new row sees of the new ones.
-            depths: int64 `(B, M)`, how far behind its row's end each stands.
+            sees: bool `(B, M, C)`, what each new row sees of what stands behind the end, the new ones last.
+            depths: int64 `(B, C)`, how far behind its row's end each of these stands.
             num_slots: the width of a static cache.
 
         Returns:
             An additive mask `(B, 1, M, slots)`, or a dict of them by kind where layers differ, or None for one row that sees
             everything; and positions int64 `(B, M)`.
         """
-        end, size, device = max(lengths), sees.shape[1], self.prompt_mask.device
-        if self.sees_all and size == 1 and num_slots is None:
+        end, (_, size, columns), device = max(lengths), sees.shape, self.prompt_mask.device
+        if self.sees_all and size == columns == 1 and num_slots is None:
             return None, torch.tensor([lengths], device=device) + self.offsets
-        slots = torch.arange(num_slots or end + size, device=device)
+        slots = torch.arange(num_slots or end + columns, device=device)
         ends = torch.tensor(lengths, device=device)[:, None]
         visible = (slots < ends)[:, None].repeat(1, size, 1)
         prompt = self.prompt_mask.shape[1]
         visible[:, :, :prompt] &= self.prompt_mask[:, None]
-        visible[:, :, end : end + size] = sees.to(device)
+        visible[:, :, end : end + columns] = sees.to(device)
         stands = ends + depths.to(device)
+        own = stands[:, columns - size :]
         masks = {}
         for kind, window in self.windows.items():
             seen = visible
             if window is not None:
                 places = slots.repeat(len(lengths), 1)
-                places[:, end : end + size] = stands
-                seen = visible & (places[:, None] > stands[:, :, None] - window)
-            mask = torch.zeros(seen.shape, dtype=self.dtype, device=device)
-            masks[kind] = mask.masked_fill_(~seen, torch.finfo(self.dtype).min)[:, None]
-        return masks.popitem()[1] if len(masks) == 1 else masks, stands + self.offsets
+                places[:, end : end + columns] = stands
+                seen = visible & (places[:, None] > own[:, :, None] - window)
+            masks[kind] = additive(seen, self.dtype)[:, None]
+        return masks.popitem()[1] if len(masks) == 1 else masks, own + self.offsets

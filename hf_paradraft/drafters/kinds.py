@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from .autoregressive.kind import AUTOREGRESSIVE
 from .kind import Kind
 from .pard.kind import PARD
 from .ppd.kind import PPD
 
-KINDS: tuple[Kind, ...] = (PPD, PARD)
+KINDS: tuple[Kind, ...] = (PPD, AUTOREGRESSIVE, PARD)
 
 
 def kind_of_folder(folder: Path) -> Kind:

@@ -48,8 +48,8 @@ def test_every_form(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{broken", r"line 2, is not JSON"),
-        ("[1]", r"row 2: wanted an object"),
+        ("{broken", r"is not JSON lines: line 2"),
+        ("[1]", r"line 2: wanted an object"),
         ({"answer": "4"}, r"row 2: no question in it, wanted one of turns.*but it has answer"),
         ({"turns": [3]}, r"row 2: no question"),
         ({"turns": 3}, r"row 2: no question"),

@@ -27,7 +27,7 @@ def both_ways(target, drafter, ids, **options):
     return plain, target.generate(ids, do_sample=False, assistant_model=drafter, **options)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(list(ARCHITECTURES)),
     st.sampled_from(list(OPTIONS)),

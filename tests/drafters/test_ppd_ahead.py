@@ -22,7 +22,7 @@ def ahead(model, m=2, calibrated=False, **options):
     return pd.PromptedDrafter(with_prompts(model, m, calibrated=calibrated, seed=1), pd.SpeculationConfig(**options))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(NAMES),
     st.lists(st.lists(st.integers(1, EOS - 1), min_size=4, max_size=4), min_size=1, max_size=4),

@@ -22,7 +22,7 @@ def adapter_for(name, m=3, e=1, calibrated=False):
     return drafter
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(NAMES),
     st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=10), min_size=1, max_size=3),
@@ -147,7 +147,7 @@ def test_another_kind_of_adapter_is_no_drafter(tmp_path):
         pd.AutoDrafter.from_pretrained(tmp_path)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from(NAMES),
     st.lists(st.lists(st.integers(1, EOS - 1), min_size=4, max_size=4), min_size=1, max_size=3),

@@ -104,7 +104,7 @@ def test_what_a_template_refuses_is_named_before_anything_is_written(tokenizer, 
     tokenizer.chat_template = "{% for m in messages %}" + refuse + "{{ m['content'] }}{% endfor %}"
     rows = [{"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "c"}]} for word in "bh"]
     file = write(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(ValueError, match="Row 2: no h"):
+    with pytest.raises(ValueError, match=r"Row 2: The chat template refuses .*no h"):
         encode_rows(load_rows(file), tokenizer, max_length=20)
     with pytest.raises(ValueError, match=r"refuses .*: no h"):
         regenerate(tiny_model(), tokenizer, file, tmp_path / "out.jsonl", batch_size=1, max_new_tokens=2)

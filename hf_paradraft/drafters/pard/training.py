@@ -11,6 +11,7 @@ from torch import BoolTensor, Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import TrainingArguments
 
+from ...decoding.tree_attention import additive
 from ...training.epochs import CountEpochs, ResumableTrainer
 from ...training.rows import cod_keep_mask, draft_rows, may_attend, useful_rows
 from .model import PardDrafter
@@ -133,8 +134,7 @@ class PardTrainer(ResumableTrainer):
             case "flex_attention":
                 inputs["attention_mask"] = block_mask(depths, inputs["position_ids"])
             case "eager":  # adds its mask
-                least = torch.finfo(self.model.dtype).min
-                inputs["attention_mask"] = (~inputs["attention_mask"]).to(self.model.dtype) * least
+                inputs["attention_mask"] = additive(inputs["attention_mask"], self.model.dtype)
         columns = (labels != -100).any(0).nonzero()[:, 0]
         outputs = model(**inputs, use_cache=False, logits_to_keep=columns)
         labels, depths = labels[:, columns], depths[:, columns]

@@ -6,7 +6,7 @@ import torch
 from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel
 
-from ...decoding.tree_attention import attention_windows, or_sdpa
+from ...decoding.tree_attention import additive, attention_windows, or_sdpa
 from .config import PpdConfig
 from .rows import prompt_rows
 from .tuner import prompt_embedding
@@ -49,8 +49,7 @@ def guess_at(
     masks = {}
     for kind, window in attention_windows(base).items():
         seen = sees if window is None else sees & (apart < window)
-        mask = torch.zeros(seen.shape, dtype=texts.dtype, device=ids.device)
-        masks[kind] = mask.masked_fill_(~seen, torch.finfo(texts.dtype).min)
+        masks[kind] = additive(seen, texts.dtype)
     logits = forward(
         inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
         attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,

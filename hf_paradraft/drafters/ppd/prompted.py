@@ -55,7 +55,7 @@ class PromptedDrafter(Drafter):
             ValueError: always.
         """
         raise ValueError(
-            "A model with prompt tokens drafts in hf_paradraft's loop alone: use a version of transformers that this is installed "
+            "A model with prompt tokens drafts in hf_paradraft's loop alone: use a version of transformers that it is installed "
             "in, or custom_generate=pd.speculative_decoding."
         )
 

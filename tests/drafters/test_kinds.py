@@ -1,0 +1,283 @@
+"""What every kind of drafter has to hold: one suite over all of them, and a new kind in one folder and one line."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_prompts
+
+import hf_paradraft as pd
+from hf_paradraft.decoding import pace
+from hf_paradraft.drafters import kinds
+from hf_paradraft.drafters.kind import Kind, Variant
+from hf_paradraft.drafters.kinds import KINDS, kind_of, kind_of_folder
+from hf_paradraft.hub.card import CardFields
+
+NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
+TARGETS = {name: tiny_model(name) for name in NAMES}
+MAKE = {
+    "pard": lambda target: near_copy(target, 0.05),
+    "autoregressive": lambda target: pd.AutoregressiveDrafter(near_copy(target, 0.05)),
+    "ppd": lambda target: pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2)),
+    "ppd, calibrated": lambda target: pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2, calibrated=True)),
+    "prompted": lambda target: pd.PromptedDrafter(with_prompts(near_copy(target, 0.05), 2)),
+    "n-grams": lambda target: pd.NgramDrafter(),
+}
+DRAFTERS = {(kind, name): make(TARGETS[name]) for kind, make in MAKE.items() for name in NAMES}
+
+
+class Clock:
+    """Time goes by at random: whatever is decided by it, the output must not change."""
+
+    def __init__(self, seed):
+        self.random, self.now = torch.Generator().manual_seed(seed), 0.0
+
+    def __call__(self):
+        self.now += float(torch.rand((), generator=self.random)) ** 4
+        return self.now
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(list(MAKE)),
+    st.sampled_from(NAMES),
+    st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=9), min_size=1, max_size=3),
+    st.sampled_from([None, 9, "auto"]),
+    st.integers(1, 40),
+    st.booleans(),
+    st.integers(0, 10_000),
+)
+def test_never_slower_by_a_random_clock_changes_nothing(kind, name, prompts, size, new, sampled, seed):
+    from hf_paradraft.decoding import loop, shape
+
+    target, drafter = TARGETS[name], DRAFTERS[kind, name]
+    length = drafter.config.num_prompt_tokens if isinstance(drafter, pd.PpdDrafter) else 6
+    drafter.speculation_config = pd.SpeculationConfig(length, size, never_slower=True)
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    options = {"attention_mask": mask, "max_new_tokens": new, "pad_token_id": 0, "do_sample": sampled and len(prompts) == 1}
+    torch.manual_seed(seed)
+    plain = target.generate(ids, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock(seed)
+        for module in (loop, shape):
+            patch.setattr(module, "perf_counter", clock)
+        torch.manual_seed(seed)
+        assert torch.equal(plain, target.generate(ids, assistant_model=drafter, **options))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["pard", "prompted"])
+def test_drafting_with_caches_is_draft_logits(kind, name, prompt):
+    """What the engine is given behind every prefix of a call is what a forward without caches gives."""
+    target, drafter = TARGETS[name], DRAFTERS[kind, name]
+    drafter.speculation_config = pd.SpeculationConfig(3, None, never_slower=False)
+    seen, start = [], drafter.start_drafting
+
+    def watched(*args):
+        drafting = start(*args)
+        propose = drafting.propose
+
+        def both(prefixes):
+            guesses = propose(prefixes)
+            seen.append((prefixes[0].ids.clone(), prefixes[0].room, guesses[0].logits.clone()))
+            return guesses
+
+        drafting.propose = both
+        return drafting
+
+    drafter.start_drafting = watched
+    try:
+        target.generate(prompt, do_sample=False, max_new_tokens=24, eos_token_id=None, assistant_model=drafter)
+    finally:
+        del drafter.start_drafting
+    assert len(seen) > 3
+    for ids, room, logits in seen:
+        if room:
+            expected = drafter.draft_logits(ids, num_draft_tokens=room)
+            assert expected.shape == (1, room, logits.shape[-1])
+            torch.testing.assert_close(logits, expected[0], rtol=1e-3, atol=1e-3)
+
+
+class Silent(pd.Drafter, pd.Drafting):
+    """Is asked, takes its time, and never has a guess."""
+
+    def __init__(self, guess):
+        self.guess, self.asked = guess, 0
+        self.speculation_config = pd.SpeculationConfig(6)
+
+    def start_drafting(self, target, max_length):
+        return self
+
+    def propose(self, prefixes):
+        self.asked += 1
+        return [self.guess(prefix) for prefix in prefixes]
+
+
+NOTHING = {
+    "no tokens": lambda prefix: pd.GuessedTokens(torch.zeros(0, dtype=torch.long)),
+    "no logits": lambda prefix: pd.GuessedLogits(torch.zeros(0, 32)),
+    "NaN": lambda prefix: pd.GuessedLogits(torch.full((prefix.room, 32), torch.nan)),
+    "impossible": lambda prefix: pd.GuessedLogits(torch.full((prefix.room, 32), -torch.inf)),
+}
+
+
+@pytest.mark.parametrize("size", [None, 8, "auto"])
+@pytest.mark.parametrize("name", NOTHING)
+@pytest.mark.parametrize("new", [15, 60])
+def test_who_never_guesses_is_seldom_asked(name, size, new, prompt):
+    drafter = Silent(NOTHING[name])
+    drafter.speculation_config.tree_size = size
+    options = {"do_sample": False, "max_new_tokens": new, "eos_token_id": None}
+    target = TARGETS["llama"]
+    for _ in range(2):
+        drafter.asked = 0
+        assert torch.equal(target.generate(prompt, **options), target.generate(prompt, **options, assistant_model=drafter))
+        assert 1 <= drafter.asked <= new / 3
+
+
+def test_a_call_remembers_that_drafting_did_not_pay():
+    habit = pace.Habit()
+    asked = []
+    for _ in range(3):
+        own = pace.Pace(6, chain=False, habit=habit)
+        drafted = 0
+        for _ in range(60):
+            depth = own.depth()
+            drafted += depth > 0
+            draft = pd.Draft.chain(torch.arange(depth))
+            own.observe([draft], [[]], 0.1 * (depth > 0), 1.0 + 0.3 * (depth > 0), 1.01 + 0.4 * (depth > 0))
+        asked.append(drafted)
+    assert asked[0] > asked[1] >= asked[2] >= 1
+    own = pace.Pace(6, chain=True, habit=habit)
+    for _ in range(60):
+        depth = own.depth()
+        path = list(range(depth))
+        own.observe([pd.Draft.chain(torch.arange(depth))], [path], 0.1, 1.0, 1.1)
+    assert habit.pause == pace.FIRST_PAUSE
+
+
+@pytest.mark.parametrize("name", ["pard", "autoregressive", "ppd"])
+def test_a_folder_of_every_kind(name, tmp_path):
+    target = TARGETS["llama"]
+    drafter = MAKE[name](target)
+    folder = tmp_path / "drafter"
+    drafter.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    kind = kind_of_folder(folder)
+    assert kind.name == name
+    assert kind is kind_of(drafter) is kind_of(pd.AutoDrafter.from_pretrained(folder))
+    kind.check(folder)
+    assert dict(kind.describe(folder))["kind"]
+    assert kind.card(folder).template.endswith(".jinja")
+    for variant in kind.variants(drafter, (2,), (6, "auto")):
+        assert variant.name.startswith(name)
+
+
+def test_a_plain_model_is_of_no_kind():
+    assert kind_of(TARGETS["llama"]) is None
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
+
+
+class Constant(pd.Drafter, pd.Drafting):
+    """A new kind: always the same token."""
+
+    def __init__(self, token):
+        self.token, self.speculation_config = token, pd.SpeculationConfig(2)
+
+    @classmethod
+    def from_pretrained(cls, folder, **kwargs):
+        return cls(int((folder / "constant.txt").read_text()))
+
+    def start_drafting(self, target, max_length):
+        return self
+
+    def propose(self, prefixes):
+        return [pd.GuessedTokens(torch.full((prefix.room,), self.token)) for prefix in prefixes]
+
+
+CONSTANT = Kind(
+    name="constant",
+    title="constant drafter",
+    drafters=(Constant,),
+    recognises=lambda folder: (folder / "constant.txt").exists(),
+    load=Constant.from_pretrained,
+    check=lambda folder: None,
+    card=lambda folder: CardFields("pard.jinja", "transformers", "finetune", None, ("constant",), {"training": {}}, {}),
+    describe=lambda folder: [("kind", "constant drafter"), ("token", (folder / "constant.txt").read_text())],
+    variants=lambda drafter, lengths, sizes: [Variant("constant", drafter, pd.SpeculationConfig(max(lengths), None))],
+)
+
+
+def test_a_new_kind_is_one_folder_and_one_line(monkeypatch, tmp_path, prompt):
+    from hf_paradraft.bench import Prompt, Settings, bench
+    from hf_paradraft.bench.cases import Case, methods_of
+    from hf_paradraft.integration.export import Engine, export
+    from hf_paradraft.integration.info import describe
+
+    for module in ("hf_paradraft.drafters.kinds", "hf_paradraft.integration.hook"):
+        monkeypatch.setattr(f"{module}.KINDS", (CONSTANT, *kinds.KINDS))  # the line
+    (tmp_path / "constant.txt").write_text("7")
+    drafter = pd.AutoDrafter.from_pretrained(tmp_path)
+    assert dict(describe(str(tmp_path)))["token"] == "7"
+    target = TARGETS["llama"]
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=12)
+    assert torch.equal(plain, target.generate(prompt, do_sample=False, max_new_tokens=12, assistant_model=drafter))
+    methods = methods_of(Case.methods, drafter, None)
+    assert [method.name for method in methods] == ["plain", "prompt-lookup", "constant"]
+    assert all(row.same for row in bench(target, methods, [Prompt("a", prompt)], Settings(8), progress=False))
+    assert drafter.speculation_config == pd.SpeculationConfig(2)  # as it was
+    with pytest.raises(ValueError, match="of use in transformers alone"):
+        export(tmp_path, tmp_path / "out", Engine.vllm)
+
+
+def test_benchmarks_leave_models_as_they_were(prompt):
+    from hf_paradraft.bench import Prompt, Settings, bench
+    from hf_paradraft.bench.cases import Case, methods_of
+
+    target, parent = TARGETS["llama"], tiny_model(seed=3)
+    drafter = near_copy(target)
+    options, config = copy.copy(drafter.speculation_config), parent.generation_config.to_dict()
+    methods = methods_of(Case.methods, drafter, parent, (2,), (6,))
+    bench(target, methods, [Prompt("a", prompt)], Settings(6), progress=False)
+    assert drafter.speculation_config == options
+    assert parent.generation_config.to_dict() == config
+    assert dataclasses.asdict(drafter.speculation_config) == dataclasses.asdict(options)
+
+
+FOREIGN = {
+    "DSpark": ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 256}, {}),
+    "DFlash": ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}, {}),
+    "EAGLE-3": ({"architectures": ["Qwen3Eagle3Model"]}, {}),
+    "PARD-2": ({"pard2_target_layers": [-1, -8]}, {}),
+    "XPress": ({"speculators_model_type": "xpress"}, {}),
+    "Domino": ({"dflash_config": {"projector_type": "domino"}}, {}),
+    "DFlash2": ({}, {"candidate_selector.predecessor_codebook": torch.zeros(2)}),
+    "DSpark ": ({}, {"markov_head.markov_w1.weight": torch.zeros(2)}),
+    "DFlash ": ({}, {"fc.weight": torch.zeros(2), "hidden_norm.weight": torch.zeros(2)}),
+    "EAGLE-3 ": ({}, {"fc.weight": torch.zeros(2), "midlayer.input_layernorm.weight": torch.zeros(2)}),
+    "P-EAGLE": ({}, {"mask_hidden": torch.zeros(2)}),
+    "MTP": ({"speculators_model_type": "mtp"}, {}),
+    "no PARD drafter, which is a plain": ({"architectures": ["SomethingElse"]}, {}),
+    "has no place for 1 of": ({}, {"model.extra.weight": torch.zeros(2)}),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_folders_of_others_are_named(what, tmp_path):
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    pd.PardDrafter.from_causal_lm(tiny_model("qwen3"), mask_token_id=MASK).save_pretrained(tmp_path)
+    config, tensors = FOREIGN[what]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    weights = tmp_path / "model.safetensors"
+    save_file({**load_file(weights), **tensors}, weights, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=what.strip()):
+        pd.AutoDrafter.from_pretrained(tmp_path)

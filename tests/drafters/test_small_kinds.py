@@ -1,0 +1,141 @@
+"""Copied drafts, and an ordinary small model in our loop: exact, and as right as they should be."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import ARCHITECTURES, EOS, make_tokenizer, near_copy, tiny_model
+from transformers import AutoModelForCausalLM, BloomConfig
+
+import hf_paradraft as pd
+
+TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
+SMALL = {name: near_copy(model, 0.02) for name, model in TARGETS.items()}
+
+
+def plain_and_drafted(target, drafter, prompts, **options):
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    options = {"do_sample": False, "attention_mask": mask, "pad_token_id": 0, **options}
+    return target.generate(ids, **options), target.generate(ids, **options, assistant_model=drafter)
+
+
+ROWS = st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=12), min_size=1, max_size=3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(list(ARCHITECTURES)), ROWS, st.integers(1, 30), st.integers(1, 6), st.booleans())
+def test_copied_drafts_change_nothing(name, prompts, new, longest, adaptive):
+    drafter = pd.NgramDrafter(longest, speculation_config=pd.SpeculationConfig(6, never_slower=adaptive))
+    plain, drafted = plain_and_drafted(TARGETS[name], drafter, prompts, max_new_tokens=new)
+    assert torch.equal(plain, drafted)
+
+
+def copied(drafter, text, room=4, kept=0):
+    return drafter.propose([pd.Prefix(torch.tensor([text]), room, kept)])[0].tokens.tolist()
+
+
+def test_what_is_copied():
+    drafting = pd.NgramDrafter(3).start_drafting(None, 64)
+    assert copied(drafting, [1, 2, 3, 4, 9, 2, 3]) == [4, 9, 2, 3]
+    assert copied(drafting, [1, 2, 3, 4, 9, 2, 3, 5, 2, 3], room=2, kept=7) == [5, 2]  # the latest of the longest matches
+    assert copied(drafting, [1, 2, 3, 7], kept=3) == []  # what was taken back is forgotten
+    assert copied(drafting, [1, 2, 3, 7, 1, 2], kept=4) == [3, 7, 1, 2]
+    assert copied(pd.NgramDrafter(3, shortest=2).start_drafting(None, 64), [1, 2, 3, 2]) == []
+    with pytest.raises(ValueError, match="1 token at least"):
+        pd.NgramDrafter(2, 3)
+
+
+def test_copying_learns_how_often_matches_hold():
+    drafting = pd.NgramDrafter(1).start_drafting(None, 64)
+    for right in (False, False, True, False):
+        guess = drafting.propose([pd.Prefix(torch.tensor([[5, 6, 5]]), 2, 0)])[0]
+        assert guess.tokens.tolist() == [6, 5]
+        drafting.observe([pd.Observation(torch.tensor([6 if right else 7]))])
+    assert drafting.propose([pd.Prefix(torch.tensor([[5, 6, 5]]), 2, 0)])[0].beliefs[0] == pytest.approx(2 / 6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(list(ARCHITECTURES)),
+    ROWS,
+    st.integers(1, 24),
+    st.integers(1, 6),
+    st.sampled_from([None, 1, 7, 20]),
+    st.sampled_from([None, "static"]),
+)
+def test_a_small_model_changes_nothing(name, prompts, new, length, size, cache):
+    drafter = pd.AutoregressiveDrafter(SMALL[name], pd.SpeculationConfig(length, size, never_slower=False))
+    plain, drafted = plain_and_drafted(TARGETS["llama"], drafter, prompts, max_new_tokens=new, cache_implementation=cache)
+    assert torch.equal(plain, drafted)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("size", [None, 12])
+def test_what_it_drafts_is_what_it_would_say(name, size, prompt):
+    """Through rejections, with what was read kept: each path of a draft is the most probable continuation of its node."""
+    small = SMALL[name]
+    drafter = pd.AutoregressiveDrafter(small, pd.SpeculationConfig(5, size, never_slower=False, trace=True))
+    out = TARGETS[name].generate(prompt, do_sample=False, max_new_tokens=40, eos_token_id=None, assistant_model=drafter)
+    known = prompt.shape[1]
+    for one in drafter.last_stats.trace:
+        for node, (token, parent) in enumerate(zip(one.drafted, one.parents, strict=True)):
+            path = []
+            while parent >= 0:
+                path.append(one.drafted[parent])
+                parent = one.parents[parent]
+            ids = torch.cat([out[:, :known], torch.tensor([path[::-1]], dtype=torch.long)], dim=1)
+            with torch.no_grad():
+                logits = small(ids).logits[0, -1]
+            first = one.parents.index(one.parents[node]) == node
+            ranks = int((logits > logits[token]).sum())
+            assert ranks == 0 if first else ranks > 0
+        if size is None:
+            whole = drafter.draft_logits(out[:, :known], num_draft_tokens=len(one.drafted) or 1)[0].argmax(-1).tolist()
+            assert one.drafted == whole[: len(one.drafted)]
+        known += len(one.emitted)
+    assert drafter.last_stats.mean_emitted > 1.5
+
+
+def test_accepted_tokens_are_not_read_again(prompt):
+    """The target itself as its drafter: each forward of the drafter reads one new token, but for the prompt's."""
+    target, small = tiny_model(), tiny_model()
+    read = []
+    small.register_forward_pre_hook(lambda module, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True)
+    drafter = pd.AutoregressiveDrafter(small, pd.SpeculationConfig(4, None, never_slower=False))
+    target.generate(prompt, do_sample=False, max_new_tokens=26, eos_token_id=None, assistant_model=drafter)
+    assert drafter.last_stats.mean_emitted == pytest.approx(26 / 6)
+    assert read[0] == prompt.shape[1]
+    assert max(read[1:]) <= 2  # the last draft, which nobody needed to read, and the target's own token
+
+
+def test_it_stops_where_the_target_is_cheap(prompt):
+    big = tiny_model(num_hidden_layers=8)
+    drafter = pd.AutoregressiveDrafter(big, pd.SpeculationConfig(6))
+    target = TARGETS["llama"]
+    options = {"do_sample": False, "max_new_tokens": 120, "eos_token_id": None}
+    assert torch.equal(target.generate(prompt, **options), target.generate(prompt, **options, assistant_model=drafter))
+    assert drafter.last_stats.num_drafted < 120
+
+
+def test_saved_and_loaded(tmp_path, prompt):
+    drafter = pd.AutoregressiveDrafter(tiny_model(), pd.SpeculationConfig(3, 6))
+    drafter.save_pretrained(tmp_path / "drafter")
+    make_tokenizer().save_pretrained(tmp_path / "drafter")
+    again = pd.AutoDrafter.from_pretrained(tmp_path / "drafter")
+    assert isinstance(again, pd.AutoregressiveDrafter)
+    assert again.speculation_config == pd.SpeculationConfig(3, 6)
+    assert again.name_or_path == str(tmp_path / "drafter")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "drafter")
+    assert torch.equal(plain(prompt).logits, again.model(prompt).logits)
+    tiny_model().save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match="AutoregressiveDrafter.from_causal_lm"):
+        pd.AutoDrafter.from_pretrained(tmp_path / "plain")
+    assert isinstance(pd.AutoregressiveDrafter.from_causal_lm(tmp_path / "plain"), pd.AutoregressiveDrafter)
+
+
+def test_models_that_take_no_masks():
+    bloom = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=32, hidden_size=32, n_layer=1, n_head=4))
+    with pytest.raises(ValueError, match="takes no explicit masks"):
+        pd.AutoregressiveDrafter(bloom)
