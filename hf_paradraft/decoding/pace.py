@@ -20,6 +20,7 @@ TRIAL = 4  # drafted rounds before anything is decided
 MISSES = 2  # chains in a row without an accepted token are enough to decide
 LOOK = 4  # drafts of a look whether drafting pays by now
 GAIN = 1.05  # a change has to promise this much
+LONGEST_REST = 8  # plain rounds after a drafter had no guess again and again, even if asking costs nothing
 KNOWN = 4  # plain rounds that were timed tell what they cost
 DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has to be measured first
 NEARLY = 0.98  # of the best promise is enough for a smaller tree: the last nodes keep their promises least
@@ -78,6 +79,7 @@ class Pace:
         self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, self.habit.pause
         self.nodes: deque[int] = deque([MAX_TREE // 2], maxlen=8)  # of trees that were worth verifying
         self.drafting = False  # in the last round
+        self.empty, self.rests = 0, False  # times in a row that the drafter had no guess; whether it rests for that
         doubted = self.habit.pause > FIRST_PAUSE
         self.trial, self.looks = (1, True) if doubted else (TRIAL, False)  # drafted rounds to the next decision; are they a look?
 
@@ -97,6 +99,9 @@ class Pace:
             return self.num_draft_tokens
         if self.wait > 0:
             self.wait -= 1
+            return 0
+        if self.empty >= MISSES and not self.rests:
+            self.wait, self.rests = min(self.empty, LONGEST_REST), True
             return 0
         if self.trial > 0 or not self.verify:
             return min(LOOK, self.num_draft_tokens) if self.looks and self.chain else self.num_draft_tokens
@@ -211,6 +216,8 @@ class Pace:
         active = [(tree, path) for tree, path in zip(drafts, paths, strict=True) if path is not None]
         size = max(tree.num_rows for tree, _ in active)
         asked = size > 0 if asked is None else asked
+        if asked:
+            self.empty, self.rests = (0 if size else self.empty + 1), False
         if self.rounds == 1:  # it read the prompt: its times say nothing, a wrong guess does
             if asked and (self.chain or size == 0):
                 self._judge(any(path for _, path in active), size == 0)

@@ -95,7 +95,7 @@ def test_what_it_drafts_is_what_it_would_say(name, size, prompt):
             whole = drafter.draft_logits(out[:, :known], num_draft_tokens=len(one.drafted) or 1)[0].argmax(-1).tolist()
             assert one.drafted == whole[: len(one.drafted)]
         known += len(one.emitted)
-    assert drafter.last_stats.mean_emitted > 1.5
+    assert drafter.last_stats.mean_emitted > 1.2
 
 
 def test_accepted_tokens_are_not_read_again(prompt):
@@ -130,7 +130,7 @@ def test_saved_and_loaded(tmp_path, prompt):
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "drafter")
     assert torch.equal(plain(prompt).logits, again.model(prompt).logits)
     tiny_model().save_pretrained(tmp_path / "plain")
-    with pytest.raises(ValueError, match="AutoregressiveDrafter.from_causal_lm"):
+    with pytest.raises(ValueError, match=r"AutoregressiveDrafter\.from_causal_lm"):
         pd.AutoDrafter.from_pretrained(tmp_path / "plain")
     assert isinstance(pd.AutoregressiveDrafter.from_causal_lm(tmp_path / "plain"), pd.AutoregressiveDrafter)
 

@@ -21,8 +21,8 @@ def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = Non
         if not written:
             raise ValueError(
                 "This model's config names no mask token (mask_token_id, pard_token or ptd_token_id): it is not a PARD "
-                "drafter yet. To make one of it, PardDrafter.from_causal_lm(model, mask_token_id=…) and train it; to draft with it "
-                "as it is, one token a forward, AutoregressiveDrafter.from_causal_lm(model)."
+                "drafter yet. To make one of it, PardDrafter.from_causal_lm(model, mask_token_id=…) and train it; to draft with "
+                "it as it is, one token a forward, AutoregressiveDrafter.from_causal_lm(model)."
             )
         if len(set(written.values())) > 1:
             raise ValueError(
