@@ -3,17 +3,38 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test quality micro family docs screenshots pictures card clean
+# One thread for each of the test processes: two that use all cores slow each other tenfold.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+
+.PHONY: demo test check lowest gpu quality micro family docs screenshots pictures card clean
 
 demo: $(VENV)/installed
 	$(BIN)/paradraft demo
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(PYTEST) -n auto
+
+# Quality, and the tests that take some ten seconds at most.
+check: quality
+	$(PYTEST) -n auto -m "not slow and not browser and not gpu"
+
+# The fast tests with the lowest versions that pyproject.toml allows, in a virtual environment of their own.
+lowest: tests/lowest.txt
+	test -d $(VENV)-lowest || $(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install --quiet --constraint tests/lowest.txt torch
+	$(VENV)-lowest/bin/python -m pip install --quiet --constraint tests/lowest.txt --editable '.[dev]'
+	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n auto -m "not slow and not browser and not gpu" tests/decoding tests/drafters tests/trees tests/integration
+
+gpu: $(VENV)/installed
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "No CUDA device here: nothing was run.")'
+	mkdir -p build
+	$(BIN)/python -m pytest tests/gpu -m gpu -s --junitxml build/gpu.xml
 
 quality: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 # Times single operations and compares them with the committed baseline.
 micro: $(VENV)/installed
@@ -34,6 +55,7 @@ screenshots: $(VENV)/installed
 
 pictures: $(VENV)/installed
 	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/architecture.py
 
 # Tables and figures of the docs, from bench.json: what paradraft bench --json wrote.
 card: $(VENV)/installed

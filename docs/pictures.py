@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import torch
-from hf_paradraft.decoding.stats import RoundTrace
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -13,10 +12,12 @@ import hf_paradraft as pd
 from hf_paradraft.chat import encode_question
 from hf_paradraft.decoding.tree_attention import tree_shape
 from hf_paradraft.demo import FAMILY
+from hf_paradraft.protocol import RoundTrace
+from hf_paradraft.report.palette import BLUE, GREEN, GREY, ORANGE
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from spaces.pictures import BLUE, GREEN, GREY, ORANGE, draft_tree  # noqa: E402
+from spaces.pictures import draft_tree  # noqa: E402
 
 PROMPT = "Write as JSON:\nname: Mia\nage: 31\ncity: Oslo"
 K, NODES = 6, 10

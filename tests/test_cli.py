@@ -52,6 +52,7 @@ def test_generate_streams_and_compares():
     assert "identical to its output" in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_bench_writes_records(tmp_path):
     file = tmp_path / "bench.json"
     short = ["--per-category", "1", "--max-new-tokens", "12", "-k", "8", "--dtype", "float32"]

@@ -160,6 +160,7 @@ def test_batches_are_counted_by_their_own_tokens():
         bench(target, methods, prompts, Settings(batch_sizes=(8,)), progress=False)
 
 
+@pytest.mark.slow
 def test_equality_is_decided_in_fp32():
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.bfloat16).eval()
     target.generation_config.eos_token_id = None

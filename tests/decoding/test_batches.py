@@ -30,6 +30,7 @@ def prompts_of(sizes, seed=0):
     return [torch.randint(1, EOS, (size,), generator=generator).tolist() for size in sizes]
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(list(PAIRS)),
@@ -88,6 +89,7 @@ def test_several_samples_of_one_prompt(prompt):
     drafter.speculation_config.acceptance = "auto"
 
 
+@pytest.mark.slow
 def test_samples_of_a_batch_have_the_targets_distribution():
     """The first two tokens of 4,000 samples, drawn eight at a time, against the exact joint distribution."""
     target = tiny_model(vocab_size=32)

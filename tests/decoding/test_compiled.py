@@ -15,6 +15,7 @@ def compilations():
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree_size", [None, 12])
 def test_compiled_rounds(tree_size):
     torch._dynamo.reset()
@@ -38,6 +39,7 @@ def test_compiled_rounds(tree_size):
     assert compilations() == warm
 
 
+@pytest.mark.slow
 def test_many_shapes_and_no_model_kept(monkeypatch):
     """More shapes than PyTorch keeps run uncompiled, with the same output; and a compiled model can be let go."""
     torch._dynamo.reset()
@@ -57,3 +59,27 @@ def test_many_shapes_and_no_model_kept(monkeypatch):
     gc.collect()
     assert gone() is None
     compiled._compiled.cache_clear()
+
+
+@pytest.mark.slow
+def test_the_callers_own_cache_is_filled(prompt):
+    from transformers import DynamicCache
+
+    target = tiny_model(num_hidden_layers=1)
+    drafter = near_copy(target, 0.05)
+    drafter.speculation_config = pd.SpeculationConfig(4, compile=True, never_slower=False)
+    cache = DynamicCache(config=target.config)
+    out = target.generate(
+        prompt, do_sample=False, max_new_tokens=10, eos_token_id=None, past_key_values=cache, assistant_model=drafter
+    )
+    assert int(cache.get_seq_length()) == out.shape[1] - 1
+
+
+def test_inputs_that_cannot_be_compiled_run_uncompiled(prompt):
+    gpt2 = tiny_model("gpt2")
+    drafter = near_copy(gpt2, 0.05)
+    drafter.speculation_config = pd.SpeculationConfig(4, compile=True, never_slower=False)
+    options = {"do_sample": False, "max_new_tokens": 12, "token_type_ids": torch.zeros_like(prompt)}
+    plain = gpt2.generate(prompt, **options)
+    drafter.speculation_config.compile = True
+    assert torch.equal(plain, gpt2.generate(prompt, **options, assistant_model=drafter))

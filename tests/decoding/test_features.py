@@ -156,6 +156,7 @@ def test_scaled_embeddings_and_windows():
     check(target, reader, out, [out.shape[1]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree_size", [None, 7])
 def test_compiled_rounds(tree_size):
     torch._dynamo.reset()

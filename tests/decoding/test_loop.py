@@ -46,6 +46,7 @@ def test_every_accepted_block_is_streamed(target, drafter, prompt):
     assert streamer.ended == 1
 
 
+@pytest.mark.slow
 def test_nothing_after_the_end_of_text(target):
     """An end token inside an accepted draft ends the text there."""
     drafter = near_copy(target, noise=0.0)

@@ -27,6 +27,7 @@ def both_ways(target, drafter, ids, **options):
     return plain, target.generate(ids, do_sample=False, assistant_model=drafter, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(list(ARCHITECTURES)),

@@ -29,6 +29,7 @@ def blocks(page, language):
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_python_runs(hub, page, tmp_path, monkeypatch):
     """With the embedded family in the place of the models that the pages name."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from docs.test_docs import ROOT, blocks, commands
 from huggingface_hub import HfApi
 from typer.testing import CliRunner
@@ -16,6 +17,7 @@ from hf_paradraft.demo import FAMILY, QUESTIONS
 PAGE = ROOT / "docs" / "train.md"
 
 
+@pytest.mark.slow
 def test_on_this_machine_alone(tmp_path):
     block = (
         blocks(PAGE, "bash")[1].replace(". .venv/bin/activate\n", "").replace("tests/loopback.py", f"{ROOT}/tests/loopback.py")
@@ -31,6 +33,7 @@ def test_on_this_machine_alone(tmp_path):
     assert "http://127.0.0.1" in result.stdout  # the commit
 
 
+@pytest.mark.slow
 def test_from_nothing_to_pushed(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, folder in (("Qwen/Qwen2.5-7B-Instruct", "target"), ("Qwen/Qwen2.5-0.5B-Instruct", "draft")):

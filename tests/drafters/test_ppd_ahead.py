@@ -22,6 +22,7 @@ def ahead(model, m=2, calibrated=False, **options):
     return pd.PromptedDrafter(with_prompts(model, m, calibrated=calibrated, seed=1), pd.SpeculationConfig(**options))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(NAMES),

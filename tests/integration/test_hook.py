@@ -59,3 +59,14 @@ def test_a_model_with_prompts_drafts_through_both_doors(prompt):
     plain = target.generate(prompt, do_sample=False, max_new_tokens=20)
     for door in ({"assistant_model": small}, {"custom_generate": pd.speculative_decoding, "drafter": small}):
         assert torch.equal(plain, target.generate(prompt, do_sample=False, max_new_tokens=20, **door))
+
+
+def test_transformers_own_loop_is_refused_by_who_cannot_draft_there(monkeypatch, prompt):
+    for name in hook.EXPECTED:
+        monkeypatch.setattr(GenerationMixin, name, getattr(GenerationMixin, name).__wrapped__)
+    target = tiny_model()
+    adapter = pd.PpdDrafter.from_model(get_peft_model(tiny_model(), pd.PpdConfig(num_prompt_tokens=2)))
+    prompted = pd.PromptedDrafter(get_peft_model(tiny_model(), pd.PpdConfig(num_prompt_tokens=2)))
+    for drafter, message in ((adapter, "ride along in the target's own forward"), (prompted, "hf_paradraft's loop alone")):
+        with pytest.raises(ValueError, match=message):
+            target.generate(prompt, max_new_tokens=5, do_sample=False, assistant_model=drafter)

@@ -320,3 +320,78 @@ def test_commands(hub, tmp_path):
     assert run(app, ["push", "--recipe", f"{USER}/recipe"]).exit_code == 0
     assert "custom_generate/generate.py" in hub.files(f"{USER}/recipe")
     assert run(app, ["push", str(tmp_path)]).exit_code == 2
+
+
+def test_a_failed_push_leaves_no_empty_repository(hub, tmp_path, monkeypatch):
+    folder = pard_folder(tmp_path)
+
+    def fails(*_, **__):
+        raise RuntimeError("the line broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HfApi, "upload_folder", fails)
+        with pytest.raises(OSError, match="was not published"):
+            push_folder(folder, REPO)
+    assert not HfApi().repo_exists(REPO)
+    push_folder(folder, REPO)
+    with monkeypatch.context() as patch:
+        patch.setattr(HfApi, "upload_folder", fails)
+        with pytest.raises(OSError, match="as it was"):
+            push_folder(folder, REPO)
+    assert HfApi().repo_exists(REPO)  # what was there before stays
+
+
+def test_a_reply_lost_after_the_hub_did_its_work(hub, tmp_path, monkeypatch):
+    """The commit is there, and its repository is not taken for an empty one."""
+    folder, upload = pard_folder(tmp_path), HfApi.upload_folder
+
+    def loses_the_reply(self, **kwargs):
+        upload(self, **kwargs)
+        raise RuntimeError("the line broke")
+
+    monkeypatch.setattr(HfApi, "upload_folder", loses_the_reply)
+    with pytest.raises(OSError, match="push again"):
+        push_folder(folder, REPO)
+    assert "model.safetensors" in hub.files(REPO)
+
+
+def test_the_headline_is_the_drafters_own_at_batch_1(hub, tmp_path):
+    folder = pard_folder(tmp_path)
+    common = {"tokens_per_second": 1.0, "speedup_quartiles": [1, 1, 1], "tau": 2.0, "by_category": {}, "tau_by_category": {}}
+    rows = [
+        {**common, "method": method, "batch_size": size, "temperature": temperature, "speedup": speedup, "matches_reference": 1.0}
+        for method, size, temperature, speedup in (
+            ("plain", 1, 0, 1.0),
+            ("pard-chain-k4", 1, 0, 2.0),
+            ("pard-tree-k4-n8", 1, 0, 2.5),
+            ("pard-chain-k4", 8, 0, 9.0),
+            ("pard-chain-k4", 1, 1.0, 8.0),
+            ("ppd-auto", 1, 0, 7.0),
+        )
+    ]
+    (folder / "bench.json").write_text(json.dumps(rows))
+    results = {result.metric_type: result for result in card_of(folder, REPO).data.eval_results}
+    assert results["speedup"].metric_value == 2.5
+    assert "greedy, batch 1" in results["speedup"].metric_name
+
+
+@pytest.mark.parametrize("kept", ["text", [1], {"training": "none"}, {"speculation_config": 3}])
+def test_a_key_that_is_no_dict_does_not_stop_a_push(hub, tmp_path, kept):
+    folder = pard_folder(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "paradraft": kept}))
+    push_folder(folder, REPO)
+    assert "README.md" in hub.files(REPO)
+
+
+def test_info_without_a_network_is_one_sentence(monkeypatch):
+    import httpx
+
+    from hf_paradraft.integration.info import describe
+
+    def no_network(*_, **__):
+        raise httpx.ConnectError("no route")
+
+    monkeypatch.setattr(HfApi, "list_repo_files", no_network)
+    with pytest.raises(OSError, match="neither a folder here nor a drafter"):
+        describe("user/name")

@@ -20,6 +20,7 @@ from hf_paradraft.demo.tasks import tasks
 from hf_paradraft.hub.push import push_space
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 TOOLS = runpy.run_path(str(ROOT / "docs" / "screenshots.py"))
 PROMPT = "Write as JSON:\nname: Mia\ncity: Oslo\nage: 31"
 
@@ -41,6 +42,15 @@ def text_of(spans):
 
 def ask(client, prompt, method="PARD, a tree of guesses", k=12, tree=16, temperature=0, tokens=48):
     return client.predict(prompt, method, k, tree, temperature, tokens, api_name="/compare")
+
+
+def test_files_are_not_taken(space):
+    """Nothing on the page uploads; the route that gradio has all the same takes nothing."""
+    import httpx
+
+    for size in (2, 200_000):
+        answer = httpx.post(f"{space[0].rstrip('/')}/gradio_api/upload", files={"files": ("a.txt", b"x" * size)})
+        assert answer.status_code == 413
 
 
 def test_it_streams_both_answers_and_says_whether_they_are_the_same(client):
@@ -151,6 +161,7 @@ def test_characters_of_several_tokens_come_whole():
     assert "".join(piece for piece, _ in pieces) == text
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(
     not (shutil.which("chromium") or shutil.which("google-chrome")),
     reason="no browser on this machine; .ci/run installs one where it can, elsewhere: apt-get install chromium",

@@ -110,7 +110,7 @@ def test_what_a_template_refuses_is_named_before_anything_is_written(tokenizer, 
         regenerate(tiny_model(), tokenizer, file, tmp_path / "out.jsonl", batch_size=1, max_new_tokens=2)
     assert not (tmp_path / "out.jsonl").exists()
     write(tmp_path / "out.jsonl", rows * 2)
-    with pytest.raises(ValueError, match=r"has 4 rows, and .* only 2 prompts"):
+    with pytest.raises(ValueError, match="how it was made"):
         regenerate(tiny_model(), make_tokenizer(), file, tmp_path / "out.jsonl", max_new_tokens=2)
 
 
@@ -148,3 +148,27 @@ def test_prompts_are_not_overwritten_with_answers(tmp_path):
     with pytest.raises(ValueError, match="name another one"):
         regenerate(tiny_model(), make_tokenizer(), file, file)
     assert file.read_bytes() == before
+
+
+def test_answers_of_another_run_are_not_gone_on_with(tmp_path):
+    file, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    write(file, [{"text": "a b c"}, {"text": "c b a"}])
+    options = {"max_new_tokens": 3}
+    assert regenerate(tiny_model(), make_tokenizer(), file, output, **options) == 2
+    assert regenerate(tiny_model(), make_tokenizer(), file, output, **options) == 0
+    before = output.read_bytes()
+    for model, more, what in (
+        (tiny_model(seed=5), {}, "weights"),
+        (tiny_model(), {"max_new_tokens": 4}, "max_new_tokens: 3 there, 4 now"),
+        (tiny_model(), {"temperature": 0.5}, "temperature"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            regenerate(model, make_tokenizer(), file, output, **{**options, **more})
+    write(file, [{"text": "c b a"}, {"text": "a b c"}])
+    with pytest.raises(ValueError, match="prompts"):
+        regenerate(tiny_model(), make_tokenizer(), file, output, **options)
+    assert output.read_bytes() == before
+    assert regenerate(tiny_model(), make_tokenizer(), file, output, **options, overwrite=True) == 2
+    (tmp_path / "answers.jsonl.run").unlink()
+    with pytest.raises(ValueError, match="how it was made"):
+        regenerate(tiny_model(), make_tokenizer(), file, output, **options)

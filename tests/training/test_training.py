@@ -129,6 +129,7 @@ def test_overwriting_deletes_nothing_that_it_cannot_replace(model_dir, texts, tm
     assert (tmp_path / "out" / "checkpoint-2" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_acceptance_against_a_target_with_an_adapter(model_dir, texts, tmp_path):
     lora = get_peft_model(AutoModelForCausalLM.from_pretrained(model_dir), LoraConfig(target_modules=["q_proj"]))
     lora.save_pretrained(tmp_path / "lora")

@@ -1,0 +1,177 @@
+"""What only a machine with a CUDA device can show: `make gpu`, with its report at the end."""
+
+import copy
+import time
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from tiny import EOS, MASK, near_copy, tiny_model, with_prompts
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hf_paradraft as pd
+from hf_paradraft.bench import Prompt, Settings, bench, drafted, plain, records
+from hf_paradraft.decoding.latency import measure
+from hf_paradraft.demo import FAMILY
+from hf_paradraft.drafters.kind import Variant
+from hf_paradraft.drafters.pard.training import CodConfig, PardTrainer, RowCollator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+NAMES = ["llama", "qwen2", "qwen3", "gpt2", "mistral-sliding"]
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    """TF32 would round fp32 products."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.fixture(scope="module")
+def family():
+    target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32).cuda().eval()
+    return (
+        target,
+        pd.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32).cuda(),
+        AutoTokenizer.from_pretrained(FAMILY / "target"),
+    )
+
+
+def drafters(target):
+    return {
+        "pard": near_copy(target, 0.05),
+        "autoregressive": pd.AutoregressiveDrafter(near_copy(target, 0.05)),
+        "ppd": pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2)),
+        "prompted": pd.PromptedDrafter(with_prompts(near_copy(target, 0.05), 2)),
+        "n-grams": pd.NgramDrafter(),
+    }
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("size", [None, 9])
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_is_plain(name, size, cache):
+    on_cpu = tiny_model(name)
+    made = drafters(on_cpu)
+    target = copy.deepcopy(on_cpu).cuda()
+    for kind, drafter in made.items():
+        if kind in ("pard", "ppd"):
+            drafter = drafter.cuda() if kind == "pard" else drafter
+        elif kind != "n-grams":
+            drafter.model.cuda()
+        length = 2 if kind == "ppd" else 6
+        drafter.speculation_config = pd.SpeculationConfig(length, size, never_slower=False)
+        for rows in (1, 3):
+            ids = torch.randint(1, EOS, (rows, 6), generator=torch.Generator().manual_seed(rows)).cuda()
+            options = {"do_sample": False, "max_new_tokens": 24, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+            options["cache_implementation"] = cache
+            assert torch.equal(target.generate(ids, **options), target.generate(ids, assistant_model=drafter, **options)), kind
+
+
+@pytest.mark.parametrize("rule", ["sample_match", "rejection"])
+def test_the_distribution(rule):
+    target = tiny_model().cuda()
+    drafter = near_copy(tiny_model(), 0.1).cuda()
+    drafter.speculation_config = pd.SpeculationConfig(3, 6, acceptance=rule, never_slower=False)
+    ids = torch.tensor([[1, 2, 3]]).cuda()
+    options = {"do_sample": True, "top_k": 4, "temperature": 2.0, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 2}
+    samples = target.generate(ids, num_return_sequences=2000, assistant_model=drafter, **options)[:, 3].cpu()
+    logits = target(ids).logits[0, -1].detach().cpu() / 2.0
+    p = logits.masked_fill(logits < logits.topk(4).values[-1], -torch.inf).softmax(-1)
+    counts = torch.bincount(samples, minlength=32).float()
+    assert (counts[p == 0] == 0).all()
+    assert chisquare(counts[p > 0].numpy(), (2000 * p[p > 0]).numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("size", [None, 16])
+def test_compiled_rounds_over_cuda_graphs(family, size):
+    target, drafter, tokenizer = family
+    ids = tokenizer("def f(x):", return_tensors="pt")["input_ids"].cuda()
+    options = {"do_sample": False, "max_new_tokens": 64}
+    expected = target.generate(ids, **options)
+    drafter.speculation_config = pd.SpeculationConfig(12, size, compile=True, never_slower=False)
+    for _ in range(2):
+        assert torch.equal(expected, target.generate(ids, assistant_model=drafter, **options))
+
+
+def test_features_outlive_the_next_replay(family):
+    target, _, tokenizer = family
+    ids = tokenizer("def f(x):", return_tensors="pt")["input_ids"].cuda()
+    plain_text = target.generate(ids, do_sample=False, max_new_tokens=32)
+
+    class Reads(pd.Drafter, pd.Drafting):
+        def __init__(self):
+            self.speculation_config = pd.SpeculationConfig(4, None, compile=True, never_slower=False)
+            self.seen = {}
+
+        def needs(self, target):
+            return (0, "normed")
+
+        def start_drafting(self, target, max_length):
+            return self
+
+        def propose(self, prefixes):
+            length = prefixes[0].ids.shape[1]
+            return [pd.GuessedTokens(plain_text[0, length : length + prefixes[0].room])]
+
+        def observe(self, observations):
+            for place, row in enumerate(observations[0].features["normed"], observations[0].begin):
+                self.seen[place] = row
+
+    reader = Reads()
+    assert torch.equal(plain_text, target.generate(ids, do_sample=False, max_new_tokens=32, assistant_model=reader))
+    with torch.no_grad():
+        states = target.model(plain_text).last_hidden_state[0]
+    for place, row in reader.seen.items():
+        torch.testing.assert_close(row, states[place], rtol=1e-3, atol=1e-3)
+
+
+def test_flex_attention_trains_as_sdpa_does(tmp_path):
+    from datasets import Dataset
+    from transformers import TrainingArguments
+
+    rows = [{"input_ids": list(range(1, 25)), "labels": list(range(1, 25)), "length": 24}] * 2
+    losses = []
+    for attention in ("sdpa", "flex_attention"):
+        model = tiny_model(head_dim=16, attn_implementation=attention).cuda()
+        drafter = pd.PardDrafter.from_causal_lm(model, mask_token_id=MASK)
+        arguments = TrainingArguments(str(tmp_path), report_to="none", max_steps=1)
+        trainer = PardTrainer(drafter, arguments, CodConfig(3, 1.0, 1.0), train_dataset=Dataset.from_list(rows))
+        batch = RowCollator(MASK, CodConfig(3, 1.0, 1.0), dense_masks=attention == "sdpa")(rows)
+        losses.append(float(trainer.compute_loss(drafter, {name: part.cuda() for name, part in batch.items()})))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs_and_device_map(dtype):
+    target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=dtype, device_map="auto")
+    drafter = pd.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=dtype, device_map="auto")
+    ids = torch.tensor([[5, 6, 7, 8]]).cuda()
+    out = target.generate(ids, do_sample=False, max_new_tokens=32, assistant_model=drafter)
+    assert out.shape[1] > 4
+    assert drafter.last_stats.mean_emitted > 1
+
+
+def test_speed(family, record_property, capsys):
+    """No claim, but the figures: latency by rows, and a short bench."""
+    target, drafter, tokenizer = family
+    half = target.to(torch.bfloat16)
+    small = drafter.to(torch.bfloat16)
+    latency = measure(half)
+    prompts = [Prompt("code", tokenizer(text, return_tensors="pt")["input_ids"].cuda()) for text in ("def f(x):", "def g(y):")]
+    variants = [
+        Variant("pard-chain-k12", small, pd.SpeculationConfig(12, None)),
+        Variant("pard-tree-n16", small, pd.SpeculationConfig(12, 16)),
+    ]
+    started = time.perf_counter()
+    rows = records(bench(half, [plain(), *map(drafted, variants)], prompts, Settings(96, repeats=3), progress=False))
+    lines = [f"{torch.cuda.get_device_name()}: rows {latency.rows}, ms {[round(1000 * s, 2) for s in latency.seconds]}"]
+    lines += [
+        f"{row['method']}: {row['tokens_per_second']:.0f} tokens/s, {row['speedup']:.2f}, τ {row['tau']:.2f}" for row in rows
+    ]
+    with capsys.disabled():
+        print("\n".join(["", *lines, f"{time.perf_counter() - started:.0f} s"]))
+    record_property("figures", "; ".join(lines))

@@ -1,0 +1,78 @@
+"""Folders, JSON lines and whole writes."""
+
+import pytest
+from huggingface_hub import HfApi
+from tiny import make_tokenizer, near_copy, tiny_model
+
+import hf_paradraft as pd
+from hf_paradraft import files
+from hf_paradraft.files import local_folder, rows_of, write_whole
+
+
+def test_checkpoints_below_are_not_downloaded(hub, tmp_path):
+    near_copy(tiny_model()).save_pretrained(tmp_path)
+    for below in ("checkpoint-100", "other"):
+        (tmp_path / below).mkdir()
+        (tmp_path / below / "model.safetensors").write_bytes(b"large")
+    (tmp_path / "other" / "deep").mkdir()
+    (tmp_path / "other" / "deep" / "config.json").write_text("{}")
+    HfApi().create_repo("user/nested")
+    HfApi().upload_folder(repo_id="user/nested", folder_path=tmp_path)
+    folder = local_folder("user/nested", {})
+    assert not any(path.is_dir() for path in folder.iterdir())
+    folder = local_folder("user/nested", {"subfolder": "other"})
+    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+
+
+def test_revision_and_subfolder_are_remembered(hub, tmp_path):
+    """The tokenizer that is published again, and compared, is the one that lies beside the weights."""
+    drafter = near_copy(tiny_model())
+    drafter.save_pretrained(tmp_path / "inner")
+    make_tokenizer("a b c d").save_pretrained(tmp_path / "inner")
+    make_tokenizer("d c b a").save_pretrained(tmp_path)
+    api = HfApi()
+    api.create_repo("user/two")
+    api.create_branch("user/two", branch="next")
+    api.upload_folder(repo_id="user/two", folder_path=tmp_path, revision="next")
+    loaded = pd.AutoDrafter.from_pretrained("user/two", revision="next", subfolder="inner")
+    assert loaded.name_or_path == "user/two"
+    assert loaded.found_under == {"revision": "next", "subfolder": "inner"}
+    loaded.push_to_hub("user/again")
+    again = pd.AutoDrafter.from_pretrained("user/again")
+    from transformers import AutoTokenizer
+
+    assert AutoTokenizer.from_pretrained("user/again").get_vocab()["a"] == 0
+    tiny_model().save_pretrained(tmp_path / "target")
+    make_tokenizer("a b c d").save_pretrained(tmp_path / "target")
+    target = type(tiny_model()).from_pretrained(tmp_path / "target").eval()
+    import torch
+
+    prompt = torch.tensor([[1, 2, 3]])
+    target.generate(prompt, assistant_model=loaded, max_new_tokens=3, do_sample=False)  # the same tokens, under that subfolder
+    assert again.found_under == {}
+
+
+def test_a_pickle_beside_safetensors_is_not_read(tmp_path):
+    near_copy(tiny_model()).save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    assert isinstance(pd.AutoDrafter.from_pretrained(tmp_path), pd.PardDrafter)
+
+
+def test_a_write_is_whole_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "rows.json"
+    write_whole(file, "old")
+    monkeypatch.setattr(files.Path, "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_whole(file, "new")
+    assert file.read_text() == "old"
+
+
+@pytest.mark.parametrize(("text", "message"), [("{broken\n", "line 1"), ("[1]\n", "wanted an object")])
+def test_rows_that_are_none(tmp_path, text, message):
+    (tmp_path / "rows.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        list(rows_of(tmp_path / "rows.jsonl", "train"))
+    with pytest.raises(OSError, match="There is no file"):
+        rows_of(tmp_path / "none.jsonl", "train")
+    with pytest.raises(OSError, match="neither a file"):
+        rows_of("nobody/nothing:config:split", "train")
