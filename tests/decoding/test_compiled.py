@@ -69,9 +69,8 @@ def test_the_callers_own_cache_is_filled(prompt):
     drafter = near_copy(target, 0.05)
     drafter.speculation_config = pd.SpeculationConfig(4, compile=True, never_slower=False)
     cache = DynamicCache(config=target.config)
-    out = target.generate(
-        prompt, do_sample=False, max_new_tokens=10, eos_token_id=None, past_key_values=cache, assistant_model=drafter
-    )
+    options = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": None}
+    out = target.generate(prompt, **options, past_key_values=cache, assistant_model=drafter)
     assert int(cache.get_seq_length()) == out.shape[1] - 1
 
 

@@ -117,7 +117,8 @@ def test_vllm_drafts_with_the_exported_family(tmp_path):
     script = f"""
 import json
 from vllm import LLM, SamplingParams
-speculation = {{"method": "draft_model", "parallel_drafting": True, "model": {str(tmp_path / "out")!r}, "num_speculative_tokens": 4}}
+speculation = {{"method": "draft_model", "parallel_drafting": True, "num_speculative_tokens": 4}}
+speculation["model"] = {str(tmp_path / "out")!r}
 llm = LLM({str(FAMILY / "target")!r}, dtype="float32", max_model_len=1024, speculative_config=speculation)
 chats = [[{{"role": "user", "content": turn}}] for turn in {turns!r}]
 print("OUT " + json.dumps([list(o.outputs[0].token_ids) for o in llm.chat(chats, SamplingParams(temperature=0, max_tokens=64))]))

@@ -385,12 +385,12 @@ def test_a_key_that_is_no_dict_does_not_stop_a_push(hub, tmp_path, kept):
 
 
 def test_info_without_a_network_is_one_sentence(monkeypatch):
-    import httpx
+    from huggingface_hub.errors import HTTPError
 
     from hf_paradraft.integration.info import describe
 
     def no_network(*_, **__):
-        raise httpx.ConnectError("no route")
+        raise HTTPError("no route")
 
     monkeypatch.setattr(HfApi, "list_repo_files", no_network)
     with pytest.raises(OSError, match="neither a folder here nor a drafter"):

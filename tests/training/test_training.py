@@ -1,10 +1,12 @@
 """Training end to end on tiny models: it learns, resumes as if never stopped, and refuses what cannot work."""
 
 import json
+import os
 import random
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from tiny import MASK, make_tokenizer, tiny_model
@@ -13,6 +15,7 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 import hf_paradraft as pd
 from hf_paradraft.drafters.pard.run import train_pard
 from hf_paradraft.drafters.pard.training import CodConfig, PardTrainer, RowCollator, block_mask
+from hf_paradraft.drafters.ppd.run import train_ppd
 from hf_paradraft.training.regenerate import regenerate
 from hf_paradraft.training.rows import may_attend
 
@@ -213,3 +216,39 @@ def test_a_target_that_fails_costs_no_training(model_dir, texts, tmp_path):
     with pytest.raises(OSError, match="target"):
         train_pard(model_dir, texts, tmp_path / "out", eval_file=texts, target=target, max_steps=1, **ARGUMENTS)
     assert pd.AutoDrafter.from_pretrained(tmp_path / "out").paradraft["training"]["steps"] == 1
+
+
+@pytest.mark.parametrize("kind", ["pard", "ppd"])
+def test_overwriting_leaves_nothing_that_would_be_published_with_the_new_weights(kind, model_dir, texts, tmp_path):
+    """An old card, benchmark or adapter beside new weights; and nothing goes before the new ones are there."""
+    out = tmp_path / "out"
+    out.mkdir()
+    stale = ["bench.json", "README.md", "tau.png", "adapter_config.json" if kind == "pard" else "config.json", "vocab.txt"]
+    for name in (*stale, "notes.txt"):
+        (out / name).write_text("old")
+    os.utime(out / "notes.txt", (1, 1))
+    for name in stale:
+        os.utime(out / name, (1, 1))
+    run = {"pard": train_pard, "ppd": train_ppd}[kind]
+    options = {"max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True, "overwrite": True, "max_length": 64}
+    with pytest.raises(OSError, match="There is no file"):
+        run(model_dir, tmp_path / "none.jsonl", out, **options)
+    assert all((out / name).read_text() == "old" for name in stale)
+    run(model_dir, texts, out, **options)
+    assert not any((out / name).exists() and (out / name).read_text() == "old" for name in stale)
+    assert (out / "notes.txt").read_text() == "old"
+    assert pd.AutoDrafter.from_pretrained(out) is not None
+
+
+def test_flex_attentions_loss_is_sdpas(tmp_path):
+    """The block mask of the GPU's path and the boolean mask of the CPU's are one rule."""
+    losses = []
+    rows = [{"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (9, 14)]
+    for attention in ("sdpa", "flex_attention"):
+        drafter = pd.PardDrafter.from_causal_lm(tiny_model(head_dim=16, attn_implementation=attention), mask_token_id=MASK)
+        arguments = TrainingArguments(str(tmp_path), report_to="none", max_steps=1, use_cpu=True)
+        trainer = PardTrainer(drafter, arguments, CodConfig(3, 1.0, 1.0), train_dataset=Dataset.from_list(rows))
+        batch = RowCollator(MASK, CodConfig(3, 1.0, 1.0), dense_masks=attention == "sdpa")(rows)
+        with torch.no_grad():
+            losses.append(float(trainer.compute_loss(drafter.eval(), batch)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -109,5 +109,9 @@ def train_ppd(
 
 
 def _save(adapted: PeftModel, record: dict[str, Any], output_dir: Path) -> None:
-    adapted.save_pretrained(output_dir)
+    made = output_dir / ".new"  # PEFT would write its card into an old one
+    adapted.save_pretrained(made)
+    for file in made.iterdir():
+        file.replace(output_dir / file.name)
+    made.rmdir()
     write_whole(output_dir / "paradraft.json", json.dumps({"training": record}, indent=1) + "\n")
