@@ -26,6 +26,7 @@ class Settings:
         temperatures: 0 is greedy.
         repeats: of each call; the median counts.
         seed: set before every call.
+        warm_up: prompts that every method answers before anything counts: what is compiled or measured once happens there.
     """
 
     max_new_tokens: int = 128
@@ -33,6 +34,7 @@ class Settings:
     temperatures: tuple[float, ...] = (0.0,)
     repeats: int = 1
     seed: int = 0
+    warm_up: int = 2
 
 
 @dataclass
@@ -166,6 +168,7 @@ def bench(
     done: Sequence[Measurement] = (),
     save: Callable[[list[Measurement]], None] = lambda _: None,
     progress: bool = True,
+    enough: Callable[[], bool] = lambda: False,
 ) -> list[Measurement]:
     """Time every method on every prompt; the first method is the reference.
 
@@ -178,6 +181,7 @@ def bench(
         done: measured before a stop; not measured again.
         save: told all measurements after each prompt.
         progress: show a bar.
+        enough: asked before each prompt but the first, whether to leave out the rest.
 
     Returns:
         Measurements in the order of prompts and methods. Where the target is fp32, greedy ones know whether they are the same.
@@ -190,9 +194,11 @@ def bench(
     for size, temperature, index, batch, able in tqdm(work, "bench", unit="prompt", disable=not progress):
         if (size, temperature, index) in finished:
             continue
-        if (size, temperature) not in warm:  # what is compiled or measured once happens here
+        if made and enough():
+            break
+        if (size, temperature) not in warm:
             warm.add((size, temperature))
-            for some in _batches(prompts, size)[:2]:
+            for some in _batches(prompts, size)[: settings.warm_up]:
                 for method in able:
                     run(method, some, temperature)
         calls: dict[str, list[_Call]] = {method.name: [] for method in able}

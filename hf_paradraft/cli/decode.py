@@ -1,5 +1,6 @@
 """Commands that decode while a person watches: demo, generate."""
 
+import warnings
 from typing import Annotated
 
 import typer
@@ -9,37 +10,46 @@ from .options import DrafterName, Dtype, DtypeOption, NewTokens, Parent, Target,
 app = typer.Typer()
 
 
-@app.command(epilog="Example: paradraft demo --per-category 2")
+def _quiet() -> None:
+    """Keep other libraries' warnings and progress bars off the screen: a person is watching."""
+    from huggingface_hub.utils import disable_progress_bars
+    from transformers.utils import logging
+
+    warnings.filterwarnings("ignore")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    disable_progress_bars()
+
+
+@app.command(epilog="Example: paradraft demo --seconds 600")
 def demo(
     target: Target = None,
     drafter: DrafterName = None,
     parent: Parent = None,
-    per_category: Annotated[int, typer.Option(min=1, help="Questions of each category.")] = 4,
+    per_category: Annotated[int, typer.Option(min=1, help="Questions of each category, at most.")] = 4,
+    seconds: Annotated[float, typer.Option(min=1, help="Time for the comparison: as many questions as fit into it.")] = 120,
     max_new_tokens: NewTokens = 128,
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
-    """Watch one answer being drafted, then compare plain, assisted, prompt lookup and PARD. Downloads nothing by itself."""
+    """Watch one answer being drafted, then compare plain, assisted, prompt lookup and drafters. Downloads nothing by itself."""
+    _quiet()
     from ..bench.cases import Case, methods_of
-    from ..bench.compare import compare
     from ..bench.measure import Settings
     from ..bench.questions import ask, load_questions
     from ..demo import GENERAL, QUESTIONS
-    from ..demo.show import stream_one
+    from ..demo.show import by_turns, compare_within, stream_one
 
     models = load(target, drafter, parent, dtype)
-    questions = load_questions(GENERAL if target else QUESTIONS, per_category)
-    stream_one(models.target, models.drafter, models.tokenizer, questions[0].turns[0], console, max_new_tokens)
-    methods = methods_of(
-        Case.methods,
-        models.drafter,
-        models.parent,
-        tree_sizes=("auto",),
-        others=models.others,
-        recurrent=models.target._is_stateful,
-    )
+    questions = by_turns(load_questions(GENERAL if target else QUESTIONS, per_category))
+    question = questions[0].turns[0]
+    plain_rate = stream_one(models.target, models.drafter, models.tokenizer, question, console, max_new_tokens)
+    recurrent = models.target._is_stateful
+    methods = methods_of(Case.methods, models.drafter, models.parent, (12,), ("auto",), models.others, recurrent)
+    shown = [method for method in methods if not method.name.startswith(("assisted-k3", "assisted-k8", "ppd-drafter"))]
     prompts = ask(questions, models.tokenizer, models.target, max_new_tokens)
-    compare(models.target, methods, prompts, console, Settings(max_new_tokens, temperatures=(temperature,)))
+    settings = Settings(max_new_tokens, temperatures=(temperature,))
+    compare_within(models.target, shown, prompts, console, settings, seconds, plain_rate)
 
 
 @app.command(epilog="Example: paradraft generate 'Write as JSON: name is Mia' --target DIR --drafter DIR")
@@ -51,6 +61,7 @@ def generate(
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Answer one prompt, streamed, with accepted drafts coloured, and compare with plain generate."""
+    _quiet()
     from ..demo.show import stream_one
 
     models = load(target, drafter, None, dtype)

@@ -1,15 +1,24 @@
 """Watch a drafter work: one answer, streamed."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise, zip_longest
 from time import perf_counter
 
 import torch
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
+from ..bench.measure import Measurement, Settings, bench, check_equality
+from ..bench.methods import Method
+from ..bench.questions import Prompt, Question
+from ..bench.results import environment, records
 from ..chat import encode_question
 from ..protocol import Drafter
+from ..report.tables import table
 from .differences import explain
 
 
@@ -49,6 +58,9 @@ class ColourStreamer(BaseStreamer):
         self.console.print()
 
 
+PATIENCE = 15.0  # seconds for the plain answer that is compared with
+
+
 def stream_one(
     target: PreTrainedModel,
     drafter: Drafter,
@@ -56,9 +68,10 @@ def stream_one(
     prompt: str,
     console: Console,
     max_new_tokens: int = 128,
-) -> None:
-    """Answer `prompt` with the drafter, coloured, and say how it compares with plain `generate`."""
+) -> float:
+    """Answer `prompt` with the drafter, coloured, and compare with plain `generate`; returns plain tokens per second."""
     ids = encode_question(tokenizer, prompt).to(target.device)
+    begin = ids.shape[1]
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, "do_sample": False}
     target.generate(ids, **{**arguments, "max_new_tokens": 2}, assistant_model=drafter)  # warm up
     console.rule("[bold]prompt")
@@ -66,14 +79,81 @@ def stream_one(
     console.rule("[bold]answer[/bold] · [green]drafted and accepted[/green] · the target's own")
     started = perf_counter()
     fast = target.generate(ids, **arguments, assistant_model=drafter, streamer=ColourStreamer(tokenizer, console))
-    fast_seconds = perf_counter() - started
+    fast = fast[0, begin:].tolist()
+    fast_rate = len(fast) / (perf_counter() - started)
     started = perf_counter()
-    slow = target.generate(ids, **arguments)
-    slow_seconds = perf_counter() - started
+    slow = target.generate(ids, **arguments, max_time=PATIENCE)[0, begin:].tolist()  # its beginning, where it takes longer
+    slow_rate = len(slow) / (perf_counter() - started)
     console.rule()
     console.print(str(drafter.last_stats))
     verdict = "identical to its output"
-    if not torch.equal(fast, slow):
-        begin = ids.shape[1]
-        verdict = f"other than its output {explain(target, ids, slow[0, begin:].tolist(), fast[0, begin:].tolist())}"
-    console.print(f"{slow_seconds / fast_seconds:.2f}× plain generate, and {verdict}\n")
+    if fast[: len(slow)] != slow:
+        verdict = f"other than its output {explain(target, ids, slow, fast)}"
+    elif len(slow) < len(fast):
+        verdict = f"identical to its first {len(slow)} tokens, which took {PATIENCE:.0f} seconds"
+    console.print(f"{fast_rate / slow_rate:.2f}× plain generate, and {verdict}\n")
+    return slow_rate
+
+
+def by_turns(questions: Sequence[Question]) -> list[Question]:
+    """One of each category, then another one of each, and so on: wherever it is cut off, all categories were asked."""
+    categories: dict[str, list[Question]] = {}
+    for question in questions:
+        categories.setdefault(question.category, []).append(question)
+    return [question for some in zip_longest(*categories.values()) for question in some if question is not None]
+
+
+COSTS = 5  # plain answers is about what one prompt costs by all methods of the demo
+
+
+def compare_within(
+    target: PreTrainedModel,
+    methods: Sequence[Method],
+    prompts: Sequence[Prompt],
+    console: Console,
+    settings: Settings,
+    seconds: float,
+    plain_rate: float,
+) -> None:
+    """Measure as many prompts as fit into a time, with a table that fills as it goes; then look whether outputs are equal.
+
+    Args:
+        target: as for `bench`.
+        methods: plain first.
+        prompts: in the order in which they are worth asking.
+        console: shows the table.
+        settings: as for `bench`; answers are cut shorter where the machine is so slow that not three prompts would fit.
+        seconds: for everything; one prompt is always asked.
+        plain_rate: plain tokens per second.
+    """
+    begun = perf_counter()
+    second_pass = target.dtype != torch.float32 and getattr(target.config, "quantization_config", None) is None
+    share = 0.5 if second_pass else 0.9  # of the time is for what is timed
+    most = max(16, int(share * seconds * plain_rate / (3 * COSTS)))
+    settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, most), warm_up=0)
+    asked = [0.0]
+
+    def title() -> str:
+        return f"{len(asked) - 1} of {len(prompts)} prompts, up to {settings.max_new_tokens} tokens"
+
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        live.update(Text("warming up …", style="dim"), refresh=True)
+        bench(target, methods, prompts[:1], replace(settings, max_new_tokens=4), progress=False)
+
+        def show(made: list[Measurement]) -> None:
+            asked.append(perf_counter() - begun)
+            live.update(table(records(made), title()), refresh=True)
+
+        def enough() -> bool:
+            return asked[-1] + max(late - early for early, late in pairwise(asked)) > share * seconds
+
+        results = bench(target, methods, prompts, settings, save=show, progress=False, enough=enough)
+        if second_pass and settings.temperatures == (0.0,):
+            check_equality(target, methods, prompts[: len(asked) - 1], settings, results, progress=False)
+        live.update(table(records(results), title()), refresh=True)
+    console.print("\n" + environment(target), style="dim")
+    if (count := len(asked) - 1) < len(prompts):
+        console.print(
+            f"{count} of {len(prompts)} prompts fitted into {seconds:.0f} seconds, and figures of few prompts move by a fifth: "
+            f"about --seconds {asked[-1] / share / count * len(prompts):.0f} asks all; paradraft bench asks several times."
+        )
