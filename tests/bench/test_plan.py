@@ -38,7 +38,7 @@ def test_a_good_drafter_is_told_from_a_bad_one():
 
 
 def test_the_command():
-    result = CliRunner().invoke(app, ["plan", "--prompts", "1", "-k", "4", "--acceptance", "0", "--dtype", "float32"])
+    result = CliRunner().invoke(app, ["plan", "--prompts", "1", "-k", "16", "--acceptance", "0", "--dtype", "float32"])
     assert result.exit_code == 0, result.output
     assert "does not pay" in result.output
 

@@ -40,12 +40,12 @@ def test_compiled_rounds(tree_size):
 
 
 @pytest.mark.slow
+@torch._dynamo.config.patch(recompile_limit=3)
 def test_many_shapes_and_no_model_kept(monkeypatch):
     """More shapes than PyTorch keeps run uncompiled, with the same output; and a compiled model can be let go."""
     torch._dynamo.reset()
     compiled._compiled.cache_clear()
     monkeypatch.setattr(compiled, "SHAPES", 3)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
     target = tiny_model(num_hidden_layers=1)
     drafter = near_copy(target, 0.05)
     options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
