@@ -1,10 +1,11 @@
-"""Chats as text and as tokens: one way, for training, for measuring and for answering."""
+"""Chats as tokens, and tokens as text while they come: one way, for training, for measuring and for answering."""
 
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError
+from tokenizers.decoders import DecodeStream
 from torch import LongTensor
 from transformers import PreTrainedTokenizerBase
 
@@ -38,3 +39,28 @@ def encode_chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Ma
 def encode_question(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor:
     """A conversation of one turn, up to where the answer begins: int64 `(1, n)`."""
     return LongTensor([encode_chat_prompt(tokenizer, [{"role": "user", "content": text}])])
+
+
+class Detokeniser:
+    """Text of tokens as they come, whole characters only; special tokens have none.
+
+    Args:
+        tokenizer: decodes.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer = tokenizer
+        self.stream = DecodeStream(skip_special_tokens=True) if tokenizer.is_fast else None
+        self.ids: list[int] = []
+        self.shown = ""
+
+    def push(self, token: int) -> str:
+        """What the next token adds: "" for half a character, which comes with its other half."""
+        if self.stream is not None:
+            return self.stream.step(self.tokenizer.backend_tokenizer, token) or ""
+        self.ids.append(token)
+        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        if text.endswith("\ufffd"):
+            return ""
+        new, self.shown = text[len(self.shown) :], text
+        return new

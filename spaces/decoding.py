@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from transformers.generation.streamers import BaseStreamer
 
 from hf_paradraft import SpeculationConfig, SpeculationStats
+from hf_paradraft.chat import Detokeniser
 
 FRAME = 0.1  # seconds between two pictures of a growing answer
 OWN, DRAFTED = "the target's own", "drafted and accepted"
@@ -155,21 +156,14 @@ class Transcript:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.tokenizer = tokenizer
+        self.detokeniser = Detokeniser(tokenizer)
         self.pieces: list[tuple[str, str]] = []
-        self.context, self.done = 0, 0  # tokens before `done` are shown; those from `context` on decide how the next ones read
+        self.done = 0  # tokens that are shown
 
     def update(self, progress: Progress) -> list[tuple[str, str]]:
         """All pieces, with what is new in `progress`."""
-        for end in range(self.done + 1, len(progress.ids) + 1):
-            before = self._decode(progress.ids[self.context : self.done])
-            text = self._decode(progress.ids[self.context : end])
-            if text.endswith("\ufffd"):  # half a character: wait for the rest
-                continue
-            if new := text[len(before) :]:
-                self.pieces.append((new, progress.origins[end - 1]))
-            self.context, self.done = max(self.context, end - 4), end
+        for token, origin in zip(progress.ids[self.done :], progress.origins[self.done :], strict=True):
+            if new := self.detokeniser.push(token):
+                self.pieces.append((new, origin))
+        self.done = len(progress.ids)
         return list(self.pieces)
-
-    def _decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)

@@ -16,7 +16,7 @@ from ..bench.measure import Measurement, Settings, bench, check_equality
 from ..bench.methods import Method
 from ..bench.questions import Prompt, Question
 from ..bench.results import environment, records
-from ..chat import encode_question
+from ..chat import Detokeniser, encode_question
 from ..protocol import Drafter
 from ..report.tables import table
 from .differences import explain
@@ -31,10 +31,8 @@ class ColourStreamer(BaseStreamer):
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, console: Console):
-        self.tokenizer, self.console = tokenizer, console
+        self.detokeniser, self.console = Detokeniser(tokenizer), console
         self.prompt_seen = False
-        self.ids: list[int] = []
-        self.shown = ""
 
     def put(self, value: torch.Tensor) -> None:
         """A round's tokens `(1, n)`; the last is the target's own. The first call brings the prompt."""
@@ -46,12 +44,8 @@ class ColourStreamer(BaseStreamer):
         self._show([own], "white")
 
     def _show(self, ids: list[int], style: str) -> None:
-        self.ids += ids
-        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
-        if text.endswith("\ufffd"):  # half a character: wait for the rest
-            return
-        self.console.print(Text(text[len(self.shown) :], style=style), end="")
-        self.shown = text
+        for token in ids:
+            self.console.print(Text(self.detokeniser.push(token), style=style), end="")
 
     def end(self) -> None:
         """Finish the line."""

@@ -54,5 +54,5 @@ class ResumableTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset=None) -> LengthGroups:
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return LengthGroups(list(dataset["length"]), batch_size, self.args.seed)
