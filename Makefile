@@ -22,8 +22,10 @@ check: quality
 lowest: tests/lowest.txt
 	test -d $(VENV)-lowest || $(PYTHON) -m venv $(VENV)-lowest
 	$(VENV)-lowest/bin/python -m pip install --quiet --constraint tests/lowest.txt torch
-	$(VENV)-lowest/bin/python -m pip install --quiet --constraint tests/lowest.txt --editable '.[dev]'
-	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n auto -m "not slow and not browser and not gpu" tests/decoding tests/drafters tests/trees tests/integration
+	$(VENV)-lowest/bin/python -m pip install --quiet --constraint tests/lowest.txt --editable '.[train,bench]' \
+		pytest pytest-xdist pytest-benchmark hypothesis scipy
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)-lowest/bin/python -m pytest -n auto -m "not slow and not browser and not gpu" \
+		tests/decoding tests/drafters tests/trees tests/integration
 
 gpu: $(VENV)/installed
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "No CUDA device here: nothing was run.")'
