@@ -29,7 +29,7 @@ WHOLE_BATCH = (
 )
 
 
-CALLS = {"attach": "(target)", "needs": "(target)", "start_drafting": "(target, max_length)"}
+CALLS = {"attach": "(target)", "needs": "(target)", "riders": "()", "start_drafting": "(target, max_length)"}
 
 
 def check_drafter(drafter: Any) -> None:

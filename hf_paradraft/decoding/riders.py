@@ -4,14 +4,36 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from ..protocol import Draft, GuessedLogits, Prefix, SpeculationConfig
+from ..protocol import Draft, GuessedLogits, Prefix, Riders, SpeculationConfig
 from ..trees.best_first import Paths, best_paths
-from ..trees.sparse import SparseTree, attach_prompts, build_trees, ends, sizes, static_trees
+from ..trees.sparse import SIZES, SparseTree, attach_prompts, build_trees, ends, sizes, static_trees
 from .pace import Pace
 from .vocabulary import cut, to_target
 
 logger = logging.get_logger(__name__)
 MAX_RANKS = 16  # guesses of one distance that a tree can hold
+
+
+def round_rows(config: SpeculationConfig, riders: Riders) -> int:
+    """How many rows beside the root's a round may have: the tree size, or what a chain or an automatic size comes to at most.
+
+    Raises:
+        ValueError: too few for the riders.
+    """
+    riding = len(riders.embeddings)
+    m, size = riding // riders.num_ensembles, config.tree_size
+    if size is None:  # one guess at each distance
+        return m + riding * (m + 1)
+    if size == "auto":
+        return max(SIZES[-1], riding + 1, _usual(riding))
+    if size <= riding:
+        raise ValueError(f"tree_size={size}: for prompt tokens it is a number of rows, here {riding + 1} at least.")
+    return size
+
+
+def _usual(riding: int) -> int:
+    """Rows of a round without calibration."""
+    return max(15, 3 * riding)
 
 
 class SparseShape:
@@ -21,28 +43,23 @@ class SparseShape:
         config: the drafter's.
         pace: of the call.
         guess: the first one; all have its riders and its accuracy.
-
-    Raises:
-        ValueError: too few rows for the riders.
     """
 
     def __init__(self, config: SpeculationConfig, pace: Pace, guess: GuessedLogits):
         self.pace, self.riders, self.accuracy = pace, guess.riders, guess.accuracy
         self.e = guess.riders.num_ensembles
         self.m = len(guess.riders.embeddings) // self.e
-        least, size = self.m * self.e + 1, config.tree_size
-        automatic = size == "auto" and self.accuracy is not None
-        if size is None:  # one guess at each distance
+        riding = self.m * self.e
+        automatic = config.tree_size == "auto" and self.accuracy is not None
+        self.budget = round_rows(config, guess.riders)
+        if config.tree_size is None:
             self.accuracy = self.accuracy and [row[:1] for row in self.accuracy]
-            size = self.m + self.m * self.e * (self.m + 1)
-        elif size == "auto":
-            size = max(15, 3 * self.m * self.e)
-            if not automatic:
-                logger.warning_once(f"tree_size='auto' wants calibrated guesses (paradraft calibrate): taking {size} rows.")
-        elif size < least:
-            raise ValueError(f"tree_size={size}: for prompt tokens it is a number of rows, here {least} at least.")
+        elif config.tree_size == "auto" and not automatic:
+            self.budget = _usual(riding)
+            logger.warning_once(f"tree_size='auto' wants calibrated guesses (paradraft calibrate): taking {self.budget} rows.")
+        elif automatic and riding >= SIZES[-1]:
+            automatic, self.budget = False, riding + 1
         self.ranks = 1 if config.tree_size is None else MAX_RANKS if self.accuracy is None else max(map(len, self.accuracy))
-        self.budget = int(size)
         self.trees: list[SparseTree] | None = None if self.accuracy is None else self._calibrated(automatic)
         self.hung: dict[int, tuple[list[int], list[int], Tensor]] = {}  # the riders of each state's tree
 

@@ -23,6 +23,7 @@ def make_verifier(
     config: SpeculationConfig,
     model_kwargs: dict[str, Any],
     features: Features | None = None,
+    most_rows: int | None = None,
 ) -> ChainVerifier | TreeVerifier:
     """The verifier that serves this call: trees and batches where model, cache and inputs allow it.
 
@@ -33,12 +34,14 @@ def make_verifier(
         config: the drafter's.
         model_kwargs: of this call, with the cache, which may be changed.
         features: what the drafter reads.
+        most_rows: that a round may have beside the root's; default: the most tokens of a draft.
 
     Raises:
         ValueError: the cache cannot roll back, or a batch is asked for where only one row can be served.
     """
     batch_size, begin = input_ids.shape
-    windows, num_slots = attention_windows(model), limit + 2 + config.max_nodes
+    most_rows = max(config.max_nodes, most_rows or 0)
+    windows, num_slots = attention_windows(model), limit + 2 + most_rows
     cache = cache_of_call(model_kwargs)
     per_token = extend_to(limit + 1, model_kwargs)
     if is_recurrent(cache):
@@ -71,5 +74,5 @@ def make_verifier(
     attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
     last = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     ragged = RaggedCache(cache, batch_size, begin)
-    row_counts = config.row_counts if cache.is_compileable else None
+    row_counts = config.row_counts(most_rows) if cache.is_compileable else None
     return TreeVerifier(model, model_kwargs, ragged, attention, features, chains, last, row_counts)

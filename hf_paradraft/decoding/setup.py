@@ -18,6 +18,7 @@ from .checks import check_call, check_lengths, left_padding
 from .cost import round_cost
 from .features import Features
 from .pace import Habit, Pace
+from .riders import round_rows
 from .rows import Ends, Row, Taken, processors_of_rows
 from .serve import make_verifier
 from .shape import Shape
@@ -147,7 +148,8 @@ def begin_call(
     buffer = torch.cat([input_ids, input_ids.new_zeros((batch_size, limit - begin + 1))], dim=1)
     padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
     features = Features(model, drafter.needs(model))
-    verifier = make_verifier(model, input_ids, limit, config, model_kwargs, features)
+    most_rows = None if (riders := drafter.riders()) is None else round_rows(config, riders)
+    verifier = make_verifier(model, input_ids, limit, config, model_kwargs, features, most_rows)
     check_lengths(model, begin, limit, verifier.unread, generation_config, model_kwargs)
     drafting = drafter.start_drafting(model, limit)
     processors = processors_of_rows(logits_processor, batch_size)

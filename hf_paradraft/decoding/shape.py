@@ -98,7 +98,7 @@ class Shape:
         """
         begun = perf_counter()
         guesses = self._further(self._ask(drafting.propose(prefixes), prefixes), prefixes, begun)
-        size = self._size(branches)
+        size = self._size(branches, guesses)
         drafts: list[Draft] = [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
         growing: dict[int, Growing] = {}
         for row, (guess, prefix, processor) in enumerate(zip(guesses, prefixes, processors, strict=True)):
@@ -131,16 +131,19 @@ class Shape:
                     f"{self.author} gave a {type(guess).__name__} as a guess; it has to be GuessedLogits or GuessedTokens, of "
                     "which the engine makes the drafts (docs/add-a-drafter.md)."
                 )
+            if isinstance(guess, GuessedLogits) and guess.riders is not None and guess.vocabulary is not None:
+                raise ValueError(f"{self.author} has riders and a vocabulary of its own, which do not go together here.")
             if isinstance(guess, GuessedLogits) and guess.logits.ndim != 2:
                 raise ValueError(f"{self.author} gave logits of shape {tuple(guess.logits.shape)}: wanted (k, V') for one row.")
         return list(guesses)
 
-    def _size(self, branches: bool) -> TreeSize:
+    def _size(self, branches: bool, guesses: Sequence[Guess]) -> TreeSize:
         """None for chains, a number of nodes, or "auto"."""
         if not branches:
             return None
         if self.config.tree_size == "auto" and self.sampled:
-            logger.warning_once("acceptance='rejection' has no trees that choose their own size: drafting chains. Give a number.")
+            if any(isinstance(guess, GuessedTokens) or guess.riders is None for guess in guesses):
+                logger.warning_once("acceptance='rejection' has no trees that choose their size: drafting chains. Give a number.")
             return None
         return self.config.tree_size
 
@@ -226,6 +229,8 @@ class Shape:
             clock, before = perf_counter(), [_decoded(guess) for guess in guesses]
             guesses = self._ask(step(), prefixes)
             self.steps.append(perf_counter() - clock)
+            if [_decoded(guess) for guess in guesses] == before:
+                break
             self.gains += [_decoded(g) - had for g, had, open_ in zip(guesses, before, more, strict=True) if open_ is not None]
         return guesses
 

@@ -66,12 +66,11 @@ class SpeculationConfig:
         """The most tokens that a draft can have."""
         return max(self.num_draft_tokens, MAX_TREE if self.tree_size == "auto" else self.tree_size or 0)
 
-    @property
-    def row_counts(self) -> list[int] | None:
-        """How many rows a compiled target forward may have; None where that is free."""
+    def row_counts(self, most: int) -> list[int] | None:
+        """How many rows a compiled target forward may have beside padding, `most` of them drafted; None where that is free."""
         if not self.compile:
             return None
-        return [*([9, 17, 33] if self.tree_size == "auto" else [1]), 1 + self.max_nodes]
+        return [*([9, 17, 33] if self.tree_size == "auto" and most > 32 else [1]), 1 + most]
 
     def rule(self, do_sample: bool) -> str:
         """The acceptance rule for a call.

@@ -9,7 +9,7 @@ from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
 from .config import SpeculationConfig
-from .guess import Guess
+from .guess import Guess, Riders
 from .stats import SpeculationStats
 
 # -1: the embedding's output, as the first layer reads it; 0 … L-1: the outputs of the target's layers, raw; "normed": the last
@@ -53,7 +53,7 @@ class Drafting:
     """One `generate` call's drafting: it owns the state, so a drafter serves many calls at once."""
 
     def propose(self, prefixes: list[Prefix]) -> Sequence[Guess]:
-        """Guess what follows each row's prefix, at least where there is room; what is too long is cut by the engine.
+        """Guess what follows each row's prefix, at least where there is room. Logits for more than that are cut, tokens refused.
 
         A prefix need not extend the last one of its row: what was read behind `prefix.kept` tokens has to be forgotten.
         """
@@ -88,6 +88,10 @@ class Drafter:
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """Which of the target's hidden states `observe` is to bring."""
         return ()
+
+    def riders(self) -> Riders | None:
+        """What it hangs into the target's forward beside its guesses, if it does."""
+        return None
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call whose rows get no longer than `max_length` tokens, the prompt's padding included."""

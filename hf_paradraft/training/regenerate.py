@@ -122,20 +122,21 @@ def regenerate(
     if output.exists() and not overwrite:
         check_same_run(output, run, settings)
         # A killed run may leave half a line: only whole ones count.
-        *whole, _ = output.read_text().split("\n")
+        *whole, _ = output.read_bytes().split(b"\n")
         if len(whole) > len(prompts):
             raise ValueError(f"{output} has {len(whole)} rows, and {source} only {len(prompts)} prompts: name another output.")
-        output.write_text("".join(line + "\n" for line in whole))
+        with output.open("r+b") as file:
+            file.truncate(sum(len(line) + 1 for line in whole))
         done = len(whole)
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     eos_token_id = target.generation_config.eos_token_id
     ends = torch.tensor([] if eos_token_id is None else eos_token_id)
     output.parent.mkdir(parents=True, exist_ok=True)
     if done == 0:
+        output.unlink(missing_ok=True)  # first: old answers must not be found beside new settings
         write_whole(run, json.dumps(settings, indent=1) + "\n")
-        output.unlink(missing_ok=True)
     bar = tqdm(total=len(prompts), initial=done, desc="regenerate", unit="rows")
-    with output.open("a") as file:
+    with output.open("a", encoding="utf-8") as file:
         for begin in range(done, len(prompts), batch_size):
             some = prompts[begin : begin + batch_size]
             batch = tokenizer.pad({"input_ids": encoded[begin : begin + batch_size]}, return_tensors="pt")

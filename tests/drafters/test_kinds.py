@@ -281,3 +281,37 @@ def test_folders_of_others_are_named(what, tmp_path):
     save_file({**load_file(weights), **tensors}, weights, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=what.strip()):
         pd.AutoDrafter.from_pretrained(tmp_path)
+
+
+def test_one_model_as_several_kinds(tmp_path):
+    """A model that was saved as one kind is not taken for it when another is made of it."""
+    model = tiny_model()
+    pd.AutoregressiveDrafter(model, pd.SpeculationConfig(3)).save_pretrained(tmp_path / "first")
+    pd.PardDrafter.from_causal_lm(model, mask_token_id=MASK).save_pretrained(tmp_path / "second")
+    again = pd.PardDrafter.from_pretrained(tmp_path / "first", mask_token_id=MASK)
+    assert again.speculation_config == pd.SpeculationConfig()
+    again.save_pretrained(tmp_path / "third")
+    assert [kind_of_folder(tmp_path / name).name for name in ("first", "second", "third")] == ["autoregressive", "pard", "pard"]
+
+
+class Stuck(Silent):
+    """Promises to go further, and never does."""
+
+    def propose(self, prefixes):
+        self.asked += 1
+        guess = [pd.GuessedLogits(torch.zeros(1, 32), further=lambda: self.propose(prefixes), decoded=1) for _ in prefixes]
+        return guess
+
+
+def test_who_does_not_get_further_is_left_alone(prompt):
+    drafter = Stuck(None)
+    drafter.speculation_config.never_slower = False
+    TARGETS["llama"].generate(prompt, do_sample=False, max_new_tokens=5, eos_token_id=None, assistant_model=drafter)
+    assert drafter.asked <= 12
+
+
+def test_riders_and_a_vocabulary(prompt):
+    riders = pd.Riders(torch.zeros(2, 32))
+    drafter = Silent(lambda prefix: pd.GuessedLogits(torch.zeros(1, 4), vocabulary=torch.arange(4), riders=riders))
+    with pytest.raises(ValueError, match="do not go together"):
+        TARGETS["llama"].generate(prompt, do_sample=False, max_new_tokens=8, eos_token_id=None, assistant_model=drafter)

@@ -271,3 +271,26 @@ def test_where_prompts_cannot_ride_a_peft_model_decodes_plainly(options, prompt)
         model = get_peft_model(AutoModelForCausalLM.from_config(config).eval(), PpdConfig())
     plain = base.generate(prompt, do_sample=False, max_new_tokens=8, **options)
     assert torch.equal(plain, model.generate(input_ids=prompt, do_sample=False, max_new_tokens=8, **options))
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize(("m", "e", "tree_size"), [(3, 1, None), (3, 8, "auto"), (8, 8, "auto"), (2, 2, 40)])
+def test_static_caches_have_room_for_all_rows(m, e, tree_size, calibrated):
+    """A round's rows are more than its tokens, whatever size was asked for."""
+    drafter = PpdDrafter.from_model(with_prompts(tiny_model("llama"), m, e, calibrated))
+    drafter.speculation_config = pd.SpeculationConfig(m, tree_size, never_slower=False)
+    ids = torch.arange(1, 8)[None]
+    options = {"do_sample": False, "max_new_tokens": 14, "eos_token_id": None, "cache_implementation": "static"}
+    plain = TARGETS["llama"].generate(ids, **options)
+    assert torch.equal(plain, TARGETS["llama"].generate(ids, **options, assistant_model=drafter))
+
+
+def test_too_few_rows_are_refused_before_work_starts(prompt):
+    drafter = adapter_for("llama")
+    drafter.speculation_config = pd.SpeculationConfig(3, tree_size=3)
+    forwards = []
+    handle = TARGETS["llama"].register_forward_pre_hook(lambda *_: forwards.append(1))
+    with pytest.raises(ValueError, match="here 4 at least"):
+        TARGETS["llama"].generate(prompt, max_new_tokens=1, do_sample=False, assistant_model=drafter)
+    handle.remove()
+    assert not forwards

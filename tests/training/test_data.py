@@ -172,3 +172,14 @@ def test_answers_of_another_run_are_not_gone_on_with(tmp_path):
     (tmp_path / "answers.jsonl.run").unlink()
     with pytest.raises(ValueError, match="how it was made"):
         regenerate(tiny_model(), make_tokenizer(), file, output, **options)
+
+
+def test_a_run_that_was_killed_inside_a_character_goes_on(tmp_path):
+    file, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    write(file, [{"text": "a b c"}, {"text": "c b a"}])
+    regenerate(tiny_model(), make_tokenizer(), file, output, max_new_tokens=3)
+    whole = output.read_bytes()
+    first = whole.split(b"\n")[0] + b"\n"
+    output.write_bytes(first + '{"text": "é'.encode()[:-1])
+    assert regenerate(tiny_model(), make_tokenizer(), file, output, max_new_tokens=3) == 1
+    assert output.read_bytes() == whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import LongTensor, Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ...decoding.tree_attention import attention_windows, or_sdpa
-from ...files import local_folder, read_config, tensor_names
+from ...files import local_folder, read_config, tensor_names, write_whole
 from ...hub.push import push_drafter
 from ...protocol import Drafter, Drafting, GuessedLogits, Prefix, SpeculationConfig
 from ..lm import LmReader, check_drafts, logits_behind
@@ -79,11 +80,11 @@ class AutoregressiveDrafter(Drafter):
         return cls.from_causal_lm(repo_or_dir, **kwargs)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Save the model, with a config that says that it is a drafter."""
-        kept = getattr(self.model.config, "paradraft", None)
-        kept = kept if isinstance(kept, dict) else {}
-        self.model.config.paradraft = {**kept, "kind": KIND, "speculation_config": asdict(self.speculation_config)}
+        """Save the model, with a config that says that it is a drafter; the model's own stays as it is."""
         self.model.save_pretrained(save_directory)
+        config = read_config(Path(save_directory))
+        config["paradraft"] = {"kind": KIND, "speculation_config": asdict(self.speculation_config)}
+        write_whole(Path(save_directory) / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> CommitInfo:
         """Publish model, tokenizer and card in one commit.

@@ -139,7 +139,7 @@ class PardDrafter(Drafter):
     def paradraft(self) -> dict[str, Any]:
         """What this library keeps in `config.json`: how to use the drafter, how it was trained, what it measured."""
         kept = getattr(self.config, "paradraft", None)
-        return kept if isinstance(kept, dict) else {}
+        return kept if isinstance(kept, dict) and kept.get("kind", "pard") == "pard" else {}
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> MaskDrafting:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.

@@ -133,9 +133,13 @@ class PpdDrafter(Drafter):
             )
         self.target = target
 
+    def riders(self) -> Riders:
+        """The prompts."""
+        return Riders(self.prompts, self.config.num_ensembles)
+
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PpdDrafting:
         """Begin a `generate` call; its state is its own."""
-        return PpdDrafting(Riders(self.prompts, self.config.num_ensembles), self.config.accuracy)
+        return PpdDrafting(self.riders(), self.config.accuracy)
 
     @torch.no_grad()
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:

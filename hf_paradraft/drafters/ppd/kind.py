@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ...protocol import Drafter, Riders, SpeculationConfig
 from ...protocol.config import TreeSize
 from ..kind import Kind, Variant
-from .drafter import PpdDrafter, PpdDrafting
+from .drafter import PpdDrafter
 from .prompted import PromptedDrafter
 from .publish import card_fields, check_folder, describe
 from .tuner import PpdModel
@@ -44,8 +44,8 @@ def _variants(drafter: PpdDrafter | PromptedDrafter, lengths: Sequence[int], siz
 class _Everywhere(PpdDrafter):
     """Static trees: all prompts below every node."""
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> PpdDrafting:
-        return PpdDrafting(Riders(self.prompts, self.config.num_ensembles, everywhere=True), self.config.accuracy)
+    def riders(self) -> Riders:
+        return Riders(self.prompts, self.config.num_ensembles, everywhere=True)
 
 
 def _study(drafter: PpdDrafter) -> list[Variant]:
