@@ -21,6 +21,17 @@ class Variant:
     config: SpeculationConfig
 
 
+def chains_and_trees(name: str, drafter: Drafter, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
+    """Chains of all lengths, then trees of all sizes, as deep as the longest chain."""
+    depth = max(lengths)
+    chains = [Variant(f"{name}-chain-k{length}", drafter, SpeculationConfig(length, None)) for length in lengths]
+    trees = [
+        Variant(f"{name}-tree-k{depth}-{size if size == 'auto' else f'n{size}'}", drafter, SpeculationConfig(depth, size))
+        for size in sizes
+    ]
+    return [*chains, *trees]
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of drafter.

@@ -78,7 +78,7 @@ def upload(
     commit_message: str = "Upload",
     space_sdk: str | None = None,
 ) -> CommitInfo:
-    """Make the repository if need be, and commit a folder to it; arguments as for `push_folder` and `HfApi.upload_folder`."""
+    """Make the repository if need be, and commit a folder to it; arguments as for `push_drafter` and `HfApi.upload_folder`."""
     api, new = HfApi(token=token), False
     try:
         new = not api.repo_exists(repo_id, repo_type=repo_type)

