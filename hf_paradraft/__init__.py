@@ -9,6 +9,9 @@ from . import training
 from .auto import AutoDrafter
 from .decoding.loop import SpeculativeOutput
 from .drafters.autoregressive import AutoregressiveDrafter
+from .drafters.dflash import DFlashDrafter
+from .drafters.dspark import DSparkDrafter
+from .drafters.eagle3 import Eagle3Drafter
 from .drafters.ngram import NgramDrafter
 from .drafters.pard import PardCandidateGenerator, PardDrafter
 from .drafters.ppd import PpdConfig
@@ -31,9 +34,12 @@ from .protocol import (
 __all__ = [
     "AutoDrafter",
     "AutoregressiveDrafter",
+    "DFlashDrafter",
+    "DSparkDrafter",
     "Draft",
     "Drafter",
     "Drafting",
+    "Eagle3Drafter",
     "GuessedLogits",
     "GuessedTokens",
     "NgramDrafter",

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from .drafters.kinds import kind_of_folder
-from .files import local_folder
+from .drafters.published import drafter_folder
 from .protocol import Drafter
 
 
@@ -27,7 +27,7 @@ class AutoDrafter:
             ValueError: it is no drafter, or of a kind that is not supported; the message says which.
         """
         found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
-        folder = local_folder(repo_or_dir, kwargs)
+        folder = drafter_folder(repo_or_dir, kwargs)
         drafter = kind_of_folder(folder).load(folder, *args, **kwargs)
         if drafter.name_or_path:  # it has a tokenizer, which lies there too
             drafter.name_or_path, drafter.found_under = str(repo_or_dir), found_under

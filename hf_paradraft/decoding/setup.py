@@ -75,7 +75,8 @@ class Call:
 
     def prefixes(self) -> list[Prefix]:
         """What is known of each row, and how many tokens may be guessed for it."""
-        depth = self.pace.depth() if self.verifier.may_draft and (self.drafts_first or not self.first) else 0
+        ready = not self.first or (self.drafts_first and not self.features.keys)  # features come with the first forward
+        depth = self.pace.depth() if self.verifier.may_draft and ready else 0
         found = []
         for row in self.rows:
             room = min(depth, self.ends.limit - row.length - 1, self.context - row.length + row.padding)

@@ -118,7 +118,11 @@ class Shape:
             else:
                 drafts[row] = self._independent(guess, prefix, processor, size)
         self._read(growing, len(prefixes), begun)
-        drafts = [growing[row].draft() if row in growing else draft for row, draft in enumerate(drafts)]
+        for row, own in growing.items():
+            drafts[row] = draft = own.draft()
+            if own.guess.confidences is not None and size is None:
+                before = torch.cat([prefixes[row].ids[0, -1:], draft.tokens[:-1]])
+                drafts[row] = draft if self.sampled else draft.first(self._worth(own.guess, before))
         return self.pace.cut(drafts) if size == "auto" and self.sparse is None else drafts
 
     def _ask(self, guesses: Sequence[Guess], prefixes: list[Prefix]) -> list[Guess]:
@@ -154,11 +158,17 @@ class Shape:
         logger.warning_once("The drafter's logits are not numbers: going on without drafts where they are not.")
         return False
 
+    def _worth(self, guess: GuessedLogits, before: Tensor) -> int:
+        """How long a chain should be behind these tokens, as the drafter's confidences say."""
+        sure = guess.confidences
+        return self.pace.worth((sure(before) if callable(sure) else sure or [])[: len(before)])
+
     def _independent(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: TreeSize) -> Draft:
         """Distances that do not depend on each other."""
         logits = cut(guess.logits[: prefix.room], guess.vocabulary, self.vocab_size).to(prefix.ids.device)
         if guess.confidences is not None and size is None:
-            logits = logits[: self.pace.worth(guess.confidences[: len(logits)])]
+            before = torch.cat([prefix.ids[0, -1:], to_target(logits[:-1].argmax(-1), guess.vocabulary)])
+            logits = logits[: self._worth(guess, before)]
         if self.sampled:
             wide = widen(logits, guess.vocabulary, self.vocab_size)
             if isinstance(size, int):

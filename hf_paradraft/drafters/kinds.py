@@ -3,11 +3,14 @@
 from pathlib import Path
 
 from .autoregressive.kind import AUTOREGRESSIVE
+from .dflash.kind import DFLASH_KIND
+from .dspark.kind import DSPARK_KIND
+from .eagle3.kind import EAGLE3_KIND
 from .kind import Kind
 from .pard.kind import PARD
 from .ppd.kind import PPD
 
-KINDS: tuple[Kind, ...] = (PPD, AUTOREGRESSIVE, PARD)
+KINDS: tuple[Kind, ...] = (PPD, AUTOREGRESSIVE, DFLASH_KIND, DSPARK_KIND, EAGLE3_KIND, PARD)
 
 
 def kind_of_folder(folder: Path) -> Kind:

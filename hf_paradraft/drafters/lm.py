@@ -15,6 +15,7 @@ from ..decoding.recurrent import check_continues
 from ..decoding.states import MOST_UNREAD, copy_states, end_windows, is_recurrent, put_back
 from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
 from ..protocol import Prefix
+from .nodes import Nodes
 
 
 def check_drafts(model: PreTrainedModel) -> None:
@@ -109,8 +110,7 @@ class LmReader:
         self.cache: RaggedCache | Cache | None = None
         self.begins: list[int] = []  # of each row, the first token that the cache knows
         self.known: list[int] = []  # of each row, the tokens before this one are in the cache
-        self.nodes: list[list[tuple[int, int, int]]] = []  # of each row, what was read behind them: token, parent, column
-        self.columns = 0  # of the cache that these take
+        self.nodes = Nodes(0)  # what was read behind them
 
     def read(self, prefixes: list[Prefix], count: int, room: int = 0) -> Tensor | None:
         """Read what is new of each prefix, and masks behind; the cache keeps the prefixes alone.
@@ -151,61 +151,37 @@ class LmReader:
         Returns:
             For each row logits `(n, V')` behind its tokens.
         """
-        device, size = self.model.device, max(map(len, tokens))
-        columns = self.columns + size
+        sees, depths = self.nodes.add(tokens, parents)
         vocab_size = self.model.get_input_embeddings().num_embeddings
-        fed = torch.full((len(tokens), size), self.unknown, device=device)
-        sees = torch.zeros((len(tokens), size, columns), dtype=torch.bool)
-        depths = torch.zeros((len(tokens), columns), dtype=torch.long)
-        for row, (new, above) in enumerate(zip(tokens, parents, strict=True)):
-            fed[row, : len(new)] = new.to(device).where(new.to(device) < vocab_size, self.unknown)
-            begin = len(self.nodes[row])
-            for place, (token, parent) in enumerate(zip(new.tolist(), above, strict=True)):
-                self.nodes[row].append((token, parent, self.columns + place))
-            for place in range(size):
-                sees[row, place, self.columns + place] = True  # padding sees itself: no empty softmax
-            for node in range(len(self.nodes[row])):
-                _, parent, column = self.nodes[row][node]
-                depths[row, column] = 0 if parent < 0 else depths[row, self.nodes[row][parent][2]] + 1
-                if node >= begin:
-                    while parent >= 0:
-                        _, parent, above_it = self.nodes[row][parent]
-                        sees[row, node - begin, above_it] = True
+        fed = torch.full((len(tokens), sees.shape[1]), self.unknown, device=self.model.device)
+        for row, new in enumerate(tokens):
+            fed[row, : len(new)] = new.to(fed.device).where(new.to(fed.device) < vocab_size, self.unknown)
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         logits = self._forward(self.cache.cache, 0, input_ids=fed, attention_mask=mask, position_ids=positions)
-        self.columns = columns
         return [own[: len(new)] for own, new in zip(logits, tokens, strict=True)]
 
     def _keep_nodes(self, rows: list[LongTensor]) -> None:
         """Of the nodes that were read, those that became text stay; the others go."""
-        if self.cache is None or not self.columns:
-            self.nodes, self.columns = [[] for _ in rows], 0
-            return
-        kept = []
-        for index, (ids, known, nodes) in enumerate(zip(rows, self.known, self.nodes, strict=True)):
-            path: list[int] = []
-            last = -1
-            for token in ids[known:-1].tolist():  # the newest token is read for its logits
-                found = next((i for i, (own, parent, _) in enumerate(nodes) if parent == last and own == token), None)
-                if found is None:
-                    break
-                path.append(nodes[found][2])
-                last = found
-            kept.append(path)
-            self.known[index] += len(path)
-        self.cache.keep(kept, self.columns)
-        self.nodes, self.columns = [[] for _ in rows], 0
+        if self.cache is not None and self.nodes.columns:
+            # The newest token is read for its logits.
+            kept = [
+                self.nodes.path(row, ids[known:-1].tolist())
+                for row, (ids, known) in enumerate(zip(rows, self.known, strict=True))
+            ]
+            self.known = [known + len(path) for known, path in zip(self.known, kept, strict=True)]
+            self.cache.keep(kept, self.nodes.columns)
+        self.nodes = Nodes(len(rows))
 
     def forget(self, kept: list[int]) -> None:
         """Drop what was read behind so many tokens of each row; where that is not in the cache alone, all is read anew."""
         dropped = [max(0, known - keep) for known, keep in zip(self.known, kept, strict=False)]
         if self.cache is None or not any(dropped):
             return
-        if self.columns:  # nodes behind what is forgotten are no part of any text
-            self.cache.keep([[]] * len(self.known), self.columns)
-            self.nodes, self.columns = [[] for _ in self.known], 0
+        if self.nodes.columns:  # nodes behind what is forgotten are no part of any text
+            self.cache.keep([[]] * len(self.known), self.nodes.columns)
+            self.nodes = Nodes(len(self.known))
         self.known = [known - count for known, count in zip(self.known, dropped, strict=True)]
         if any(known < begin for known, begin in zip(self.known, self.begins, strict=True)):
             self.begins, self.cache = [0] * len(self.begins), None

@@ -37,7 +37,8 @@ class GuessedLogits:
         logits: `(k, V')`; row `d` guesses the token at distance `d + 1`. `k = 0`: no guess.
         vocabulary: int64 `(V',)`, the target's id of each of the drafter's; None: they are the target's own.
         bias: what to add behind a known token, for heads that look at the token before (DSpark, section 3.2).
-        confidences: `k` chances that the guess at a distance is accepted if those before it are.
+        confidences: `k` chances that the guess at a distance is accepted if those before it are; or what gives them for a chain,
+            of the token before each of its tokens, int64 `(k,)`.
         accuracy: `accuracy[d][r]`, the counted chance that the guess of rank `r` at distance `d + 1` is right if those before it
             are: trees are built from these instead of the guesses' own probabilities.
         riders: to be placed below the nodes where the round is likely to end.
@@ -49,7 +50,7 @@ class GuessedLogits:
     logits: Tensor
     vocabulary: LongTensor | None = None
     bias: Bias | None = None
-    confidences: list[float] | None = None
+    confidences: list[float] | Callable[[LongTensor], list[float]] | None = None
     accuracy: list[list[float]] | None = None
     riders: Riders | None = None
     extend: Extend | None = None

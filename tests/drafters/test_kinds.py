@@ -253,33 +253,36 @@ FOREIGN = {
     "DSpark": ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 256}, {}),
     "DFlash": ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}, {}),
     "EAGLE-3": ({"architectures": ["Qwen3Eagle3Model"]}, {}),
-    "PARD-2": ({"pard2_target_layers": [-1, -8]}, {}),
-    "XPress": ({"speculators_model_type": "xpress"}, {}),
-    "Domino": ({"dflash_config": {"projector_type": "domino"}}, {}),
-    "DFlash2": ({}, {"candidate_selector.predecessor_codebook": torch.zeros(2)}),
     "DSpark ": ({}, {"markov_head.markov_w1.weight": torch.zeros(2)}),
     "DFlash ": ({}, {"fc.weight": torch.zeros(2), "hidden_norm.weight": torch.zeros(2)}),
     "EAGLE-3 ": ({}, {"fc.weight": torch.zeros(2), "midlayer.input_layernorm.weight": torch.zeros(2)}),
     "P-EAGLE": ({}, {"mask_hidden": torch.zeros(2)}),
+}
+NOT_SERVED = {
+    "XPress": ({"speculators_model_type": "xpress"}, {}),
+    "Domino": ({"dflash_config": {"projector_type": "domino"}}, {}),
+    "DFlash2": ({}, {"candidate_selector.predecessor_codebook": torch.zeros(2)}),
     "MTP": ({"speculators_model_type": "mtp"}, {}),
     "no PARD drafter, which is a plain": ({"architectures": ["SomethingElse"]}, {}),
     "has no place for 1 of": ({}, {"model.extra.weight": torch.zeros(2)}),
 }
 
 
-@pytest.mark.parametrize("what", FOREIGN)
+@pytest.mark.parametrize("what", [*FOREIGN, *NOT_SERVED])
 def test_folders_of_others_are_named(what, tmp_path):
     import json
 
     from safetensors.torch import load_file, save_file
 
     pd.PardDrafter.from_causal_lm(tiny_model("qwen3"), mask_token_id=MASK).save_pretrained(tmp_path)
-    config, tensors = FOREIGN[what]
+    config, tensors = {**FOREIGN, **NOT_SERVED}[what]
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
     weights = tmp_path / "model.safetensors"
     save_file({**load_file(weights), **tensors}, weights, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=what.strip()):
+        pd.PardDrafter.from_pretrained(tmp_path)
+    with pytest.raises((ValueError, OSError), match=what if what in NOT_SERVED else None):
         pd.AutoDrafter.from_pretrained(tmp_path)
 
 

@@ -186,28 +186,6 @@ def test_keys_that_disagree(folder):
     assert pd.PardDrafter.from_pretrained(folder, mask_token_id=3).mask_token_id == 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({"dflash_config": {"mask_token_id": 3}}, "DFlash"),
-        ({"architectures": ["DFlashDraftModel"]}, "DFlash"),
-        ({"architectures": ["PEagleDraftModel"]}, "EAGLE"),
-        ({"pard2": True, "spd_type": "pard2"}, "PARD-2"),
-    ],
-)
-def test_other_drafters_are_named(folder, changes, name):
-    edit_config(folder, **changes)
-    with pytest.raises(ValueError, match=name):
-        pd.AutoDrafter.from_pretrained(folder)
-
-
-def test_p_eagle_is_known_by_its_tensor(folder):
-    tensors = load_file(folder / "model.safetensors")
-    save_file({**tensors, "mask_hidden": torch.zeros(4)}, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="P-EAGLE"):
-        pd.AutoDrafter.from_pretrained(folder)
-
-
 def test_truncated_weights(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])

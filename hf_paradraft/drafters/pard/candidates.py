@@ -50,7 +50,7 @@ class PardCandidateGenerator(CandidateGenerator):
             return input_ids, None
         mask = self.drafter.mask_token_id
         logits = read_with_masks(self.drafter, ids, self.cache, [mask] * (room - 1), mask)
-        tokens, scores = sequential_choice(logits, ids, self.logits_processor, self.do_sample)
+        tokens, scores = sequential_choice(self.drafter.whole(logits), ids, self.logits_processor, self.do_sample)
         candidates = ids.new_empty((1, ids.shape[1] + room))
         candidates[:, : ids.shape[1]], candidates[:, ids.shape[1] :] = ids, tokens
         return candidates, scores[None]

@@ -26,6 +26,11 @@ def export(folder: Path, output: Path, engine: str, target: str | None, pad: boo
     config = read_config(folder)
     if config.get("pard2") or config.get("spd_type") == "pard2":
         return _convert_pard2(folder, output, engine)
+    if "draft_vocab_size" in config and engine != "transformers":
+        raise ValueError(
+            f"This drafter guesses {config['draft_vocab_size']} of {config['vocab_size']} ids, which {engine} has no place for: train "
+            "one with a whole head for it."
+        )
     drafter = PardDrafter.from_pretrained(folder, dtype="auto")
     if target is not None:
         _match_vocabulary(
@@ -79,7 +84,7 @@ def _convert_pard2(folder: Path, output: Path, engine: str) -> str:
             save_file(weights, Path(name) / "warp_model.safetensors")
         _publish(Path(name), output)
     missing = "" if weights else f" It came without {PROJECTION}: it can only draft without the target's features."
-    return f"# A PARD-2 drafter in safetensors.{missing} hf_paradraft does not load PARD-2 yet."
+    return f"# A PARD-2 drafter in safetensors.{missing}"
 
 
 def _command(engine: str, target: str, output: Path, num_draft_tokens: int, mask_token_id: int) -> str:

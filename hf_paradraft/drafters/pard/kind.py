@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,8 @@ def _recognises(folder: Path) -> bool:
 def untrained(drafter: PardDrafter, seed: int = 0) -> PardDrafter:
     """A drafter of the same shape, dtype and place with random weights."""
     torch.manual_seed(seed)
-    fresh = type(drafter).__bases__[1](drafter.config).to(drafter.device, drafter.dtype).eval()
+    fresh: Any = type(drafter)(drafter.config)
+    fresh = fresh.to(drafter.device, drafter.dtype).eval()
     return PardDrafter.from_causal_lm(fresh, drafter.mask_token_id)
 
 

@@ -25,16 +25,22 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ...decoding.cache import empty_cache
+from ...decoding.features import layers_of
 from ...decoding.states import is_recurrent
+from ...decoding.vocabulary import widen
 from ...decoding.warp import sequential_choice
-from ...files import local_folder, read_config, tensor_names
+from ...files import read_config, tensor_names
 from ...hub.push import push_drafter
-from ...protocol import Drafter, SpeculationConfig
+from ...protocol import Drafter, Drafting, SpeculationConfig
+from ...protocol.drafter import FeatureKey
 from ..lm import check_drafts, logits_behind, read_with_masks
-from ..published import refuse_foreign
+from ..pairs import PairDrafting, read_whole
+from ..published import PARD2, drafter_folder, identify, refuse_foreign
 from .config import read_mask_token_id, write_mask_token_id
+from .features import ProjectedPairs, Projection
 from .propose import MaskDrafting
 from .publish import card_fields, check_folder
+from .trim import trim_head
 
 
 class PardDrafter(Drafter):
@@ -57,13 +63,29 @@ class PardDrafter(Drafter):
     dtype: torch.dtype
     resize_token_embeddings: Callable[..., Any]
 
+    projection: Projection | None = None
+    attached: PreTrainedModel | None = None  # the target, where its features are read
+
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]  # the causal LM's
+        if (size := getattr(config, "draft_vocab_size", None)) is not None:
+            trim_head(self, torch.zeros(size, dtype=torch.long))
+
     @classmethod
-    def from_pretrained(cls, repo_or_dir: str | Path, *args: Any, mask_token_id: int | None = None, **kwargs: Any) -> PardDrafter:
+    def from_pretrained(
+        cls,
+        repo_or_dir: str | Path,
+        *args: Any,
+        mask_token_id: int | None = None,
+        target_independent: bool = False,
+        **kwargs: Any,
+    ) -> PardDrafter:
         """Load a PARD drafter from a folder or a Hub repository.
 
         Args:
-            repo_or_dir: in AMD's published format or saved by this library.
+            repo_or_dir: in AMD's published format or saved by this library; PARD-2 too.
             mask_token_id: overrides what the config says.
+            target_independent: draft without the target's hidden states, where a PARD-2 drafter would read them.
             args, kwargs: as for `AutoModelForCausalLM.from_pretrained`; remote code is never run.
 
         Raises:
@@ -73,14 +95,20 @@ class PardDrafter(Drafter):
         if kwargs.pop("trust_remote_code", False):
             raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
         found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
-        folder = local_folder(repo_or_dir, kwargs)
-        refuse_foreign(read_config(folder), tensor_names(folder))
+        folder = drafter_folder(repo_or_dir, kwargs)
+        described = read_config(folder)
+        if not (reads_features := identify(described, tensor_names(folder)) == PARD2):
+            refuse_foreign(described, tensor_names(folder))
+        projection = Projection.read(folder, described) if reads_features and not target_independent else None
         config = kwargs.pop("config", None) or AutoConfig.from_pretrained(folder, trust_remote_code=False)
         for name in kwargs.keys() & config.to_dict().keys() - {"dtype", "quantization_config"}:
             setattr(config, name, kwargs.pop(name))
         mask_token_id = read_mask_token_id(config, mask_token_id)
         drafter = _prepare(_load(folder, config, args, kwargs), mask_token_id, str(repo_or_dir))
         drafter.found_under = found_under
+        if projection is not None and projection.weight.shape[0] != drafter.get_input_embeddings().weight.shape[1]:
+            raise ValueError(f"{folder}: the projection's width is not that of the drafter's embedding: it is another drafter's.")
+        drafter.projection = projection
         return drafter
 
     @classmethod
@@ -113,6 +141,8 @@ class PardDrafter(Drafter):
         """Save a plain causal LM whose config tells every engine the mask token; see `PreTrainedModel.save_pretrained`."""
         self.config.paradraft = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
         super().save_pretrained(save_directory, **kwargs)
+        if self.projection is not None:
+            self.projection.save(Path(save_directory))
 
     def push_to_hub(self, repo_id: str, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> CommitInfo:
         """Publish weights, configs, tokenizer and card in one commit.
@@ -141,29 +171,75 @@ class PardDrafter(Drafter):
         kept = getattr(self.config, "paradraft", None)
         return kept if isinstance(kept, dict) and kept.get("kind", "pard") == "pard" else {}
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> MaskDrafting:
+    @property
+    def vocabulary(self) -> LongTensor | None:
+        """The target's id of each id that it guesses, int64 `(V',)`; None: they are the same."""
+        return self._buffers.get("draft_vocabulary")
+
+    @property
+    def most_drafts(self) -> None:
+        """Any number."""
+        return None
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Check the target where its hidden states are read.
+
+        Raises:
+            ValueError: they have other sizes than those that a PARD-2 drafter was made for.
+        """
+        if self.projection is None:
+            return
+        self.projection.keys(len(layers_of(target)))
+        if (size := target.config.get_text_config().hidden_size) != self.projection.target_hidden_size:
+            raise ValueError(
+                f"This PARD-2 drafter reads hidden states of {self.projection.target_hidden_size} numbers, and the target's have "
+                f"{size}: it was made for another target. from_pretrained(…, target_independent=True) drafts without them."
+            )
+        self.__dict__["attached"] = target  # outside the module tree
+
+    def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+        """A PARD-2 drafter's layers; none otherwise."""
+        return () if self.projection is None else tuple(dict.fromkeys(self.projection.keys(len(layers_of(target)))))
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
 
         Raises:
             ValueError: a model of this architecture cannot draft.
         """
         check_drafts(self)
+        if self.projection is not None:
+            return PairDrafting(self._pairs(target), self.vocabulary)
         masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
-        return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length)
+        return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length, self.vocabulary)
 
-    def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> torch.Tensor:
+    def draft_logits(
+        self, input_ids: LongTensor, features: dict[FeatureKey, torch.Tensor] | None = None, num_draft_tokens: int | None = None
+    ) -> torch.Tensor:
         """What is guessed behind a whole prefix, without caches.
 
         Args:
             input_ids: int64 `(B, n)`, without padding.
-            features: none are read.
+            features: a PARD-2 drafter's, by key, `(B, n - 1, d_t)`: the newest token has none. Others read none.
             num_draft_tokens: K; default: as configured.
 
         Returns:
             `(B, K, V')` in the drafter's dtype; row `d` guesses the token at distance `d + 1`.
         """
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
+        if self.projection is not None:
+            if self.attached is None:
+                raise ValueError("A PARD-2 drafter reads its target's hidden states: attach(target) first.")
+            pairs = self._pairs(self.attached)
+            return read_whole(pairs, input_ids.to(self.device), None if features is None else pairs.fuse(features), count)[1]
         return logits_behind(self, input_ids, [self.mask_token_id] * (count - 1))
+
+    def _pairs(self, target: PreTrainedModel) -> ProjectedPairs:
+        return ProjectedPairs(self, self.projection, self.projection.keys(len(layers_of(target))))
+
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits `(K, V)` of `(K, V')`, for loops that know one vocabulary."""
+        return logits if self.vocabulary is None else widen(logits, self.vocabulary, self.config.get_text_config().vocab_size)
 
     def new_cache(self) -> Cache:
         """An empty cache that can drop the masks' entries again."""
@@ -174,6 +250,8 @@ class PardDrafter(Drafter):
         """Ordinary decoding; called by transformers' own assisted loop (`is_assistant`), one parallel draft."""
         config = kwargs.get("generation_config")
         if config is None or not config.is_assistant:
+            if self.vocabulary is not None:
+                raise ValueError(f"This drafter guesses {len(self.vocabulary)} ids of its target's: it writes no text by itself.")
             return super().generate(inputs, *args, **kwargs)
         check_drafts(self)
         ids = kwargs["input_ids"] if inputs is None else inputs
@@ -181,7 +259,7 @@ class PardDrafter(Drafter):
         past = self.new_cache() if past is None or is_recurrent(past) else past
         masks = [self.mask_token_id] * (max(1, kwargs["max_new_tokens"]) - 1)
         logits = read_with_masks(self, ids, past, masks, self.mask_token_id)
-        tokens, scores = sequential_choice(logits, ids, kwargs["logits_processor"], config.do_sample)
+        tokens, scores = sequential_choice(self.whole(logits), ids, kwargs["logits_processor"], config.do_sample)
         past = None if is_recurrent(past) else past  # that loop would crop it, and a state cannot be cropped
         return GenerateDecoderOnlyOutput(
             sequences=torch.cat([ids, tokens[None]], dim=1), scores=tuple(scores.split(1)), past_key_values=past

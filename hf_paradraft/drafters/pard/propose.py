@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from torch import LongTensor
 from transformers import PreTrainedModel
 
 from ...protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
@@ -17,9 +18,19 @@ class MaskDrafting(Drafting):
         masks: ids that stand at the K - 1 places to be guessed behind the text.
         unknown: stands for ids that the model has no embedding of.
         max_length: tokens of a row at most.
+        vocabulary: int64 `(V',)`, the target's id of each of the model's; None: they are the same.
     """
 
-    def __init__(self, model: PreTrainedModel, config: SpeculationConfig, masks: list[int], unknown: int, max_length: int):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: SpeculationConfig,
+        masks: list[int],
+        unknown: int,
+        max_length: int,
+        vocabulary: LongTensor | None = None,
+    ):
+        self.vocabulary = vocabulary
         self.reader = LmReader(model, max_length, masks, unknown, config.compile)
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
@@ -27,4 +38,6 @@ class MaskDrafting(Drafting):
         logits = self.reader.read(prefixes, max(prefix.room for prefix in prefixes))
         if logits is None:
             return [GuessedLogits(prefix.ids.new_zeros((0, 1)).float()) for prefix in prefixes]
-        return [GuessedLogits(row[: prefix.room]) for row, prefix in zip(logits, prefixes, strict=True)]
+        return [
+            GuessedLogits(row[: prefix.room], vocabulary=self.vocabulary) for row, prefix in zip(logits, prefixes, strict=True)
+        ]

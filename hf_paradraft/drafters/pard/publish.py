@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from ...files import read_config, read_json, tensor_names
 from ...hub.card import CardFields, provenance_of
-from ..published import refuse_foreign
+from ..published import PARD2, identify, refuse_foreign
 from .config import MASK_KEYS, read_mask_token_id
 
 
@@ -24,7 +24,10 @@ def check_folder(folder: Path) -> None:
     wanted.add("tokenizer_config.json")
     if missing := sorted(name for name in wanted if not (folder / name).exists()):
         raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")
-    refuse_foreign(config, tensor_names(folder))
+    if identify(config, ()) != PARD2:
+        refuse_foreign(config, tensor_names(folder))
+    elif not (folder / "warp_model.safetensors").exists():
+        raise OSError(f"{folder} has no warp_model.safetensors: load the PARD-2 drafter and save_pretrained it.")
     read_mask_token_id(AutoConfig.from_pretrained(folder, trust_remote_code=False))
 
 
@@ -51,16 +54,20 @@ def card_fields(folder: Path) -> CardFields:
 def describe(folder: Path) -> list[tuple[str, Any]]:
     """What there is to say of a folder with at least a `config.json`."""
     raw = read_config(folder)
-    refuse_foreign(raw, tensor_names(folder) if any(folder.glob("*.safetensors")) else ())
+    reads = raw.get("pard2_target_layers") if identify(raw, ()) == PARD2 else None
+    if reads is None:
+        refuse_foreign(raw, tensor_names(folder) if any(folder.glob("*.safetensors")) else ())
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     ours = provenance_of(raw)
     training = ours.get("training", {})
     tau = (training.get("acceptance") or {}).get("mean_emitted")
     return [
-        ("kind", "PARD drafter"),
+        ("kind", "PARD drafter" if reads is None else "PARD-2 drafter"),
+        *([] if reads is None else [("reads", f"entries {reads} of the target's hidden states, -1 the normed last one")]),
         ("architecture", ", ".join(raw.get("architectures") or ["?"])),
         ("mask token", read_mask_token_id(config)),
         ("vocabulary", config.get_text_config().vocab_size),
+        *([("guesses ids", raw["draft_vocab_size"])] if "draft_vocab_size" in raw else []),
         ("adapted from", training.get("base_model") or "not recorded"),
         ("trained with K", training.get("num_depths") or "not recorded"),
         ("τ on held-out rows", f"{tau:.2f}" if tau else "not recorded"),

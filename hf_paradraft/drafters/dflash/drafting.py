@@ -1,0 +1,81 @@
+"""One call's drafting by blocks: context features go into a cache as they come, and each round fills one block behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...decoding.cache import RaggedCache, empty_cache, use_plain_layers
+from ...protocol import Drafting, GuessedLogits, Observation, Prefix
+from ..stack import StackMasks
+
+
+class BlockDrafting(Drafting):
+    """A cache over what the target has read of each row.
+
+    Args:
+        drafter: shared with other calls; nothing of it changes.
+    """
+
+    def __init__(self, drafter: Any):
+        self.drafter = drafter
+        self.cache: RaggedCache | None = None
+        self.masks: StackMasks
+        self.begins: list[int] = []  # of each row, the first token with features
+        self.waiting: list[list[Tensor]] = []  # of each row, context features that are not in the cache yet
+
+    @torch.no_grad()
+    def observe(self, observations: list[Observation | None]) -> None:
+        """Make context features of what the target has read."""
+        if self.cache is None:
+            self.begins = [0 if seen is None else seen.begin for seen in observations]
+            cache = empty_cache(self.drafter.stack)
+            use_plain_layers(cache, 0)
+            self.cache = RaggedCache(cache, len(observations), 0)
+            self.masks = self.drafter.masks(self.begins)
+            self.waiting = [[] for _ in observations]
+        for waiting, seen in zip(self.waiting, observations, strict=True):
+            if seen is not None and seen.features and len(next(iter(seen.features.values()))):
+                waiting.append(self.drafter.fuse(seen.features))
+
+    @torch.no_grad()
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Fill a block behind each row; nothing behind a row whose features are not there."""
+        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
+        if self.cache is None:
+            return [nothing] * len(prefixes)
+        self._inject()
+        lengths = self.cache.lengths
+        anchors = torch.stack([prefix.ids[0, -1] for prefix in prefixes]).to(self.drafter.device)
+        states = self.drafter.fill(anchors, self.masks, lengths, self.cache.cache)
+        self.cache.keep([[]] * len(prefixes), states.shape[1])
+        states = self.drafter.guesses(states)
+        ready = [
+            begin + length == prefix.ids.shape[1] - 1
+            for begin, length, prefix in zip(self.begins, lengths, prefixes, strict=True)
+        ]
+        return [
+            self.guess(own[: prefix.room]) if fits else nothing for own, fits, prefix in zip(states, ready, prefixes, strict=True)
+        ]
+
+    def _inject(self) -> None:
+        """Put what is waiting into the cache."""
+        drafter, new = self.drafter, [torch.cat(own) if own else None for own in self.waiting]
+        counts = [0 if own is None else len(own) for own in new]
+        if not any(counts):
+            return
+        context = torch.zeros((len(new), max(counts), drafter.hidden_size), dtype=drafter.dtype, device=drafter.device)
+        for row, own in enumerate(new):
+            if own is not None:
+                context[row, : len(own)] = own
+        firsts = torch.tensor([begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)])
+        positions = firsts[:, None] + torch.arange(max(counts))
+        drafter.inject(context, positions.to(drafter.device), self.cache.cache)
+        self.cache.keep([list(range(count)) for count in counts], max(counts))
+        self.waiting = [[] for _ in new]
+
+    def guess(self, states: Tensor) -> GuessedLogits:
+        """What the states of one row's block say."""
+        return GuessedLogits(self.drafter.base_logits(states), vocabulary=self.drafter.vocabulary)

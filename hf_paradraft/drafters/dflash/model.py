@@ -1,0 +1,243 @@
+"""DFlash: a block of masks is filled in one forward, over keys and values made of the target's hidden states (Chen et al., 2026).
+
+Context features `c_j = norm(W · [h_1[j]; …; h_m[j]])` of every verified token go straight into the keys and values of all layers:
+they pass no layer themselves. The block `[newest token, mask, …, mask]` attends to them, and to itself in both directions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from ...decoding.cache import empty_cache, use_plain_layers
+from ...decoding.tree_attention import attention_windows
+from ...files import read_config as read_json_config
+from ...protocol import SpeculationConfig
+from ...protocol.drafter import FeatureKey
+from ..feature_drafter import FeatureDrafter, check_width, load_strictly
+from ..published import vocabulary_of, weights_in
+from ..stack import StackMasks, decoder_stack, run
+from .config import BlockConfig, read_config
+from .drafting import BlockDrafting
+from .layouts import published, renamed
+
+
+class DFlashDrafter(FeatureDrafter):
+    """A block drafter as `assistant_model`.
+
+    Args:
+        config: what it is.
+        vocabulary: int64 `(V',)`, the target's ids that it can guess; default: all.
+        own_embedding, own_head: whether it has its own.
+    """
+
+    kind = "dflash"
+    title = "DFlash drafter"
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        vocabulary: LongTensor | None = None,
+        own_embedding: bool = False,
+        own_head: bool = False,
+    ):
+        super().__init__(config.features, config.target_hidden_size, config.target_layers, vocabulary)
+        layers = config.layers
+        self.block = config
+        self.fc = nn.Linear(len(config.features) * config.target_hidden_size, layers.hidden_size, bias=False)
+        self.hidden_norm = LlamaRMSNorm(layers.hidden_size, layers.rms_norm_eps)
+        self.stack = decoder_stack(layers)
+        self.windows = attention_windows(self.stack) or {}
+        if own_embedding:
+            self.embedding = nn.Embedding(layers.vocab_size, layers.hidden_size)
+        if own_head:
+            self.head = nn.Linear(layers.hidden_size, layers.vocab_size if vocabulary is None else len(vocabulary), bias=False)
+        self.speculation_config = SpeculationConfig(config.num_drafts)
+        self.notes = list(config.notes)
+        self.eval()
+
+    @classmethod
+    def read_folder(cls, folder: Path) -> DFlashDrafter:
+        """As `FeatureDrafter.read_folder`; every layout that `BlockConfig` knows."""
+        tensors = weights_in(folder)
+        config = read_config(read_json_config(folder), tensors)
+        offsets, mask = tensors.get("d2t"), tensors.get("t2d")
+        weights = renamed(tensors)
+        padded = config.draft_vocab_size is None or not len(offsets if offsets is not None else ())
+        vocabulary = None if padded or offsets is None else vocabulary_of(offsets, mask, config.vocab_size)
+        if config.draft_vocab_size is not None and vocabulary is None:
+            raise OSError(f"{folder} guesses {config.draft_vocab_size} ids and has no table of them (d2t): download it again.")
+        check_width(weights, len(config.features), config.target_hidden_size, cls.title)
+        drafter = cls(config, vocabulary, "embedding.weight" in weights, "head.weight" in weights)
+        load_strictly(drafter, weights, f"The {cls.title} in {folder}")
+        return drafter
+
+    def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """In the speculators layout."""
+        config, layers = self.block, self.block.layers
+        tensors = published(dict(self.state_dict()))
+        if self.vocabulary is not None:
+            ids = self.vocabulary.cpu()
+            tensors["d2t"] = ids - torch.arange(len(ids))
+            tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        kinds = set(getattr(layers, "layer_types", None) or ["full_attention"])
+        written = {
+            "speculators_model_type": self.kind,
+            "architectures": ["DSparkSpeculator" if self.kind == "dspark" else "DFlashSpeculator"],
+            "transformer_layer_config": layers.to_diff_dict() | {"model_type": layers.model_type},
+            "aux_hidden_state_layer_ids": [key + 1 for key in config.features if isinstance(key, int)],
+            "block_size": config.block_size,
+            "mask_token_id": config.mask_token_id,
+            "sample_from_anchor": config.fill_in is False,
+            "sliding_window_non_causal": "sliding_attention" in kinds and "sliding_attention" not in config.causal,
+            "draft_vocab_size": config.vocab_size if self.vocabulary is None else len(self.vocabulary),
+            "target_hidden_size": config.target_hidden_size,
+            "num_target_layers": config.target_layers,
+            "speculators_version": "0.9.0",
+        }
+        if config.markov_rank or config.confidence:
+            written |= {
+                "markov_rank": config.markov_rank,
+                "markov_head_type": config.markov_type,
+                "enable_confidence_head": config.confidence,
+                "confidence_head_with_markov": config.confidence_with_markov,
+            }
+        unsaid = [name for name in ("softcap", "embedding_scale", "logit_scale") if getattr(config, name) not in (None, 1.0)]
+        if unsaid or "full_attention" in config.causal or (config.layout != "speculators" and "sliding_attention" in kinds):
+            raise ValueError(
+                f"This {self.title} has options that the speculators layout cannot say ({', '.join(unsaid) or 'its windows'}): "
+                "keep its own files."
+            )
+        return written, tensors
+
+    @property
+    def hidden_size(self) -> int:
+        """d."""
+        return self.block.layers.hidden_size
+
+    @property
+    def most_drafts(self) -> int:
+        """What a block guesses."""
+        return self.block.num_drafts
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """As `FeatureDrafter.attach`; a file that does not say which token its rows guess is settled here, once."""
+        super().attach(target)
+        if self.block.fill_in is None:
+            from .probe import settle
+
+            settle(self, target)
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> BlockDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return BlockDrafting(self)
+
+    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
+        """Context features `(…, hidden)` of tokens."""
+        states = torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1)
+        return self.hidden_norm(self.fc(states))
+
+    def inject(self, context: Tensor, positions: LongTensor, cache: Cache) -> None:
+        """Write keys and values of context features into the cache.
+
+        Args:
+            context: `(B, f, hidden)`.
+            positions: int64 `(B, f)`.
+            cache: grows by f.
+        """
+        cos, sin = self.stack.rotary_emb(context, positions)
+        for index, layer in enumerate(self.stack.layers):
+            attention = layer.self_attn
+            shape = (*context.shape[:-1], -1, attention.head_dim)
+            keys, values = attention.k_proj(context).view(shape), attention.v_proj(context).view(shape).transpose(1, 2)
+            keys = (attention.k_norm(keys) if self.norms_keys else keys).transpose(1, 2)
+            _, keys = apply_rotary_pos_emb(keys, keys, cos, sin)
+            cache.update(keys, values, index)
+
+    @property
+    def norms_keys(self) -> bool:
+        """Whether its layers norm queries and keys, as Qwen3's."""
+        return self.block.layers.model_type == "qwen3"
+
+    def masks(self, offsets: list[int]) -> StackMasks:
+        """Masks for rows whose first slot holds these positions."""
+        windows = dict.fromkeys(self.windows) if self.block.window_from_anchor else self.windows
+        return StackMasks(windows, offsets, self.dtype, self.device)
+
+    def fill(self, anchors: LongTensor, masks: StackMasks, lengths: list[int], cache: Cache) -> Tensor:
+        """Normed states `(B, block size, hidden)` of blocks.
+
+        Args:
+            anchors: int64 `(B,)`, the rows' newest tokens.
+            masks: of the rows.
+            lengths: of their contexts, in slots.
+            cache: grows by the block.
+        """
+        size = self.block.block_size
+        ids = torch.full((len(anchors), size), self.block.mask_token_id, device=self.device)
+        ids[:, 0] = anchors
+        depths = torch.arange(size).expand(len(anchors), -1)
+        everything = torch.ones((len(anchors), size, size), dtype=torch.bool)
+        sees = {kind: everything.tril() if kind in self.block.causal else everything for kind in masks.by_kind}
+        mask, positions = masks.inputs(lengths, sees, depths)
+        if self.block.window_from_anchor and (window := self.windows.get("sliding_attention")) is not None:
+            sliding = mask["sliding_attention"] if isinstance(mask, dict) else mask
+            begins = torch.tensor(lengths, device=self.device)[:, None] - window
+            before = torch.arange(sliding.shape[-1], device=self.device) < begins
+            sliding = sliding.masked_fill(before[:, None, None], torch.finfo(self.dtype).min)
+            mask = {**mask, "sliding_attention": sliding} if isinstance(mask, dict) else sliding
+        return run(self.stack, self.embed(ids) * self.block.embedding_scale, mask, positions, cache)
+
+    def guesses(self, states: Tensor) -> Tensor:
+        """The states of a block that guess, in their order: `(…, drafts, hidden)`."""
+        return states[..., 1:, :] if self.block.fill_in else states
+
+    def base_logits(self, states: Tensor) -> Tensor:
+        """Logits `(…, V')` of states, before any head that looks at the token before."""
+        if self.head is not None:
+            logits = self.head(states)
+            cap = self.block.softcap or (self.borrowed.softcap if self.borrowed is not None else None)
+            logits = logits if cap is None else cap * torch.tanh(logits / cap)
+        else:
+            logits = self.shared.logits(states, self.block.softcap)
+        return logits if self.block.logit_scale == 1 else logits * self.block.logit_scale
+
+    @torch.no_grad()
+    def block_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
+        """States `(B, drafts, hidden)` that guess behind whole prefixes, without caches from before.
+
+        Args:
+            input_ids: int64 `(B, n)`.
+            features: `(B, n - 1, d_t)` by key.
+        """
+        if features is None:
+            raise ValueError(
+                f"A {self.title} guesses from the target's hidden states: pass features, by key, of all tokens but one."
+            )
+        cache, length = empty_cache(self.stack), input_ids.shape[1] - 1
+        use_plain_layers(cache, 0)
+        if length:
+            positions = torch.arange(length, device=self.device).expand(len(input_ids), -1)
+            self.inject(self.fuse(features), positions, cache)
+        states = self.fill(input_ids[:, -1].to(self.device), self.masks([0] * len(input_ids)), [length] * len(input_ids), cache)
+        return self.guesses(states)
+
+    def draft_logits(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """What is guessed behind a whole prefix, without caches.
+
+        Args:
+            input_ids: int64 `(B, n)`, without padding.
+            features: by key, `(B, n - 1, d_t)`: the newest token has none.
+            num_draft_tokens: K; default: all that a block has.
+
+        Returns:
+            `(B, K, V')`; row `d` guesses the token at distance `d + 1`.
+        """
+        return self.base_logits(self.block_states(input_ids, features))[:, :num_draft_tokens]

@@ -1,0 +1,103 @@
+"""DSpark: DFlash's blocks with a head that looks at the token before, and one that says how sure it is (DeepSpec, 2026)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor, nn
+
+from ...protocol import GuessedLogits
+from ...protocol.drafter import FeatureKey
+from ..dflash.config import BlockConfig
+from ..dflash.drafting import BlockDrafting
+from ..dflash.model import DFlashDrafter
+from .heads import MarkovHead
+
+
+class DSparkDrafter(DFlashDrafter):
+    """A block drafter whose guesses depend on each other; arguments as for `DFlashDrafter`.
+
+    Attributes:
+        temperatures: by which each distance's confidence is divided before it is a chance; of a calibration.
+    """
+
+    kind = "dspark"
+    title = "DSpark drafter"
+
+    def __init__(
+        self, config: BlockConfig, vocabulary: LongTensor | None = None, own_embedding: bool = False, own_head: bool = False
+    ):
+        super().__init__(config, vocabulary, own_embedding, own_head)
+        num_guesses = config.vocab_size if vocabulary is None else len(vocabulary)
+        self.markov: MarkovHead | None = None
+        self.confidence: nn.Linear | None = None
+        if config.markov_rank:
+            self.markov = MarkovHead(config.vocab_size, num_guesses, config.markov_rank, self.hidden_size, config.markov_type)
+        if config.confidence:
+            self.confidence = nn.Linear(self.hidden_size + (config.markov_rank if config.confidence_with_markov else 0), 1)
+
+    @property
+    def temperatures(self) -> list[float]:
+        """One for each distance."""
+        return self.paradraft.get("training", {}).get("temperatures") or [1.0] * self.most_drafts
+
+    def start_drafting(self, target: Any, max_length: int) -> DSparkDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return DSparkDrafting(self)
+
+    def confidence_logits(self, states: Tensor, before: LongTensor) -> Tensor:
+        """How sure each guess is, `(…, k)`, before calibration and sigmoid.
+
+        Args:
+            states: `(…, k, d)`.
+            before: int64 `(…, k)`, the token before each.
+        """
+        if self.block.confidence_with_markov:
+            states = torch.cat([states, self.markov.embed(before)], dim=-1)
+        return self.confidence(states)[..., 0]
+
+    def chances(self, states: Tensor, before: LongTensor) -> list[float]:
+        """Chances that guesses are accepted if those before them are; arguments as for `confidence_logits`, of one row."""
+        logits = self.confidence_logits(states, before).float()
+        heat = torch.tensor(self.temperatures[: len(logits)], device=logits.device)
+        return torch.sigmoid(logits / heat).tolist()
+
+    def draft_logits(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """As `DFlashDrafter.draft_logits`; each token after the most probable one before."""
+        states = self.block_states(input_ids, features)[:, :num_draft_tokens]
+        logits = self.base_logits(states)
+        if self.markov is None:
+            return logits
+        token, memory, rows = input_ids[:, -1].to(self.device), None, []
+        for place in range(logits.shape[1]):
+            bias, memory = self.markov(token, states[:, place], memory)
+            rows.append(logits[:, place] + bias.to(logits))
+            best = rows[-1].argmax(-1)
+            token = (best if self.vocabulary is None else self.vocabulary.to(best.device)[best]).to(self.device)
+        return torch.stack(rows, dim=1)
+
+
+class DSparkDrafting(BlockDrafting):
+    """As `BlockDrafting`, with the heads."""
+
+    drafter: DSparkDrafter
+
+    def guess(self, states: Tensor) -> GuessedLogits:
+        """What the states of one row's block say, and what the token before adds."""
+        drafter, markov = self.drafter, self.drafter.markov
+        guess = super().guess(states)
+        if markov is not None:
+
+            def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
+                known = [torch.zeros(markov.rank, device=states.device, dtype=states.dtype) if m is None else m for m in memories]
+                with torch.no_grad():
+                    found, memory = markov(tokens.to(states.device), states[depths.to(states.device)], torch.stack(known))
+                return found, [None] * len(tokens) if memory is None else list(memory)
+
+            guess.bias = bias
+        if drafter.confidence is not None:
+            guess.confidences = lambda before: drafter.chances(states[: len(before)], before.to(states.device))
+        return guess

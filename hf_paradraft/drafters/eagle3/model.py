@@ -1,0 +1,235 @@
+"""EAGLE-3: a decoder layer over fused hidden states of the target, fed with its own states as it goes on (Li et al., 2025).
+
+Row `j` is made of token `j + 1` and of the features of token `j`, and guesses token `j + 2`. What is guessed next stands behind
+the drafter's own state of the row before. P-EAGLE feeds masks there instead, all in one forward (AWS, 2026).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor, nn
+from transformers import Cache, PreTrainedModel
+
+from ...decoding.features import layers_of
+from ...files import read_config as read_json_config
+from ...protocol import SpeculationConfig
+from ...protocol.drafter import FeatureKey
+from ..feature_drafter import FeatureDrafter, check_width, load_strictly
+from ..pairs import PairDrafting, PairModel, read_whole
+from ..published import vocabulary_of, weights_in
+from ..stack import decoder_stack
+from .config import Eagle3Config, read_config
+
+RENAMED = {
+    "midlayer.hidden_norm.": "hidden_norm.",
+    "layers.0.hidden_norm.": "hidden_norm.",
+    "midlayer.": "stack.layers.0.",
+    "layers.": "stack.layers.",
+    "norm.": "stack.norm.",
+    "embed_tokens.": "embedding.",
+    "lm_head.": "head.",
+}
+LEFT_OUT = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
+
+
+class Eagle3Drafter(FeatureDrafter, PairModel):
+    """EAGLE-3, or P-EAGLE, as `assistant_model`.
+
+    Args:
+        config: what it is.
+        vocabulary: int64 `(V',)`, the target's ids that it can guess; default: all.
+        own_embedding, own_head: whether it has its own.
+    """
+
+    kind = "eagle3"
+    title = "EAGLE-3 drafter"
+    reads_first = False
+
+    def __init__(
+        self,
+        config: Eagle3Config,
+        vocabulary: LongTensor | None = None,
+        own_embedding: bool = False,
+        own_head: bool = False,
+    ):
+        super().__init__(config.features or (), config.target_hidden_size, config.target_layers, vocabulary)
+        layers, self.eagle = config.layers, config
+        width = config.num_features * config.target_hidden_size
+        self.fc = nn.Linear(width, layers.hidden_size, bias=False)
+        self.stack = decoder_stack(layers)
+        norm = type(self.stack.norm)
+        first = self.stack.layers[0].self_attn
+        for name in ("q_proj", "k_proj", "v_proj"):
+            own = getattr(first, name)
+            setattr(first, name, nn.Linear(2 * layers.hidden_size, own.out_features, bias=own.bias is not None))
+        self.hidden_norm = norm(layers.hidden_size, layers.rms_norm_eps)
+        self.input_norm = norm(width, layers.rms_norm_eps) if config.norm_before_fc else None
+        norms = [norm(config.target_hidden_size, layers.rms_norm_eps) for _ in range(config.num_features)]
+        self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
+        self.mask_hidden = nn.Parameter(torch.randn(1, 1, width)) if config.parallel else None
+        if own_embedding:
+            self.embedding = nn.Embedding(config.vocab_size, layers.hidden_size)
+        if own_head:
+            num_guesses = (config.draft_vocab_size or config.vocab_size) if vocabulary is None else len(vocabulary)
+            self.head = nn.Linear(layers.hidden_size, num_guesses, bias=False)
+        self.speculation_config = SpeculationConfig(config.num_draft_tokens or (8 if config.parallel else 5))
+        self.notes = list(config.notes)
+        self.eval()
+
+    @classmethod
+    def read_folder(cls, folder: Path) -> Eagle3Drafter:
+        """As `FeatureDrafter.read_folder`; every layout that `Eagle3Config` knows."""
+        tensors = {name.removeprefix("model."): tensor for name, tensor in weights_in(folder).items()}
+        config = read_config(read_json_config(folder), tensors)
+        offsets = tensors.get("d2t")
+        vocabulary = None
+        if config.draft_vocab_size is not None:
+            if offsets is None:
+                raise OSError(
+                    f"{folder} guesses {config.draft_vocab_size} ids and has no table of them (d2t): download it again."
+                )
+            vocabulary = vocabulary_of(offsets, tensors.get("t2d"), config.vocab_size)
+        weights = {}
+        for name, tensor in tensors.items():
+            if name not in LEFT_OUT:
+                prefix = next((prefix for prefix in RENAMED if name.startswith(prefix)), "")
+                weights[RENAMED.get(prefix, "") + name.removeprefix(prefix)] = tensor
+        if (mask := weights.get("mask_hidden")) is not None:
+            weights["mask_hidden"] = mask.reshape(1, 1, -1)
+        check_width(weights, config.num_features, config.target_hidden_size, cls.title)
+        drafter = cls(config, vocabulary, config.parallel or "embedding.weight" in weights, "head.weight" in weights)
+        if drafter.head is not None and (head := weights["head.weight"]).shape[0] > drafter.head.out_features:
+            drafter.head = nn.Linear(drafter.hidden_size, head.shape[0], bias=False)  # padded: the engine cuts what is too much
+        load_strictly(drafter, weights, f"The {'P-EAGLE' if config.parallel else 'EAGLE-3'} drafter in {folder}")
+        return drafter
+
+    def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """In the speculators layout."""
+        config, back = self.eagle, {ours: theirs for theirs, ours in RENAMED.items() if not theirs.startswith("midlayer.")}
+        tensors = {}
+        for name, tensor in self.state_dict().items():
+            prefix = next((prefix for prefix in back if name.startswith(prefix)), "")
+            tensors[back.get(prefix, "") + name.removeprefix(prefix)] = tensor
+        if self.vocabulary is not None:
+            ids = self.vocabulary.cpu()
+            tensors["d2t"] = ids - torch.arange(len(ids))
+            tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        if not self.features:
+            raise ValueError(f"Which layers this {self.title} reads depends on its target: attach(target) first.")
+        return {
+            "speculators_model_type": "peagle" if config.parallel else "eagle3",
+            "architectures": ["PEagleSpeculator" if config.parallel else "Eagle3Speculator"],
+            "transformer_layer_config": config.layers.to_diff_dict() | {"model_type": config.layers.model_type},
+            "eagle_aux_hidden_state_layer_ids": [key + 1 for key in self.features if isinstance(key, int)],
+            "vocab_size": config.vocab_size,
+            "draft_vocab_size": config.vocab_size if self.vocabulary is None else len(self.vocabulary),
+            "target_hidden_size": config.target_hidden_size,
+            "num_target_layers": self.target_layers,
+            "norm_before_residual": config.norm_before_residual,
+            "norm_before_fc": config.norm_before_fc,
+            "fc_norm": config.fc_norm,
+            "norm_output": config.norm_output,
+            "embed_requires_grad": self.embedding is not None,
+            "mask_token_id": config.mask_token_id,
+            "speculators_version": "0.9.0",
+        }, tensors
+
+    @property
+    def hidden_size(self) -> int:
+        """d."""
+        return self.eagle.layers.hidden_size
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """As `FeatureDrafter.attach`; layers that a file does not name are settled here."""
+        if not self.features:
+            self.features = self.eagle.features_for(len(layers_of(target)))
+        if self.eagle.features is None and len(self.features) != self.eagle.num_features:
+            raise ValueError(f"This {self.title} reads {self.eagle.num_features} layers, not {len(self.features)}.")
+        super().attach(target)
+        if self.embedding is None and self.borrowed.embedding.weight.shape[-1] != self.hidden_size:
+            raise ValueError(f"This {self.title} has no embedding of its own, and the target's has another width.")
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> PairDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return PairDrafting(self, self.vocabulary, extends=not self.eagle.parallel)
+
+    def _normed(self, states: Tensor) -> Tensor:
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        if self.fc_norm is not None:
+            parts = states.chunk(len(self.fc_norm), dim=-1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(states)
+
+    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
+        """Fused features `(…, hidden)` of tokens."""
+        return self._normed(torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1))
+
+    def nothing(self, size: int) -> Tensor:
+        """As `PairModel.nothing`; the first token is not read."""
+        return torch.zeros((size, self.hidden_size), device=self.device, dtype=self.dtype)
+
+    def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
+        """Embedding and features side by side, `(B, M, 2 · hidden)`."""
+        return torch.cat([self.embed(ids), fused], dim=-1)
+
+    def masks(self, fused: Tensor, count: int) -> Tensor:
+        """P-EAGLE's masks, all alike."""
+        ids = torch.full((len(fused), count), self.eagle.mask_token_id, device=self.device)
+        return self.text(ids, self._normed(self.mask_hidden).expand(len(fused), count, -1))
+
+    def forward_rows(
+        self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `PairModel.forward_rows`."""
+        config, layers = self.eagle, self.stack.layers
+        embedded, features = inputs.split(self.hidden_size, dim=-1)
+        turned = self.stack.rotary_emb(features, positions)
+        kinds = getattr(config.layers, "layer_types", None) or ["full_attention"] * len(layers)
+        masks = [mask[kind] if isinstance(mask, dict) else mask for kind in kinds]
+        first, normed = layers[0], self.hidden_norm(features)
+        beside = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
+        attended, _ = first.self_attn(
+            hidden_states=beside, position_embeddings=turned, attention_mask=masks[0], past_key_values=cache
+        )
+        states = (normed if config.norm_before_residual else features) + attended
+        states = states + first.mlp(first.post_attention_layernorm(states))
+        for layer, own in zip(layers[1:], masks[1:], strict=True):
+            states = layer(
+                states,
+                attention_mask=own,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                position_embeddings=turned,
+            )
+        last = states[:, -count:]
+        normed = self.stack.norm(last)
+        return self.logits(normed), normed if config.norm_output else last
+
+    @torch.no_grad()
+    def draft_logits(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """What is guessed behind a whole prefix, without caches from before.
+
+        Args:
+            input_ids: int64 `(B, n)`, n at least 2, without padding.
+            features: by key, `(B, n - 1, d_t)`: the newest token has none.
+            num_draft_tokens: K; default: as configured.
+
+        Returns:
+            `(B, K, V')`; row `d` guesses the token at distance `d + 1`; EAGLE-3's behind the most probable tokens before.
+        """
+        count = num_draft_tokens or self.speculation_config.num_draft_tokens
+        fused = None if features is None else self.fuse(features)
+        reader, logits = read_whole(self, input_ids.to(self.device), fused, count if self.eagle.parallel else 1)
+        while logits.shape[1] < count:
+            best = logits[:, -1].argmax(-1)
+            token = best if self.vocabulary is None else self.vocabulary.to(best.device)[best]
+            parents = [[logits.shape[1] - 2]] * len(input_ids)
+            logits = torch.cat([logits, torch.stack(reader.read_nodes(list(token[:, None]), parents))], dim=1)
+        return logits

@@ -1,0 +1,267 @@
+"""Drafters that read the target's hidden states and come in other libraries' formats: loading, saving, attaching."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from huggingface_hub import CommitInfo
+from safetensors.torch import save_file
+from torch import LongTensor, Tensor, nn
+from transformers import PreTrainedModel
+
+from ..decoding.features import layers_of
+from ..files import read_config, write_whole
+from ..hub.card import CardFields, provenance_of
+from ..hub.push import push_drafter
+from ..protocol import Drafter, SpeculationConfig
+from ..protocol.drafter import FeatureKey
+from .borrowed import Borrowed
+from .published import drafter_folder
+
+
+class FeatureDrafter(nn.Module, Drafter):
+    """A network that reads features of a target, and shares its embedding and head where it has none of its own.
+
+    Attributes:
+        kind, title: its name, and that for people.
+        features: what it reads, in the order in which its first matrix wants them.
+        target_hidden_size: d_t.
+        target_layers: L, if the files say.
+        embedding, head: its own, or None.
+        vocabulary: int64 `(V',)`, or None.
+        paradraft: how it was trained.
+        notes: what was understood of its files, for people.
+    """
+
+    kind: ClassVar[str]
+    title: ClassVar[str]
+
+    def __init__(
+        self,
+        features: tuple[FeatureKey, ...],
+        target_hidden_size: int,
+        target_layers: int | None = None,
+        vocabulary: LongTensor | None = None,
+    ):
+        super().__init__()
+        self.features, self.target_hidden_size, self.target_layers = features, target_hidden_size, target_layers
+        self.embedding: nn.Embedding | None = None
+        self.head: nn.Linear | None = None
+        self.vocabulary = vocabulary
+        self.borrowed: Borrowed | None = None
+        self.speculation_config = SpeculationConfig()
+        self.paradraft: dict[str, Any] = {}
+        self.notes: list[tuple[str, Any]] = []
+
+    @classmethod
+    def read_folder(cls, folder: Path) -> Self:
+        """The drafter that lies in a folder, in fp32 or as it was saved.
+
+        Raises:
+            OSError, ValueError: it is damaged, incomplete, or something else.
+        """
+        raise NotImplementedError
+
+    def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Config and tensors as other engines read them."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_or_dir: str | Path,
+        dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        speculation_config: SpeculationConfig | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Load one from a folder or a Hub repository, in any published layout of its kind.
+
+        Args:
+            repo_or_dir: a folder, or a Hub id.
+            dtype: of its weights; default, and `"auto"`: as they were saved.
+            device_map: a device, or `"auto"`.
+            speculation_config: how to use it; default: as saved.
+            kwargs: `revision`, `subfolder`, `token`, ….
+
+        Raises:
+            OSError: nothing loadable there, or a damaged file.
+            ValueError: it is something else; the message says what.
+        """
+        if kwargs.pop("trust_remote_code", False):
+            raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
+        found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
+        folder = drafter_folder(repo_or_dir, kwargs)
+        drafter = cls.read_folder(folder)
+        drafter.paradraft = provenance_of(read_config(folder))
+        if speculation_config is not None:
+            drafter.speculation_config = speculation_config
+        elif saved := drafter.paradraft.get("speculation_config"):
+            drafter.speculation_config = SpeculationConfig.from_saved(saved)
+        drafter.found_under = found_under
+        if isinstance(dtype, str):
+            dtype = None if dtype == "auto" else getattr(torch, dtype, None)
+        if device_map == "auto":
+            device_map = "cuda" if torch.cuda.is_available() else None
+        elif isinstance(device_map, dict):
+            device_map = next(iter(device_map.values()))
+        return drafter.to(device=device_map, dtype=dtype).eval()
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Save it in the speculators layout, which vLLM reads too; nothing of the target is saved."""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        config, tensors = self.written()
+        config["paradraft"] = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
+        new = folder / ".model.safetensors.new"
+        save_file({name: own.detach().cpu().contiguous() for name, own in tensors.items()}, new, metadata={"format": "pt"})
+        new.replace(folder / "model.safetensors")
+        write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> CommitInfo:
+        """Publish weights, config and card in one commit.
+
+        Args:
+            repo_id: `user/name`.
+            kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_drafter`.
+
+        Raises:
+            OSError: the Hub refused.
+        """
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            self.save_pretrained(folder)
+            return push_drafter(folder, repo_id, card_fields(folder, self.kind, self.title), **kwargs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return next(self.parameters()).dtype
+
+    @property
+    def most_drafts(self) -> int | None:
+        """How many tokens it can guess in a row; None: any number."""
+        return None
+
+    def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+        """What it reads, each once."""
+        return tuple(dict.fromkeys(self.features))
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Check the target's sizes, and share its embedding and head.
+
+        Raises:
+            ValueError: it was made for another target, or for other options; the message says why.
+        """
+        config, layers = target.config.get_text_config(), len(layers_of(target))
+        who = f"This {self.title}"
+        if config.hidden_size != self.target_hidden_size:
+            raise ValueError(
+                f"{who} reads hidden states of {self.target_hidden_size} numbers, and the target's have {config.hidden_size}: it "
+                "was made for another target."
+            )
+        deepest = max((key for key in self.features if isinstance(key, int)), default=-1)
+        if deepest >= layers or self.target_layers not in (None, layers):
+            raise ValueError(
+                f"{who} was made for a target of {self.target_layers or f'more than {deepest}'} layers, and this one has "
+                f"{layers}."
+            )
+        if self.vocabulary is not None and int(self.vocabulary.max()) >= config.vocab_size:
+            raise ValueError(
+                f"{who} guesses ids up to {int(self.vocabulary.max())}; the target's end at {config.vocab_size - 1}."
+            )
+        if (most := self.most_drafts) is not None and self.speculation_config.num_draft_tokens > most:
+            raise ValueError(
+                f"{who} guesses {most} tokens at most, but num_draft_tokens is "
+                f"{self.speculation_config.num_draft_tokens}: lower it."
+            )
+        if "mrope_section" in str(getattr(config, "rope_parameters", None)):
+            raise ValueError(f"{who} has one position a token, and the target has several (M-RoPE): it cannot be served.")
+        if self.borrowed is None or self.borrowed.head is not target.get_output_embeddings():
+            self.borrowed = Borrowed(target, None if self.head is not None else self.vocabulary)
+        if self.head is None and self.borrowed.embedding.weight.shape[-1] != self.hidden_size:
+            raise ValueError(f"{who} has no head of its own, and its states do not fit the target's.")
+
+    @property
+    def hidden_size(self) -> int:
+        """d, of its own layers."""
+        raise NotImplementedError
+
+    def embed(self, ids: LongTensor) -> Tensor:
+        """Embeddings `(…, hidden)` in its own dtype, by its own table or the target's."""
+        if self.embedding is not None:
+            known = ids.where(ids < self.embedding.num_embeddings, 0)
+            return self.embedding(known.to(self.device))
+        return self.shared.embed(ids).to(self.device, self.dtype)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits `(…, V')` of normed states, by its own head or the target's."""
+        return self.shared.logits(states) if self.head is None else self.head(states)
+
+    @property
+    def shared(self) -> Borrowed:
+        """The target's embedding and head.
+
+        Raises:
+            ValueError: it is attached to no target.
+        """
+        if self.borrowed is None:
+            raise ValueError(f"This {self.title} shares its target's embedding or head: attach(target) first.")
+        return self.borrowed
+
+
+def check_width(weights: dict[str, Tensor], num_features: int, target_hidden_size: int, title: str) -> None:
+    """Refuse a first matrix that reads another number of features than the config names.
+
+    Raises:
+        ValueError: it does.
+    """
+    width, fc = num_features * target_hidden_size, weights.get("fc.weight")
+    if fc is not None and (fc.ndim != 2 or fc.shape[1] != width):
+        raise ValueError(
+            f"This {title}'s fc reads {fc.shape[-1]} numbers, and {num_features} layers of {target_hidden_size} are {width}: its "
+            "config belongs to another drafter, or names too few layers."
+        )
+
+
+def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
+    """Put all of `tensors` into `module`, in the dtype in which they were saved.
+
+    Raises:
+        OSError: some are missing.
+        ValueError: some have no place there, or another shape.
+    """
+    have = dict(module.state_dict())
+    if missing := sorted(have.keys() - tensors.keys()):
+        raise OSError(f"{what} lacks {len(missing)} of its weights ({', '.join(missing[:3])}, …): download or convert it again.")
+    if more := sorted(tensors.keys() - have.keys()):
+        raise ValueError(f"{what} has {len(more)} tensors that have no place in it ({', '.join(more[:3])}, …): it is a variant.")
+    for name, own in tensors.items():
+        if own.shape != have[name].shape:
+            raise ValueError(f"{what}: {name} is {tuple(own.shape)}, and its config asks for {tuple(have[name].shape)}.")
+    module.to(next(iter(tensors.values())).dtype)
+    module.load_state_dict(tensors)
+
+
+def card_fields(folder: Path, kind: str, title: str) -> CardFields:
+    """For the model card of a feature drafter."""
+    provenance = provenance_of(read_config(folder))
+    return CardFields(
+        template="feature.jinja",
+        library_name="hf-paradraft",
+        relation="finetune",
+        base_model=provenance["training"].get("target"),
+        methods=(kind,),
+        provenance=provenance,
+        values={"title": title},
+    )

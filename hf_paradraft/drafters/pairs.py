@@ -1,0 +1,252 @@
+"""Reading a text token by token, each with the target's features of the token before it.
+
+What EAGLE-3, P-EAGLE, ParallelSpec and PARD-2 have in common: the newest token has no feature yet, but the one before it has. So
+row `t` is made of token `t` and of what is known of token `t - 1`; behind the text stand masks, or guessed tokens whose
+"feature" is the drafter's own state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import Cache, PreTrainedModel
+
+from ..decoding.cache import RaggedCache, empty_cache, use_plain_layers
+from ..decoding.tree_attention import attention_windows
+from ..protocol import Drafting, GuessedLogits, Observation, Prefix
+from ..protocol.drafter import FeatureKey
+from .nodes import Nodes
+from .stack import StackMasks
+
+PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
+
+
+class PairModel:
+    """What a drafter brings to have its texts read so.
+
+    Attributes:
+        stack: the transformer.
+        reads_first: whether the text's first token is read, with nothing before it; else rows begin with the second one.
+        reads_features: whether it needs any.
+    """
+
+    stack: PreTrainedModel
+    reads_first: bool = True
+    reads_features: bool = True
+
+    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
+        """What is kept of tokens' features, `(f, F)`."""
+        raise NotImplementedError
+
+    def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
+        """Inputs `(B, M, hidden)` of tokens `(B, M)`, with what is kept of those before them, `(B, M, F)`."""
+        raise NotImplementedError
+
+    def masks(self, fused: Tensor, count: int) -> Tensor:
+        """Inputs `(B, count, hidden)` of the masks behind a text whose last row had `fused` `(B, F)`."""
+        raise NotImplementedError
+
+    def forward_rows(
+        self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Logits `(B, count, V')` behind the last `count` rows, and their states `(B, count, hidden)`, as nodes are fed with."""
+        raise NotImplementedError
+
+    def nothing(self, size: int) -> Tensor:
+        """What stands for the features before the first token, `(size, F)`."""
+        raise NotImplementedError
+
+    @property
+    def shift(self) -> int:
+        """How much earlier a row stands than its token."""
+        return 0 if self.reads_first else 1
+
+
+class PairReader:
+    """One call's reading.
+
+    Args:
+        model: shared with other calls; nothing of it changes.
+    """
+
+    def __init__(self, model: PairModel):
+        self.model = model
+        self.cache: RaggedCache | None = None
+        self.starts: list[int] = []  # of each row, the first token that is read
+        self.known: list[int] = []  # of each row, the tokens before this one have been read
+        self.fused: list[Tensor] = []  # of each row, what is kept of the tokens from `known - 1` on
+        self.nodes = Nodes(0)
+        self.states: list[list[Tensor]] = []  # of each row, of its last token and of its nodes
+
+    def _begin(self, begins: Sequence[int]) -> None:
+        """Set up for rows whose features begin at these tokens."""
+        model, stack = self.model, self.model.stack
+        reference = next(stack.parameters())
+        self.starts = [0 if begin == 0 and model.reads_first else begin + 1 for begin in begins]
+        self.known = list(self.starts)
+        self.fused = [model.nothing(1 if start == 0 else 0) for start in self.starts]
+        cache = empty_cache(stack)
+        use_plain_layers(cache, 0)
+        self.cache = RaggedCache(cache, len(begins), 0)
+        windows = attention_windows(stack)
+        offsets = [start - model.shift for start in self.starts]
+        self.attention = StackMasks(windows or {}, offsets, reference.dtype, reference.device)
+
+    def observe(self, observations: Sequence[Observation | None]) -> None:
+        """Keep what the target's forward brought of each row."""
+        if not self.model.reads_features:
+            return
+        if self.cache is None:
+            self._begin([0 if seen is None else seen.begin for seen in observations])
+        for row, seen in enumerate(observations):
+            if seen is not None and seen.features and len(next(iter(seen.features.values()))):
+                self.fused[row] = torch.cat([self.fused[row], self.model.fuse(seen.features)])
+
+    @torch.no_grad()
+    def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:
+        """Read what is new of each text, and masks behind; the cache keeps the texts alone.
+
+        Args:
+            prefixes: of the rows.
+            count: distances that are wanted, K.
+
+        Returns:
+            For each row logits `(K, V')`; None where the features of its last token but one are not there.
+        """
+        model = self.model
+        if self.cache is None:
+            if model.reads_features:
+                return [None] * len(prefixes)
+            self._begin([0] * len(prefixes))
+        if self.nodes.columns:  # guesses are not the text: their features were the drafter's own
+            self.cache.keep([[]] * len(prefixes), self.nodes.columns)
+        self.nodes = Nodes(len(prefixes))
+        rows = [prefix.ids[0].to(self.attention_device) for prefix in prefixes]
+        self._forget([min(prefix.kept, len(ids)) for prefix, ids in zip(prefixes, rows, strict=True)])
+        if not model.reads_features:
+            self.fused = [model.nothing(len(ids) - known) for ids, known in zip(rows, self.known, strict=True)]
+        ready = [
+            known < len(ids) and len(fused) >= len(ids) - known
+            for ids, known, fused in zip(rows, self.known, self.fused, strict=True)
+        ]
+        new = [ids[known:] if fits else ids[:0] for ids, known, fits in zip(rows, self.known, ready, strict=True)]
+        if not any(ready):
+            return [None] * len(rows)
+        for begin in range(0, max(map(len, new)) - PIECE, PIECE):
+            # All but the last piece of each row; what is left of the longest fits one.
+            self._run([ids[begin : begin + PIECE] if len(ids) > begin + PIECE else ids[:0] for ids in new], 0)
+        read = [max(0, (len(ids) - 1) // PIECE) * PIECE for ids in new]
+        logits = self._run([ids[done:] for ids, done in zip(new, read, strict=True)], count)
+        return [own if fits else None for own, fits in zip(logits, ready, strict=True)]
+
+    @property
+    def attention_device(self) -> torch.device:
+        """Where the transformer is."""
+        return next(self.model.stack.parameters()).device
+
+    def _forget(self, kept: list[int]) -> None:
+        """Drop what was read behind so many tokens; their features went with them."""
+        dropped = [max(0, known - max(keep, start)) for known, keep, start in zip(self.known, kept, self.starts, strict=True)]
+        if any(dropped):
+            self.cache.forget(dropped)
+            self.known = [known - count for known, count in zip(self.known, dropped, strict=True)]
+            self.fused = [fused[:0] if count else fused for fused, count in zip(self.fused, dropped, strict=True)]
+
+    def _run(self, rows: list[LongTensor], count: int) -> Tensor:
+        """Read `rows`, each the next tokens of its text, and `count - 1` masks behind; logits `(B, count, V')`."""
+        model, longest = self.model, max(map(len, rows))
+        padding = torch.tensor([longest - len(ids) for ids in rows])[:, None]
+        ids = torch.stack([torch.nn.functional.pad(own, (longest - len(own), 0)) for own in rows])
+        fused = torch.stack(
+            [
+                torch.nn.functional.pad(kept[: len(own)], (0, 0, longest - len(own), 0))
+                for own, kept in zip(rows, self.fused, strict=True)
+            ]
+        )
+        inputs = model.text(ids, fused)
+        if count > 1:
+            inputs = torch.cat([inputs, model.masks(fused[:, -1], count - 1)], dim=1)
+        size = inputs.shape[1]
+        depths = torch.arange(size) - padding
+        sees = ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | torch.eye(size, dtype=torch.bool)
+        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths.clamp(min=0))
+        logits, states = model.forward_rows(inputs, mask, positions.clamp(min=0), self.cache.cache, max(1, count))
+        self.cache.keep([list(range(longest - len(own), longest)) for own in rows], size)
+        self.known = [known + len(own) for known, own in zip(self.known, rows, strict=True)]
+        self.fused = [kept[len(own) :] for kept, own in zip(self.fused, rows, strict=True)]
+        self.states = [[own[0]] for own in states]
+        return logits
+
+    @torch.no_grad()
+    def read_nodes(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
+        """Read guessed tokens behind the texts, each with its parent's state; as `Extend`."""
+        sees, depths = self.nodes.add(tokens, parents)
+        size, device = sees.shape[1], self.attention_device
+        ids = torch.zeros((len(tokens), size), dtype=torch.long, device=device)
+        before = self.states[0][0].new_zeros((len(tokens), size, self.states[0][0].shape[-1]))
+        for row, (new, above) in enumerate(zip(tokens, parents, strict=True)):
+            ids[row, : len(new)] = new
+            for place, parent in enumerate(above):
+                before[row, place] = self.states[row][parent + 1]
+        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths)
+        logits, states = self.model.forward_rows(self.model.text(ids, before), mask, positions, self.cache.cache, size)
+        for row, new in enumerate(tokens):
+            self.states[row] += list(states[row, : len(new)])
+        return [own[: len(new)] for own, new in zip(logits, tokens, strict=True)]
+
+
+def read_whole(model: PairModel, ids: LongTensor, fused: Tensor | None, count: int) -> tuple[PairReader, Tensor]:
+    """Logits `(B, count, V')` behind whole texts of equal length, as a reader with nothing read yet; and the reader.
+
+    Args:
+        model: as for `PairReader`.
+        ids: int64 `(B, n)`.
+        fused: `(B, n - 1, F)`, from `fuse`; None where no features are read.
+        count: K.
+
+    Raises:
+        ValueError: a text of one token, where features are read.
+    """
+    reader = PairReader(model)
+    if model.reads_features:
+        if ids.shape[1] < 2 or fused is None:
+            raise ValueError(
+                "Features belong to tokens that were read: give a text of two tokens at least, and features of all but the last."
+            )
+        reader._begin([0] * len(ids))
+        reader.fused = [torch.cat([first, own]) for first, own in zip(reader.fused, fused, strict=True)]
+    logits = reader.read([Prefix(own[None], count, 0) for own in ids], count)
+    return reader, torch.stack([own for own in logits if own is not None])
+
+
+class PairDrafting(Drafting):
+    """One call's drafting by reading tokens with the features before them.
+
+    Args:
+        model: shared with other calls; nothing of it changes.
+        vocabulary: int64 `(V',)`, the target's id of each of the model's; None: they are the same.
+        extends: whether it goes on from tokens that the engine chose, instead of reading masks.
+        most: guesses at most; default: any number.
+    """
+
+    def __init__(self, model: PairModel, vocabulary: LongTensor | None = None, extends: bool = False, most: int | None = None):
+        self.vocabulary, self.extends, self.most, self.reader = vocabulary, extends, most, PairReader(model)
+
+    @torch.no_grad()
+    def observe(self, observations: list[Observation | None]) -> None:
+        """Keep the features of what the target has read."""
+        self.reader.observe(observations)
+
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """What follows each row; nothing behind a row whose features are not there."""
+        most = max(prefix.room for prefix in prefixes)
+        most = most if self.most is None else min(most, self.most)
+        logits = self.reader.read(prefixes, 1 if self.extends else most)
+        extend = self.reader.read_nodes if self.extends else None
+        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
+        return [
+            nothing if own is None else GuessedLogits(own[: prefix.room], vocabulary=self.vocabulary, extend=extend)
+            for own, prefix in zip(logits, prefixes, strict=True)
+        ]

@@ -1,0 +1,145 @@
+"""PARD-2: a PARD drafter whose input embeddings carry what the target thought of the token before (PARD-2, AMD, 2026).
+
+Token `t` is read as `embed(x_t) + scale · proj(h_{t-1})`, with zeros before the first; the masks carry the last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import LongTensor, Tensor
+from transformers import Cache
+
+from ...protocol.drafter import FeatureKey
+from ..pairs import PairModel
+from ..published import unpickled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FILE, PICKLE = "warp_model.safetensors", "warp_model.bin"
+
+
+@dataclass
+class Projection:
+    """What turns the target's hidden states into additions to the drafter's embeddings.
+
+    Attributes:
+        weight: `(hidden, m · d_t)`.
+        bias: `(hidden,)` or None.
+        scale: of what is added.
+        layers: entries of transformers' tuple of hidden states, in order, as the config has them; -1 is the normed last state.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: float
+    layers: tuple[int, ...]
+
+    @classmethod
+    def read(cls, folder: Path, config: dict[str, Any]) -> Projection:
+        """That of a folder.
+
+        Raises:
+            OSError: it lacks the file, which is not replaced by anything.
+            ValueError: config and weights do not fit.
+        """
+        if (folder / FILE).exists():
+            tensors = load_file(folder / FILE)
+        elif (folder / PICKLE).exists():
+            tensors = unpickled(folder / PICKLE)
+        else:
+            raise OSError(
+                f"{folder} is a PARD-2 drafter without its projection ({PICKLE}): get that file, or ask for a drafter that does "
+                "without the target's hidden states with target_independent=True."
+            )
+        layers = config.get("pard2_target_layers", config.get("pard_target_layers"))
+        scales = (config.get(name) for name in ("pard2_scale", "pard_scale", "feat_scale"))
+        scale = next((own for own in scales if own is not None), 0.02)
+        weight = tensors.get("target_proj.weight")
+        if not isinstance(layers, list) or not layers or weight is None:
+            raise ValueError(
+                f"{folder} is a PARD-2 drafter that does not say which layers it reads, or has no target_proj.weight."
+            )
+        width = config.get("pard2_target_dim", weight.shape[1])
+        if weight.shape[1] != width or width % len(layers) or set(tensors) - {"target_proj.weight", "target_proj.bias"}:
+            raise ValueError(
+                f"{folder}: the projection reads {weight.shape[1]} numbers of {len(layers)} layers, and the config speaks "
+                f"of {width}."
+            )
+        return cls(weight, tensors.get("target_proj.bias"), float(scale), tuple(layers))
+
+    def save(self, folder: Path) -> None:
+        """Write it beside the model, as safetensors."""
+        tensors = {"target_proj.weight": self.weight} | ({} if self.bias is None else {"target_proj.bias": self.bias})
+        save_file({name: own.detach().cpu().contiguous() for name, own in tensors.items()}, folder / FILE)
+
+    @property
+    def target_hidden_size(self) -> int:
+        """d_t."""
+        return self.weight.shape[1] // len(self.layers)
+
+    def keys(self, num_layers: int) -> tuple[FeatureKey, ...]:
+        """What it reads of a target of so many layers.
+
+        Raises:
+            ValueError: layers that the target does not have.
+        """
+        places = [index if index >= 0 else num_layers + 1 + index for index in self.layers]
+        if not all(0 <= place <= num_layers for place in places):
+            raise ValueError(
+                f"This PARD-2 drafter reads hidden states {list(self.layers)}, and the target has {num_layers} layers."
+            )
+        return tuple("normed" if place == num_layers else place - 1 for place in places)
+
+
+class ProjectedPairs(PairModel):
+    """A PARD drafter's texts, with features.
+
+    Args:
+        drafter: the causal LM.
+        projection: its.
+        keys: of the features, in its order.
+    """
+
+    def __init__(self, drafter: PreTrainedModel, projection: Projection, keys: tuple[FeatureKey, ...]):
+        self.stack, self.projection, self.keys = drafter, projection, keys
+
+    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
+        """What is added, `(…, hidden)`."""
+        own, model = self.projection, self.stack
+        states = torch.cat([features[key].to(model.device, model.dtype) for key in self.keys], dim=-1)
+        bias = None if own.bias is None else own.bias.to(states)
+        return own.scale * torch.nn.functional.linear(states, own.weight.to(states), bias)
+
+    def nothing(self, size: int) -> Tensor:
+        """Zeros."""
+        return torch.zeros((size, self.projection.weight.shape[0]), device=self.stack.device, dtype=self.stack.dtype)
+
+    def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
+        """Embeddings with what is added; an id without an embedding counts as a mask."""
+        embedding = self.stack.get_input_embeddings()
+        return embedding(ids.where(ids < embedding.num_embeddings, self.stack.mask_token_id)) + fused
+
+    def masks(self, fused: Tensor, count: int) -> Tensor:
+        """Masks, which carry the last token's features."""
+        ids = torch.full((len(fused), count), self.stack.mask_token_id, device=self.stack.device)
+        return self.text(ids, fused[:, None])
+
+    def forward_rows(
+        self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `PairModel.forward_rows`."""
+        logits = self.stack(
+            inputs_embeds=inputs,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=count,
+        ).logits
+        return logits, inputs[:, -count:]

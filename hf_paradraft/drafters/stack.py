@@ -1,0 +1,67 @@
+"""A few decoder layers of transformers, without embedding and head: the body of a drafter that reads features."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import BoolTensor, LongTensor, Tensor
+from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+
+from ..decoding.tree_attention import TreeAttention, attention_windows
+
+
+def decoder_stack(config: PreTrainedConfig) -> PreTrainedModel:
+    """Decoder layers and final norm, as transformers builds them from `config`; fed with `inputs_embeds`.
+
+    Raises:
+        ValueError: layers that take no explicit masks.
+    """
+    config = copy.deepcopy(config)
+    config.vocab_size, config.pad_token_id, config.use_cache = 1, None, True
+    stack = AutoModel.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
+    if attention_windows(stack) is None:
+        raise ValueError(f"Layers of {type(stack).__name__} take no masks and positions as they are given.")
+    stack.set_input_embeddings(torch.nn.Identity())
+    return stack.eval()
+
+
+def run(stack: PreTrainedModel, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
+    """Normed states `(B, M, hidden)` behind `inputs`, whose keys and values `cache` gets.
+
+    Args:
+        stack: from `decoder_stack`.
+        inputs: `(B, M, hidden)`.
+        mask: from `StackMasks`.
+        positions: int64 `(B, M)`.
+        cache: grows by M.
+    """
+    outputs: Any = stack(inputs_embeds=inputs, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    return outputs.last_hidden_state
+
+
+class StackMasks:
+    """Masks over a ragged cache whose slot `s` holds position `offsets[row] + s`.
+
+    Args:
+        windows: by the kind of layer, as from `attention_windows`.
+        offsets: of the rows.
+        dtype, device: of the masks.
+    """
+
+    def __init__(self, windows: dict[str, int | None], offsets: list[int], dtype: torch.dtype, device: torch.device):
+        nothing = torch.ones((len(offsets), 0), dtype=torch.bool, device=device)
+        last = torch.tensor(offsets, device=device) - 1
+        self.by_kind = {kind: TreeAttention({kind: window}, nothing, last, dtype) for kind, window in windows.items()}
+        for attention in self.by_kind.values():
+            attention.sees_all = False  # explicit masks always: a stack makes its own where it gets none
+
+    def inputs(
+        self, lengths: list[int], sees: BoolTensor | dict[str, BoolTensor], depths: LongTensor
+    ) -> tuple[Tensor | dict[str, Tensor], LongTensor]:
+        """As `TreeAttention.inputs`; `sees` may differ from one kind of layer to the other."""
+        masks: dict[str, Tensor] = {}
+        for kind, attention in self.by_kind.items():
+            masks[kind], positions = attention.inputs(lengths, sees[kind] if isinstance(sees, dict) else sees, depths)
+        return (masks.popitem()[1] if len(masks) == 1 else masks), positions

@@ -1,0 +1,133 @@
+"""What speculators' own networks give for tests/layouts.py's drafters: run where speculators 0.9.0 is installed.
+
+    python tests/drafters/expected/make.py
+
+It needs an environment of its own, for its transformers is older. What it writes, expected.safetensors, is compared with our
+networks in tests/drafters/test_published.py.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.losses import resolve_loss_config
+from speculators.models.dflash import DFlashSpeculatorConfig
+from speculators.models.dflash.core import DFlashDraftModel
+from speculators.models.dspark.config import DSparkSpeculatorConfig
+from speculators.models.dspark.core import DSparkDraftModel
+from speculators.models.eagle3 import Eagle3SpeculatorConfig
+from speculators.models.eagle3.core import Eagle3DraftModel
+from speculators.models.peagle.config import PEagleSpeculatorConfig
+from speculators.models.peagle.core import PEagleDraftModel
+from speculators.models.peagle.data import generate_cod_sample_indices
+from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from layouts import LAYOUTS, D, V
+
+LENGTH, WHOLE = 12, 24  # of the prefix, the newest token included, and of the text that the networks want to see
+
+
+def shared():
+    """Embedding and head of the target, and a text with its features."""
+    generator = torch.Generator().manual_seed(7)
+    make = {"embedding": (V, D), "head": (V, D), "features": (WHOLE, 3 * D)}
+    found = {name: torch.randn(shape, generator=generator) * 0.5 for name, shape in make.items()}
+    found["ids"] = torch.randint(0, 30, (WHOLE,), generator=generator)
+    return found
+
+
+def build(config_class, model_class, config, tensors, common):
+    """A model with these weights; what it takes of its target is put in by hand."""
+    known = {name: value for name, value in config.items() if name not in ("architectures", "vocab_size")}
+    described = SpeculatorsConfig(
+        algorithm=config["speculators_model_type"],
+        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=3)],
+        default_proposal_method="greedy",
+        verifier=VerifierConfig(name_or_path=None, architectures=[]),
+    )
+    made = config_class(**known, speculators_config=described)
+    made.transformer_layer_config._attn_implementation = "eager"
+    model = model_class(made)
+    state = {"embed_tokens.weight": common["embedding"], **tensors}
+    if not model.use_draft_vocab:
+        state.setdefault("lm_head.weight", common["head"])
+    rows = common["head"][tensors["t2d"]] if model.use_draft_vocab else common["head"]
+    state |= {"verifier_lm_head.weight": rows, "verifier_norm.weight": torch.ones(D)}
+    wrong = model.load_state_dict(state, strict=False)
+    assert not wrong.unexpected_keys, wrong
+    assert not [name for name in wrong.missing_keys if "rotary" not in name], wrong
+    return model.eval()
+
+
+def block(model, common):
+    """A block behind the prefix, every token before one known: hidden states, logits, biases, confidences."""
+    text = {name: common[name][None] for name in ("features", "ids")}
+    anchor = torch.zeros(1, WHOLE)
+    anchor[0, LENGTH - 1] = 1
+    hidden, logits, *_ = model._backbone_forward(
+        text["features"], text["ids"], anchor, torch.zeros(1, WHOLE, D), torch.zeros(1, WHOLE, dtype=torch.long), max_anchors=1
+    )
+    found = {"logits": logits[0]}
+    if (head := getattr(model, "markov_head", None)) is not None:
+        size = model.block_size
+        before = text["ids"][:, LENGTH - 1 : LENGTH - 1 + size]
+        if not model.config.sample_from_anchor:
+            before = torch.cat([before[:, :1], before[:, :-1]], dim=1)
+        embedded = head.prev_embeddings(before)
+        found["bias"] = head.block_bias(prev_token_ids=before, hidden_states=hidden.view(1, size, -1))[0]
+        found["confidence"] = model.confidence_head(torch.cat([hidden.view(1, size, -1), embedded], dim=-1))[0]
+    return found
+
+
+def pairs(model, common):
+    """Two steps of EAGLE-3: behind every pair, and behind the true next token fed with the drafter's own state."""
+    seen = []
+    model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output[0]))
+    model(common["features"][None, :-1], common["ids"][None, 1:], torch.zeros(1, WHOLE - 1, dtype=torch.long), ttt_steps=2)
+    return {"logits": seen[0], "second": seen[1]}
+
+
+def masks(model, common, depths=4):
+    """P-EAGLE: the logits behind one pair and the masks after it."""
+    seen, size = [], WHOLE - 1
+    model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output[0]))
+    options = {"num_depths": depths, "down_sample_ratio": 1.0, "down_sample_ratio_min": 1.0}
+    for seed in range(1000):
+        torch.manual_seed(seed)
+        anchors, depth = generate_cod_sample_indices(size, torch.ones(1, size), **options)
+        rows = [((anchors == LENGTH - 2) & (depth == own)).nonzero() for own in range(depths)]
+        if all(len(row) for row in rows):
+            break
+    torch.manual_seed(seed)
+    hidden = torch.zeros(1, size, D)
+    documents = torch.zeros(1, size, dtype=torch.long)
+    options |= {"verifier_last_hidden_states": hidden, "loss_config": resolve_loss_config("kl_div", "eager")}
+    model(common["features"][None, :-1], common["ids"][None, 1:], documents, **options)
+    return {"logits": torch.stack([seen[0][int(row)] for row in rows])}
+
+
+@torch.no_grad()
+def main():
+    common, found = shared(), {}
+    classes = {
+        "dflash": (DFlashSpeculatorConfig, DFlashDraftModel, block),
+        "dspark": (DSparkSpeculatorConfig, DSparkDraftModel, block),
+        "eagle3": (Eagle3SpeculatorConfig, Eagle3DraftModel, pairs),
+        "peagle": (PEagleSpeculatorConfig, PEagleDraftModel, masks),
+    }
+    for name, make in LAYOUTS.items():
+        config, tensors = make()
+        if (kind := config.get("speculators_model_type")) is not None:
+            config_class, model_class, run = classes[kind]
+            for what, tensor in run(build(config_class, model_class, config, tensors, common), common).items():
+                found[f"{name}: {what}"] = tensor.contiguous()
+    file = Path(__file__).with_name("expected.safetensors")
+    save_file({**found, **common}, file)
+    print(f"{len(found)} tensors in {file}")
+
+
+if __name__ == "__main__":
+    main()

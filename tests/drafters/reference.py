@@ -1,0 +1,133 @@
+"""The formulas of DFlash, DSpark and EAGLE-3, written out for one text without caches, batches or libraries."""
+
+import torch
+
+EPS = 1e-6
+
+
+def norm(states, weight):
+    return weight * states / (states.pow(2).mean(-1, keepdim=True) + EPS).sqrt()
+
+
+def turn(states, positions, theta=10000.0):
+    """Rotary embedding of `(rows, heads, size)`."""
+    half = states.shape[-1] // 2
+    angles = positions[:, None].float() * theta ** (-torch.arange(half).float() / half)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    first, second = states[..., :half], states[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def attend(queries, keys, values, seen):
+    """`(rows, heads, size)` over `(columns, fewer heads, size)`; `seen` bool `(rows, columns)`."""
+    groups = queries.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    scores = torch.einsum("rhs,chs->hrc", queries, keys) / queries.shape[-1] ** 0.5
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return torch.einsum("hrc,chs->rhs", weights, values).flatten(1)
+
+
+def mlp(weights, prefix, states):
+    gate, up = states @ weights[f"{prefix}.gate_proj.weight"].T, states @ weights[f"{prefix}.up_proj.weight"].T
+    return (torch.nn.functional.silu(gate) * up) @ weights[f"{prefix}.down_proj.weight"].T
+
+
+def heads(states, weights, name, size):
+    return (states @ weights[f"{name}.weight"].T).unflatten(-1, (-1, size))
+
+
+def block_logits(config, weights, ids, features, embedding, head):
+    """DFlash and DSpark behind a text: `(drafts, V)`, along the most probable tokens.
+
+    ids `(n,)`, features `(n - 1, m · d)`.
+    """
+    weights = {
+        name.replace("encoder.fc", "fc").replace("encoder.output_norm_enc", "hidden_norm"): own for name, own in weights.items()
+    }
+    weights = {name.replace("logit_head", "markov_head"): own for name, own in weights.items()}
+    nested = config.get("dflash_config", {})
+    size = nested.get("block_size", config.get("block_size"))
+    mask = nested.get("mask_token_id", config.get("mask_token_id"))
+    own = config.get("architectures") == ["Qwen3DSparkModel"]
+    embedding, head = (weights["embed_tokens.weight"], weights["lm_head.weight"]) if own else (embedding, head)
+    kinds = (
+        config.get("layer_types")
+        or ["sliding_attention" if nested.get("use_swa") else "full_attention"] * config["num_hidden_layers"]
+    )
+    window = config.get("sliding_window", nested.get("swa_window_size"))
+    context = norm(features @ weights["fc.weight"].T, weights["hidden_norm.weight"])
+    before = len(context)
+    states = embedding[torch.tensor([int(ids[-1])] + [mask] * (size - 1))]
+    positions = torch.arange(before + size)
+    for index, kind in enumerate(kinds):
+        name, width = f"layers.{index}.self_attn", config["head_dim"]
+        inner = norm(states, weights[f"layers.{index}.input_layernorm.weight"])
+        both = torch.cat([context, inner])
+        queries = turn(norm(heads(inner, weights, f"{name}.q_proj", width), weights[f"{name}.q_norm.weight"]), positions[before:])
+        keys = turn(norm(heads(both, weights, f"{name}.k_proj", width), weights[f"{name}.k_norm.weight"]), positions)
+        rows, columns = positions[before:, None], positions[None]
+        seen = torch.ones(size, before + size, dtype=torch.bool)
+        sliding = kind == "sliding_attention"
+        if sliding:
+            seen &= columns > rows - window
+        if config.get("is_causal") or (sliding and "dflash_config" in config and not nested.get("use_swa")):
+            seen &= columns <= rows
+        attended = attend(queries, keys, heads(both, weights, f"{name}.v_proj", width), seen)
+        states = states + attended @ weights[f"{name}.o_proj.weight"].T
+        states = states + mlp(
+            weights, f"layers.{index}.mlp", norm(states, weights[f"layers.{index}.post_attention_layernorm.weight"])
+        )
+    states = norm(states, weights["norm.weight"])
+    first = own or nested.get("projector_type") == "dspark"
+    states = states if first else states[1:]
+    logits = states @ head.T
+    if "markov_head.markov_w1.weight" not in weights:
+        return logits
+    rows, token, memory = [], int(ids[-1]), torch.zeros(weights["markov_head.markov_w1.weight"].shape[1])
+    for state, row in zip(states, logits, strict=True):
+        e = weights["markov_head.markov_w1.weight"][token]
+        if "markov_head.gate_proj.weight" in weights:
+            gate = weights["markov_head.gate_proj.weight"] @ torch.cat([state, e]) + weights["markov_head.gate_proj.bias"]
+            e = gate.sigmoid() * e
+        if "markov_head.joint_proj.weight" in weights:
+            joint = (
+                weights["markov_head.joint_proj.weight"] @ torch.cat([memory, e, state]) + weights["markov_head.joint_proj.bias"]
+            )
+            a, c, o = joint.chunk(3)
+            memory = a.sigmoid() * memory + (1 - a.sigmoid()) * c.tanh()
+            e = o.tanh()
+        rows.append(row + weights["markov_head.markov_w2.weight"] @ e)
+        token = int(rows[-1].argmax())
+    return torch.stack(rows)
+
+
+def eagle_logits(config, weights, ids, features, embedding, count):
+    """EAGLE-3 behind a text: `(count, V')`, each step behind the most probable token; everything is read anew at every step."""
+    weights = {name.replace("midlayer", "layers.0"): own for name, own in weights.items()}
+    embedding = weights.get("embed_tokens.weight", embedding)
+    width = config.get("transformer_layer_config", config)["head_dim"]
+    name = "layers.0.self_attn"
+    if "fc_norm.0.weight" in weights:
+        parts = features.chunk(3, dim=-1)
+        features = torch.cat([norm(part, weights[f"fc_norm.{place}.weight"]) for place, part in enumerate(parts)], dim=-1)
+    fused = features @ weights["fc.weight"].T
+    ids, rows = ids.clone(), []
+    for _ in range(count):
+        e = norm(embedding[ids[1:]], weights["layers.0.input_layernorm.weight"])
+        n = norm(fused, weights["layers.0.hidden_norm.weight"])
+        both, positions = torch.cat([e, n], dim=-1), torch.arange(len(fused))
+        queries, keys = heads(both, weights, f"{name}.q_proj", width), heads(both, weights, f"{name}.k_proj", width)
+        if f"{name}.q_norm.weight" in weights:
+            queries, keys = norm(queries, weights[f"{name}.q_norm.weight"]), norm(keys, weights[f"{name}.k_norm.weight"])
+        seen = positions[None] <= positions[:, None]
+        values = heads(both, weights, f"{name}.v_proj", width)
+        attended = attend(turn(queries, positions), turn(keys, positions), values, seen)
+        states = (n if config.get("norm_before_residual") else fused) + attended @ weights[f"{name}.o_proj.weight"].T
+        states = states + mlp(weights, "layers.0.mlp", norm(states, weights["layers.0.post_attention_layernorm.weight"]))
+        last = norm(states[-1], weights["norm.weight"])
+        rows.append(weights["lm_head.weight"] @ last)
+        best = int(rows[-1].argmax())
+        token = best + int(weights["d2t"][best]) if "d2t" in weights else best
+        ids = torch.cat([ids, torch.tensor([token])])
+        fused = torch.cat([fused, (last if config.get("norm_output") else states[-1])[None]])
+    return torch.stack(rows)
