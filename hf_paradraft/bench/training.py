@@ -17,11 +17,12 @@ from torch import BoolTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainingArguments
 
 from ..drafters.pard.model import PardDrafter
-from ..drafters.pard.training import CodConfig, PardTrainer, RowCollator
+from ..drafters.pard.training import PardTrainer
 from ..hardware import fast_dtype, peak_memory, reset_peak_memory
 from ..training.data import encode_rows, load_rows
 from ..training.epochs import CountEpochs
 from ..training.metrics import acceptance
+from ..training.row_trainer import CodConfig, RowCollator
 
 app = typer.Typer(help=__doc__)
 

@@ -138,3 +138,22 @@ def train_ppd(
     from ..drafters.ppd.run import train_ppd as run
 
     run(**options)
+
+
+@app.command(epilog="Example: paradraft shrink --target DIR --output-dir small --layers 6 --vocab 8000 --data answers.jsonl")
+def shrink(
+    target: Annotated[str, typer.Option(help="Folder or Hub id of the causal LM that has no small sibling.")],
+    output_dir: Annotated[Path, typer.Option(help="Where the small model goes.")],
+    layers: Annotated[int, typer.Option(min=1, help="N: how many of the target's layers are kept.")],
+    vocab: Annotated[int | None, typer.Option(min=1, help="V': tokens that its head guesses; default: all.")] = None,
+    data: Annotated[str | None, typer.Option(help="The target's answers, in which tokens are counted; with --vocab.")] = None,
+    which: Annotated[str, typer.Option(help="first, or even: layers chosen evenly.")] = "even",
+    overwrite: Overwrite = False,
+) -> None:
+    """Make a small model of some of a target's own layers, for `train pard`; with --vocab its head guesses fewer tokens."""
+    from ..drafters.pard.shrink import shrink as run
+
+    if which not in ("first", "even"):
+        raise typer.BadParameter("--which is first or even.")
+    small = run(target, output_dir, layers, vocab, data, which, overwrite=overwrite)  # type: ignore[arg-type]
+    console.print(f"{small.num_parameters() / 1e6:.1f} million parameters in {output_dir}")

@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.pard.run import train_pard
-from hf_paradraft.drafters.pard.training import CodConfig, PardTrainer, RowCollator, block_mask
+from hf_paradraft.drafters.pard.training import PardTrainer
 from hf_paradraft.drafters.ppd.run import train_ppd
 from hf_paradraft.training.regenerate import regenerate
+from hf_paradraft.training.row_trainer import CodConfig, RowCollator, block_mask
 from hf_paradraft.training.rows import may_attend
 
 COUNTING = "a b c d e f g h"

@@ -72,7 +72,8 @@ class Eagle3Config:
             return (low, middle, high)
         raise ValueError(
             f"This drafter reads layers {list(self.ambiguous)}, and its file does not say whether these count outputs of layers "
-            f"or inputs. Set drafter.features to the outputs of layers that it was trained on: {self.ambiguous}, or each less one."
+            f"or inputs. Set drafter.features to the outputs of layers that it was trained on: {self.ambiguous}, or each "
+            "less one."
         )
 
 

@@ -28,8 +28,8 @@ def export(folder: Path, output: Path, engine: str, target: str | None, pad: boo
         return _convert_pard2(folder, output, engine)
     if "draft_vocab_size" in config and engine != "transformers":
         raise ValueError(
-            f"This drafter guesses {config['draft_vocab_size']} of {config['vocab_size']} ids, which {engine} has no place for: train "
-            "one with a whole head for it."
+            f"This drafter guesses {config['draft_vocab_size']} of {config['vocab_size']} ids, which {engine} has no place for: "
+            "train one with a whole head for it."
         )
     drafter = PardDrafter.from_pretrained(folder, dtype="auto")
     if target is not None:

@@ -14,9 +14,10 @@ from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.metrics import acceptance
 from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
+from ...training.row_trainer import CodConfig
 from .config import MASK_KEYS
 from .model import PardDrafter
-from .training import CodConfig, PardTrainer
+from .training import PardTrainer
 
 
 def train_pard(

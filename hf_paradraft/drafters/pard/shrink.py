@@ -1,0 +1,118 @@
+"""A small model for a target without a sibling: some of its own layers, and a head over the tokens that it writes most often."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from ...training.data import IGNORED, encode_rows, load_rows
+from .trim import most_frequent, trim_head
+
+Which = Literal["first", "even"]
+
+
+def chosen_layers(count: int, of: int, which: Which = "even") -> list[int]:
+    """Numbers of the layers that are kept, the first always among them.
+
+    Raises:
+        ValueError: none, or more than there are.
+    """
+    if not 1 <= count <= of:
+        raise ValueError(f"The target has {of} layers: {count} of them cannot be kept.")
+    return list(range(count)) if which == "first" else [round(place * of / count) for place in range(count)]
+
+
+def with_layers(target: PreTrainedModel, kept: list[int]) -> PreTrainedModel:
+    """A model of some of the target's layers, with its embedding, norm and head; all weights are copies.
+
+    Args:
+        target: a causal LM whose layers are named by their numbers.
+        kept: the layers, rising.
+
+    Raises:
+        ValueError: its layers cannot be taken apart so.
+    """
+    config: Any = copy.deepcopy(target.config)
+    text = config.get_text_config()
+    for name, value in list(text.to_dict().items()):
+        if isinstance(value, list) and len(value) == text.num_hidden_layers:  # layer_types and the like
+            setattr(text, name, [value[index] for index in kept])
+    text.num_hidden_layers = len(kept)
+    for name in ("quantization_config", "paradraft"):
+        config.__dict__.pop(name, None)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"{type(target).__name__} is no causal LM of transformers: it cannot be shrunk.")
+    small = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).to(target.dtype)
+    places = {index: place for place, index in enumerate(kept)}
+    weights = {}
+    for name, tensor in target.state_dict().items():
+        if (found := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name)) is None:
+            weights[name] = tensor
+        elif (index := int(found[1])) in places:
+            weights[f"{name[: found.start(1)]}{places[index]}{name[found.end(1) :]}"] = tensor
+    wrong = small.load_state_dict(weights, strict=False)
+    missing = [name for name in wrong.missing_keys if name not in (small._tied_weights_keys or {})]
+    if missing or wrong.unexpected_keys:
+        raise ValueError(
+            f"{type(target).__name__} cannot be shrunk: its layers are not named by number, or its weights are packed ("
+            f"{', '.join([*missing, *wrong.unexpected_keys][:3])}, …)."
+        )
+    small.generation_config = copy.deepcopy(target.generation_config)
+    return small.eval()
+
+
+def shrink(
+    target: str | Path,
+    output_dir: Path,
+    layers: int,
+    vocab: int | None = None,
+    data: str | Path | None = None,
+    which: Which = "even",
+    max_length: int = 2048,
+    overwrite: bool = False,
+) -> PreTrainedModel:
+    """Write a model of some of the target's layers, with its tokenizer; `train pard --model` makes a drafter of it.
+
+    Args:
+        target: folder or Hub id of a causal LM.
+        output_dir: new or empty, unless `overwrite`.
+        layers: N.
+        vocab: V', tokens that the head guesses; default: all, and then the result is a plain causal LM.
+        data: the target's answers, as for training, in which tokens are counted; with `vocab`.
+        which: the first layers, or evenly chosen ones.
+        max_length: tokens of an answer that are counted.
+        overwrite: replace what is there, once all is made.
+
+    Raises:
+        ValueError, OSError: something about the inputs is wrong; nothing has been written then.
+    """
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())) and not overwrite:
+        raise ValueError(f"{output_dir} already has files: pass --overwrite to replace it, or name another folder.")
+    if (vocab is None) != (data is None):
+        raise ValueError("--vocab and --data go together: tokens are counted on the target's own answers.")
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, trust_remote_code=False)
+    small = with_layers(model, chosen_layers(layers, model.config.get_text_config().num_hidden_layers, which))
+    if vocab is not None and data is not None:
+        rows = encode_rows(load_rows(data), tokenizer, max_length)
+        texts = ([label for label in row["labels"] if label != IGNORED] for row in rows)
+        ends = model.generation_config.eos_token_id
+        always = [*tokenizer.all_special_ids, *(ends if isinstance(ends, list) else [] if ends is None else [ends])]
+        trim_head(small, most_frequent(texts, vocab, always, small.config.get_text_config().vocab_size))
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output_dir.parent) as made:
+        small.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+        if output_dir.exists():
+            shutil.rmtree(output_dir)
+        shutil.copytree(made, output_dir, copy_function=shutil.copyfile)
+        output_dir.chmod(0o755)
+    return small

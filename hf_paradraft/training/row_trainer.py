@@ -1,0 +1,186 @@
+"""Batches of training rows, and the trainer that learns from them: PARD's and ParallelSpec's alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import BoolTensor, LongTensor, Tensor
+from torch.nn.attention.flex_attention import create_block_mask
+from transformers import TrainingArguments
+
+from .data import IGNORED
+from .epochs import CountEpochs, ResumableTrainer
+from .rows import cod_keep_mask, draft_rows, may_attend, useful_rows
+
+
+@dataclass
+class CodConfig:
+    """Conditional output dropping (PARD, section 3.4).
+
+    Args:
+        num_depths: K, tokens drafted in training.
+        ratio: r; 1 drops nothing.
+        min_ratio: r_min.
+    """
+
+    num_depths: int = 8
+    ratio: float = 0.7
+    min_ratio: float = 0.2
+
+    def __post_init__(self):
+        cod_keep_mask(1, self.num_depths, self.ratio, self.min_ratio)  # raises for what is out of range
+
+
+class RowCollator:
+    """Encoded samples to one padded batch of rows; the same sample in the same epoch always gives the same rows.
+
+    Args:
+        mask_token_id: the drafter's.
+        cod: which rows to keep.
+        seed: of the choice.
+        dense_masks: build boolean masks; without them the model's forward needs `block_mask`.
+        vocabulary: int64 `(V',)`, the ids that the drafter can guess; labels are places in it, and others are not learned.
+    """
+
+    def __init__(
+        self,
+        mask_token_id: int,
+        cod: CodConfig,
+        seed: int = 0,
+        dense_masks: bool = True,
+        vocabulary: LongTensor | None = None,
+    ):
+        self.mask_token_id, self.cod, self.seed, self.dense_masks = mask_token_id, cod, seed, dense_masks
+        self.vocabulary, self.epoch = None if vocabulary is None else vocabulary.cpu(), 0
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Pad to the longest.
+
+        Returns:
+            `input_ids`, `position_ids`, `labels` and `depths`, int64 `(B, R)`, padding rows with label -100 and depth -1, and
+            with `dense_masks`, `attention_mask`, bool `(B, 1, R, R)`.
+        """
+        rows = [self.rows(sample) for sample in samples]
+        width = max(len(sample["input_ids"]) for sample in rows)
+
+        def pad(name: str, value: int) -> Tensor:
+            return torch.stack([F.pad(sample[name], (0, width - len(sample[name])), value=value) for sample in rows])
+
+        depths, positions = pad("depths", -1), pad("position_ids", 0)
+        batch = {
+            "input_ids": pad("input_ids", 0),
+            "position_ids": positions,
+            "labels": pad("labels", -100),
+            "depths": depths,
+        }
+        if not self.dense_masks:
+            return batch
+        mask = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1)  # padding rows see themselves: no empty softmax
+        for index, sample in enumerate(rows):
+            depth, position, length = sample["depths"], sample["position_ids"], len(sample["depths"])
+            mask[index, :length, :length] = may_attend(depth[:, None], position[:, None], depth, position)
+        return {**batch, "attention_mask": mask[:, None]}
+
+    def keep(self, seq_len: int, generator: torch.Generator) -> BoolTensor:
+        """Which rows of a sample to train on, bool `(K, seq_len)`."""
+        return cod_keep_mask(seq_len, self.cod.num_depths, self.cod.ratio, self.cod.min_ratio, generator)
+
+    def rows(self, sample: dict[str, Any]) -> dict[str, Tensor]:
+        """One sample's rows, with their `depths`."""
+        ids, labels = torch.tensor(sample["input_ids"]), torch.tensor(sample["labels"])
+        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
+        if self.vocabulary is not None:
+            places = torch.searchsorted(self.vocabulary, labels).clamp(max=len(self.vocabulary) - 1)
+            labels = torch.where(self.vocabulary[places] == labels, places, IGNORED)
+        keep = useful_rows(self.keep(len(ids), generator), labels)
+        return draft_rows(ids, labels, self.mask_token_id, keep)
+
+
+def block_mask(depths: Tensor, positions: Tensor):
+    """The attention of a padded batch as a FlexAttention `BlockMask`.
+
+    Args:
+        depths: int64 `(B, R)`, -1 for padding, which sees itself alone.
+        positions: int64 `(B, R)`.
+    """
+
+    def rule(batch, head, row, other):
+        allowed = may_attend(depths[batch, row], positions[batch, row], depths[batch, other], positions[batch, other])
+        return (allowed & (depths[batch, row] >= 0) & (depths[batch, other] >= 0)) | (row == other)
+
+    size, length = depths.shape
+    make = torch.compile(create_block_mask) if depths.is_cuda else create_block_mask  # uncompiled, it goes through R² entries
+    return make(rule, size, None, length, length, device=depths.device)
+
+
+class RowTrainer(ResumableTrainer):
+    """A mean of losses over kept rows with labels, one flat mean; evaluation reports the loss of each depth too.
+
+    Args:
+        model: the drafter.
+        args: any `TrainingArguments`; columns are kept and samples grouped by length.
+        collator: of its rows.
+        kwargs: as for `Trainer`, with datasets from `encode_rows`.
+    """
+
+    def __init__(self, model: Any, args: TrainingArguments, collator: RowCollator, **kwargs: Any):
+        args.remove_unused_columns = False
+        self.cod = collator.cod
+        super().__init__(model=model, args=args, data_collator=collator, **kwargs)
+        self.add_callback(CountEpochs(collator))
+        self.model_accepts_loss_kwargs = True  # the loss is divided by the labels of all accumulated batches
+        self._loss_shifts_labels = False  # so that Trainer counts every label: a row's label is its own
+        self._eval_losses = torch.zeros(self.cod.num_depths, 2, dtype=torch.float64)  # sum and count of each depth
+
+    def row_losses(
+        self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
+    ) -> tuple[Tensor, Any]:
+        """The loss of each row `(B, C)`, 0 where it has no label, and the model's outputs.
+
+        Args:
+            model: wrapped, if there are several processes.
+            inputs: the batch, without labels.
+            labels, depths: int64 `(B, C)`.
+            columns: int64 `(C,)`, of the rows that have a label somewhere.
+        """
+        raise NotImplementedError
+
+    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
+        """Sum over labelled rows by their number; logits are computed for those columns alone."""
+        labels = inputs.pop("labels")
+        columns = (labels != IGNORED).any(0).nonzero()[:, 0]
+        labels, depths = labels[:, columns], inputs["depths"][:, columns]
+        losses, outputs = self.row_losses(model, inputs, labels, depths, columns)
+        if not model.training:
+            for depth in range(self.cod.num_depths):
+                here = losses[(depths == depth) & (labels != IGNORED)]
+                self._eval_losses[depth] += torch.tensor([here.sum().item(), here.numel()])
+        count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        loss = losses.sum() / count
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # the count is everyone's, and gradients are averaged
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """The loss alone: logits over every row would be large and of no use."""
+        with torch.no_grad():
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        return loss.detach(), None, None
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """`Trainer.evaluate` over all rows of every depth; adds `eval_loss_depth_d`."""
+        self._eval_losses.zero_()
+        collator = self.data_collator  # type: ignore[has-type]
+        everything = CodConfig(self.cod.num_depths, 1.0, 1.0)
+        self.data_collator = RowCollator(collator.mask_token_id, everything, 0, collator.dense_masks, collator.vocabulary)
+        try:
+            metrics = super().evaluate(*args, **kwargs)
+        finally:
+            self.data_collator = collator
+        totals = self.accelerator.reduce(self._eval_losses.to(self.args.device)).tolist()
+        by_depth = {f"eval_loss_depth_{depth}": total / count for depth, (total, count) in enumerate(totals) if count}
+        self.log(by_depth)
+        return {**metrics, **by_depth}
