@@ -13,6 +13,7 @@ from .drafters.dflash import DFlashDrafter
 from .drafters.dspark import DSparkDrafter
 from .drafters.eagle3 import Eagle3Drafter
 from .drafters.ngram import NgramDrafter
+from .drafters.parallelspec import ParallelSpecDrafter
 from .drafters.pard import PardCandidateGenerator, PardDrafter
 from .drafters.ppd import PpdConfig
 from .drafters.ppd.drafter import PpdDrafter
@@ -44,6 +45,7 @@ __all__ = [
     "GuessedTokens",
     "NgramDrafter",
     "Observation",
+    "ParallelSpecDrafter",
     "PardCandidateGenerator",
     "PardDrafter",
     "PpdConfig",

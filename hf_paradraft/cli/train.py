@@ -140,6 +140,90 @@ def train_ppd(
     run(**options)
 
 
+DrafterOutput = Annotated[Path, typer.Option(help="Where the drafter and its checkpoints go.")]
+TargetToServe = Annotated[str, typer.Option(help="The causal LM to speed up: folder or Hub id. It is not changed.")]
+Vocab = Annotated[int | None, typer.Option(min=1, help="V': tokens that are guessed, the answers' most frequent; default: all.")]
+EvalFile = Annotated[str | None, typer.Option(help="Rows for the loss by depth, and the prompts of the acceptance.")]
+
+
+@train.command(
+    "parallelspec",
+    epilog="Example: paradraft train parallelspec --target DIR --train-file answers.jsonl --output-dir OUT --style eagle",
+)
+def train_parallelspec(
+    target: TargetToServe,
+    train_file: TrainFile,
+    output_dir: DrafterOutput,
+    eval_file: EvalFile = None,
+    style: Annotated[str, typer.Option(help="medusa: reads tokens alone; eagle: the target's states too.")] = "medusa",
+    num_masks: Annotated[int, typer.Option(help="M: a forward guesses M + 1 tokens.")] = 4,
+    num_layers: Annotated[int, typer.Option(help="Of the drafter.")] = 1,
+    vocab: Vocab = None,
+    cod_ratio: Annotated[float, typer.Option(help="r of conditional output dropping, in (0, 1]; 1 keeps every row.")] = 1.0,
+    cod_min_ratio: Annotated[float, typer.Option(help="r_min, in (0, 1].")] = 0.2,
+    decay: Annotated[float, typer.Option(help="λ, of the weight of each further distance.")] = 1.0,
+    loss: Annotated[str, typer.Option(help="ce, or tv: the chance of being rejected.")] = "ce",
+    max_steps: MaxSteps = -1,
+    num_train_epochs: float = 4.0,
+    per_device_train_batch_size: int = 8,
+    gradient_accumulation_steps: int = 1,
+    learning_rate: float = 5e-4,
+    lr_scheduler_type: str = "linear",
+    warmup_steps: int = 20,
+    max_length: MaxLength = 512,
+    save_steps: int = 500,
+    seed: int = 0,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    threads: Threads = None,
+) -> None:
+    """Train one decoder layer on a target's own embedding and head, which guesses several tokens in one forward."""
+    options = {**locals()}
+    use_threads(options.pop("threads"))
+    from ..drafters.parallelspec.training import train_parallelspec as run
+
+    run(**options)
+
+
+@train.command(
+    "dspark",
+    epilog="Example: paradraft train dspark --target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000",
+)
+def train_dspark(
+    target: TargetToServe,
+    train_file: TrainFile,
+    output_dir: DrafterOutput,
+    eval_file: EvalFile = None,
+    num_layers: Annotated[int, typer.Option(help="Of the drafter.")] = 2,
+    block_size: Annotated[int, typer.Option(help="Tokens that a block guesses.")] = 7,
+    num_features: Annotated[int, typer.Option(help="Layers of the target that are read.")] = 5,
+    num_anchors: Annotated[int, typer.Option(help="Blocks in each text, at most.")] = 32,
+    markov_rank: Annotated[int, typer.Option(help="Of the head that looks at the token before; 0: none, which is DFlash.")] = 64,
+    markov_type: Annotated[str, typer.Option(help="vanilla, gated or rnn.")] = "vanilla",
+    confidence: Annotated[bool, typer.Option(help="Learn how sure each guess is.")] = True,
+    vocab: Vocab = None,
+    max_steps: MaxSteps = -1,
+    num_train_epochs: float = 4.0,
+    per_device_train_batch_size: int = 8,
+    gradient_accumulation_steps: int = 1,
+    learning_rate: float = 6e-4,
+    lr_scheduler_type: str = "cosine",
+    warmup_steps: int = 20,
+    max_length: MaxLength = 512,
+    save_steps: int = 500,
+    seed: int = 0,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    threads: Threads = None,
+) -> None:
+    """Train a drafter of blocks on a target's hidden states; --markov-rank 0 --no-confidence is DFlash."""
+    options = {**locals()}
+    use_threads(options.pop("threads"))
+    from ..drafters.dspark.training import train_dspark as run
+
+    run(**options)
+
+
 @app.command(epilog="Example: paradraft shrink --target DIR --output-dir small --layers 6 --vocab 8000 --data answers.jsonl")
 def shrink(
     target: Annotated[str, typer.Option(help="Folder or Hub id of the causal LM that has no small sibling.")],

@@ -8,8 +8,6 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
-from ..decoding.features import decoder_of
-
 
 class Borrowed:
     """The target's embedding and head, as the target itself uses them; never saved, moved or cast.
@@ -74,14 +72,13 @@ def _nothing() -> None:
     """What a pickled drafter has of its target."""
 
 
-def final_norm(target: PreTrainedModel) -> torch.nn.Module:
-    """The norm before the target's head.
+def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
+    """The norm behind a model's last layer.
 
     Raises:
         ValueError: it is not where models of transformers have it.
     """
-    decoder = decoder_of(target)
     for name in ("norm", "final_layernorm", "ln_f", "final_layer_norm"):
         if (found := getattr(decoder, name, None)) is not None:
             return found
-    raise ValueError(f"{type(target).__name__} has no final norm by a name that is known: its normed states cannot be found.")
+    raise ValueError(f"{type(decoder).__name__} has no final norm by a name that is known: its normed states cannot be found.")

@@ -112,6 +112,10 @@ class FeatureDrafter(nn.Module, Drafter):
             device_map = next(iter(device_map.values()))
         return drafter.to(device=device_map, dtype=dtype).eval()
 
+    def remember(self, record: dict[str, Any]) -> None:
+        """Keep how it was trained."""
+        self.paradraft = {**self.paradraft, "training": record}
+
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Save it in the speculators layout, which vLLM reads too; nothing of the target is saved."""
         folder = Path(save_directory)

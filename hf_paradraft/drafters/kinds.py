@@ -7,10 +7,11 @@ from .dflash.kind import DFLASH_KIND
 from .dspark.kind import DSPARK_KIND
 from .eagle3.kind import EAGLE3_KIND
 from .kind import Kind
+from .parallelspec.kind import PARALLELSPEC
 from .pard.kind import PARD
 from .ppd.kind import PPD
 
-KINDS: tuple[Kind, ...] = (PPD, AUTOREGRESSIVE, DFLASH_KIND, DSPARK_KIND, EAGLE3_KIND, PARD)
+KINDS: tuple[Kind, ...] = (PPD, AUTOREGRESSIVE, DSPARK_KIND, DFLASH_KIND, EAGLE3_KIND, PARALLELSPEC, PARD)
 
 
 def kind_of_folder(folder: Path) -> Kind:

@@ -7,8 +7,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from tiny import MASK, near_copy, tiny_model, with_prompts
+from transformers import LlamaConfig
 
 import hf_paradraft as pd
+from hf_paradraft.drafters.dspark.training import block_drafter
+from hf_paradraft.drafters.eagle3.config import Eagle3Config
 
 VOCAB, ROWS, CALLS = 32, 400, 4
 TARGET = tiny_model(seed=0)
@@ -69,8 +72,33 @@ DRAFTERS = {
 }
 
 
-def exact(options):
-    """Probabilities of the first two tokens, `(V, V)`."""
+def blocks(**options):
+    """An untrained drafter of blocks whose head on the token before has a say."""
+    drafter = block_drafter(TARGET, MASK, num_layers=1, block_size=3, num_features=2, markov_rank=4, **options)
+    torch.nn.init.normal_(drafter.markov.before.weight)
+    torch.nn.init.normal_(drafter.markov.after.weight)
+    return drafter
+
+
+def eagle(parallel):
+    """An untrained EAGLE-3 or P-EAGLE drafter for the target."""
+    layers = LlamaConfig(**{**TARGET.config.to_dict(), "num_hidden_layers": 1, "initializer_range": 0.4})
+    config = Eagle3Config(layers, (0, 1), 2, 32, VOCAB, mask_token_id=MASK if parallel else None)
+    torch.manual_seed(2)
+    return pd.Eagle3Drafter(config, torch.arange(0, VOCAB, 2), own_embedding=parallel)
+
+
+READERS = {
+    "dspark": blocks,
+    "dspark, rnn, fewer tokens": lambda: blocks(markov_type="rnn", vocabulary=torch.arange(1, VOCAB, 2)),
+    "eagle3": lambda: eagle(False),
+    "p-eagle": lambda: eagle(True),
+    "parallelspec": lambda: pd.ParallelSpecDrafter.from_target(TARGET, "eagle", 2),
+}
+
+
+def exact(options, skipped=0):
+    """Probabilities of two tokens, `(V, V)`: of the first two, or of those behind `skipped` ones."""
     from transformers import GenerationConfig, LogitsProcessorList
 
     config = GenerationConfig(do_sample=True, **options)
@@ -78,24 +106,40 @@ def exact(options):
     processors = TARGET._get_logits_processor(config, input_ids_seq_length=4, logits_processor=LogitsProcessorList())
     joint = torch.zeros(VOCAB, VOCAB)
     with torch.no_grad():
-        first = processors(PROMPT, TARGET(PROMPT).logits[:, -1].float()).softmax(-1)[0]
-        for token in first.nonzero()[:, 0].tolist():
-            ids = torch.cat([PROMPT, torch.tensor([[token]])], dim=1)
-            joint[token] = first[token] * processors(ids, TARGET(ids).logits[:, -1].float()).softmax(-1)[0]
+
+        def following(ids):
+            return processors(ids, TARGET(ids).logits[:, -1].float()).softmax(-1)[0]
+
+        def behind(ids, chance, left):
+            p = following(ids)
+            for token in p.nonzero()[:, 0].tolist():
+                further = torch.cat([ids, torch.tensor([[token]])], dim=1)
+                if left:
+                    behind(further, chance * p[token], left - 1)
+                else:
+                    joint[token] += chance * p[token] * following(further)
+
+        behind(PROMPT, 1.0, skipped)
     return joint
 
 
-def p_value(drafter, rule, tree_size, options):
+def p_value(drafter, rule, tree_size, options, skipped=0):
     torch.manual_seed(1)
     length = 2 if isinstance(drafter, pd.PpdDrafter) else 3
     size = max(tree_size, 5) if isinstance(drafter, pd.PpdDrafter) and tree_size else tree_size
     drafter.speculation_config = pd.SpeculationConfig(length, size, acceptance=rule, never_slower=False)
-    arguments = {"do_sample": True, "eos_token_id": None, "pad_token_id": 0, "num_return_sequences": ROWS, "max_new_tokens": 3}
+    arguments = {
+        "do_sample": True,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "num_return_sequences": ROWS,
+        "max_new_tokens": 3 + skipped,
+    }
     counts = torch.zeros(VOCAB, VOCAB)
     for _ in range(CALLS):
         samples = TARGET.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), assistant_model=drafter, **arguments, **options)
-        counts.index_put_((samples[:, 4], samples[:, 5]), torch.ones(ROWS), accumulate=True)
-    wanted = exact(options) * ROWS * CALLS
+        counts.index_put_((samples[:, 4 + skipped], samples[:, 5 + skipped]), torch.ones(ROWS), accumulate=True)
+    wanted = exact(options, skipped) * ROWS * CALLS
     assert (counts[wanted == 0] == 0).all()
     often, rare = wanted >= 5, (wanted < 5) & (wanted > 0)
     got, expected = counts[often].tolist(), wanted[often].tolist()
@@ -112,6 +156,14 @@ def p_value(drafter, rule, tree_size, options):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_rejection(name, tree_size, warper):
     assert p_value(DRAFTERS[name](), "rejection", tree_size, WARPERS[warper]) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree_size", [None, 6])
+@pytest.mark.parametrize("name", READERS)
+def test_rejection_by_those_who_read_the_target(name, tree_size):
+    """They guess from the second token on: the prompt's features come with the forward that gives the first."""
+    assert p_value(READERS[name](), "rejection", tree_size, WARPERS["top-k"], skipped=1) > 1e-3
 
 
 @pytest.mark.slow

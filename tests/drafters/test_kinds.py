@@ -12,6 +12,7 @@ from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_prompts
 import hf_paradraft as pd
 from hf_paradraft.decoding import pace
 from hf_paradraft.drafters import kinds
+from hf_paradraft.drafters.dspark.training import block_drafter
 from hf_paradraft.drafters.kind import Kind, Variant
 from hf_paradraft.drafters.kinds import KINDS, kind_of, kind_of_folder
 from hf_paradraft.hub.card import CardFields
@@ -25,8 +26,13 @@ MAKE = {
     "ppd, calibrated": lambda target: pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2, calibrated=True)),
     "prompted": lambda target: pd.PromptedDrafter(with_prompts(near_copy(target, 0.05), 2)),
     "n-grams": lambda target: pd.NgramDrafter(),
+    "dspark": lambda target: block_drafter(target, MASK, 1, 6, 2, 4),
+    "dflash": lambda target: block_drafter(target, MASK, 1, 6, 2, 0, confidence=False),
+    "parallelspec": lambda target: pd.ParallelSpecDrafter.from_target(target, "medusa", 5),
+    "parallelspec, eagle": lambda target: pd.ParallelSpecDrafter.from_target(target, "eagle", 5),
 }
-DRAFTERS = {(kind, name): make(TARGETS[name]) for kind, make in MAKE.items() for name in NAMES}
+SERVED = {name: [*NAMES] for name in MAKE} | {key: ["llama", "qwen3", "mistral-sliding"] for key in ("dspark", "dflash")}
+DRAFTERS = {(kind, name): make(TARGETS[name]) for kind, make in MAKE.items() for name in SERVED[kind]}
 
 
 class Clock:
@@ -40,20 +46,19 @@ class Clock:
         return self.now
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
-    st.sampled_from(list(MAKE)),
-    st.sampled_from(NAMES),
+    st.sampled_from(list(DRAFTERS)),
     st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=9), min_size=1, max_size=3),
     st.sampled_from([None, 9, "auto"]),
     st.integers(1, 40),
     st.booleans(),
     st.integers(0, 10_000),
 )
-def test_never_slower_by_a_random_clock_changes_nothing(kind, name, prompts, size, new, sampled, seed):
+def test_never_slower_by_a_random_clock_changes_nothing(which, prompts, size, new, sampled, seed):
     from hf_paradraft.decoding import loop, shape
 
-    target, drafter = TARGETS[name], DRAFTERS[kind, name]
+    target, drafter = TARGETS[which[1]], DRAFTERS[which]
     length = drafter.config.num_prompt_tokens if isinstance(drafter, pd.PpdDrafter) else 6
     drafter.speculation_config = pd.SpeculationConfig(length, size, never_slower=True)
     width = max(map(len, prompts))
@@ -161,7 +166,7 @@ def test_a_call_remembers_that_drafting_did_not_pay():
     assert habit.pause == pace.FIRST_PAUSE
 
 
-@pytest.mark.parametrize("name", ["pard", "autoregressive", "ppd"])
+@pytest.mark.parametrize("name", ["pard", "autoregressive", "ppd", "dspark", "dflash", "parallelspec"])
 def test_a_folder_of_every_kind(name, tmp_path):
     target = TARGETS["llama"]
     drafter = MAKE[name](target)

@@ -1,0 +1,226 @@
+"""Train DFlash's and DSpark's blocks on a frozen target: anchors in every text, all blocks in one forward (DSpark, section 4)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import LongTensor, Tensor
+from transformers import PreTrainedModel, Qwen3Config, TrainingArguments
+
+from ...decoding.features import layers_of
+from ...protocol.drafter import FeatureKey
+from ...training.data import IGNORED
+from ...training.epochs import CountEpochs, ResumableTrainer
+from ...training.losses import cross_entropy, rejection, target_probabilities
+from ..borrowed import Borrowed
+from ..dflash.config import BlockConfig, spread
+from ..dflash.model import DFlashDrafter
+from ..feature_training import Setting, states_of, train_on_target, unused_token
+from .blocks import AnchorCollator, slots
+from .calibration import calibrate
+from .model import DSparkDrafter
+
+FADING = 4.0  # slots: the weight of slot k is exp(-k / 4)
+
+
+class Blocks(torch.nn.Module):
+    """A drafter whose forward is `slots`, as wrappers of several processes want it; its parameters are the drafter's.
+
+    Args:
+        drafter: as for `slots`.
+    """
+
+    def __init__(self, drafter: DFlashDrafter):
+        super().__init__()
+        self.drafter = drafter
+
+    def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
+        """As `slots`."""
+        return slots(self.drafter, batch, states)
+
+
+class DSparkTrainer(ResumableTrainer):
+    """0.1 cross-entropy, 0.9 of the chance of being rejected, and how well the drafter knows that chance; fading with depth.
+
+    Args:
+        drafter: attached to its target.
+        args: any `TrainingArguments`.
+        target: frozen.
+        num_anchors: of a text, at most.
+        kwargs: as for `Trainer`, with datasets from `encode_rows`.
+    """
+
+    def __init__(self, drafter: DFlashDrafter, args: TrainingArguments, target: PreTrainedModel, num_anchors: int, **kwargs: Any):
+        args.remove_unused_columns = False
+        collator = AnchorCollator(num_anchors, drafter.block.block_size, args.seed)
+        super().__init__(model=Blocks(drafter), args=args, data_collator=collator, **kwargs)
+        self.add_callback(CountEpochs(collator))
+        self.drafter, self.target, self.teacher = drafter, target, Borrowed(target)
+        self.model_accepts_loss_kwargs = False
+        self.keys = tuple(dict.fromkeys((*drafter.features, "normed")))
+        self.places: LongTensor | None = None
+        if drafter.vocabulary is not None:
+            self.places = torch.full((drafter.block.vocab_size,), IGNORED)
+            self.places[drafter.vocabulary.cpu()] = torch.arange(len(drafter.vocabulary))
+        self._eval: Tensor = torch.zeros(drafter.block.block_size, 2, dtype=torch.float64)
+
+    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
+        """A mean over slots, weighted by depth."""
+        ids = inputs["input_ids"]
+        seen = torch.arange(ids.shape[1], device=ids.device) < inputs["lengths"][:, None]
+        states = states_of(self.target, self.keys, ids, seen)
+        found = model(inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features})
+        labels, places = found["labels"], found["places"]
+        learned = labels != IGNORED
+        if self.places is not None:
+            labels = torch.where(learned, self.places.to(labels.device)[labels.clamp(min=0)], IGNORED)
+        logits, labels, where = found["logits"][learned], labels[learned], learned.nonzero(as_tuple=True)
+        wanted = states["normed"][where[0], places[learned]]
+        p = target_probabilities(wanted, self.teacher.logits, self.drafter.vocabulary)
+        rejected = rejection(logits, p)
+        losses = 0.1 * cross_entropy(logits, labels) + 0.9 * rejected
+        if "confidence" in found:
+            sure = found["confidence"][learned].float()
+            losses = losses + F.binary_cross_entropy_with_logits(sure, (1 - rejected).detach().clamp(0, 1), reduction="none")
+        weights = torch.exp(-where[2].to(losses) / FADING)
+        loss = (losses * weights).sum() / weights.sum().clamp(min=1e-6)
+        if not self.model.training:
+            for depth in range(len(self._eval)):
+                own = rejected[where[2] == depth]
+                self._eval[depth] += torch.tensor([own.sum().item(), own.numel()])
+        return (loss, found) if return_outputs else loss
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """The loss alone."""
+        with torch.no_grad():
+            return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """`Trainer.evaluate`; adds the chance of acceptance under rejection sampling at each depth."""
+        self._eval.zero_()
+        metrics = super().evaluate(*args, **kwargs)
+        totals = self.accelerator.reduce(self._eval.to(self.args.device)).tolist()
+        by_depth = {f"eval_acceptance_depth_{depth}": 1 - total / count for depth, (total, count) in enumerate(totals) if count}
+        self.log(by_depth)
+        return {**metrics, **by_depth}
+
+
+def block_drafter(
+    target: PreTrainedModel,
+    mask_token_id: int,
+    num_layers: int = 2,
+    block_size: int = 7,
+    num_features: int = 5,
+    markov_rank: int = 64,
+    markov_type: str = "vanilla",
+    confidence: bool = True,
+    vocabulary: LongTensor | None = None,
+) -> DFlashDrafter:
+    """An untrained drafter of blocks for `target`, attached to it: DSpark's, or DFlash's without rank and confidence.
+
+    Args:
+        target: a decoder-only causal LM.
+        mask_token_id: of the rows to be guessed.
+        num_layers: of its own, Qwen3's in the target's sizes.
+        block_size: guesses of a block.
+        num_features: layers of the target that it reads, spread evenly.
+        markov_rank, markov_type: of the head that looks at the token before; rank 0 for none.
+        confidence: whether it says how sure it is.
+        vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
+
+    Raises:
+        ValueError: options that do not fit the target.
+    """
+    config, total = target.config.get_text_config(), len(layers_of(target))
+    if not 1 <= num_features <= total:
+        raise ValueError(f"The target has {total} layers: {num_features} of them cannot be read.")
+    heads = config.num_attention_heads
+    rope = getattr(config, "rope_parameters", None) or {}
+    layers = Qwen3Config(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        max_position_embeddings=config.max_position_embeddings,
+        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
+        rope_theta=rope.get("rope_theta", 10_000.0) if isinstance(rope, dict) else 10_000.0,
+        tie_word_embeddings=False,
+    )
+    chosen = spread(num_features, total) if total > 4 or num_features == 1 else tuple(range(num_features))
+    block = BlockConfig(
+        layers=layers,
+        features=tuple(dict.fromkeys(min(max(0, key), total - 1) for key in chosen)),
+        block_size=block_size,
+        mask_token_id=mask_token_id,
+        fill_in=False,
+        target_hidden_size=config.hidden_size,
+        target_layers=total,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=None if vocabulary is None else len(vocabulary),
+        markov_rank=markov_rank,
+        markov_type=markov_type,
+        confidence=confidence,
+        confidence_with_markov=confidence and markov_rank > 0,
+        window_from_anchor=True,
+    )
+    kind = DSparkDrafter if markov_rank or confidence else DFlashDrafter
+    drafter = kind(block, vocabulary)
+    drafter.to(target.get_input_embeddings().weight.device).attach(target)
+    return drafter
+
+
+def train_dspark(
+    target: str | Path,
+    train_file: str | Path,
+    output_dir: Path,
+    num_layers: int = 2,
+    block_size: int = 7,
+    num_features: int = 5,
+    num_anchors: int = 32,
+    markov_rank: int = 64,
+    markov_type: str = "vanilla",
+    confidence: bool = True,
+    **options: Any,
+) -> DFlashDrafter:
+    """Train a drafter of blocks for `target`, without a cache of its states; it and its record are saved in `output_dir`.
+
+    Args:
+        target: folder or Hub id of the causal LM, with its tokenizer; it is not changed.
+        train_file: JSON lines or a Hub dataset, as for `load_rows`; best answered by the target itself.
+        output_dir: new or empty, unless told otherwise.
+        num_layers, block_size, num_features, markov_rank, markov_type, confidence: as for `block_drafter`.
+        num_anchors: blocks in each text, at most.
+        options: as for `train_on_target`.
+
+    Raises:
+        ValueError, OSError: something about the inputs is wrong; nothing has been written then.
+    """
+    if block_size < 2 or num_layers < 1 or num_anchors < 1 or markov_rank < 0 or markov_type not in ("vanilla", "gated", "rnn"):
+        raise ValueError(
+            f"A block has 2 rows at least, and a drafter a layer, an anchor and a head that is vanilla, gated or rnn; these are "
+            f"{block_size}, {num_layers}, {num_anchors} and {markov_type!r} of rank {markov_rank}."
+        )
+
+    def make(setting: Setting) -> tuple[DFlashDrafter, DSparkTrainer]:
+        mask = unused_token(setting.tokenizer, setting.target.config.get_text_config().vocab_size)
+        drafter = block_drafter(
+            setting.target, mask, num_layers, block_size, num_features, markov_rank, markov_type, confidence, setting.vocabulary
+        )
+        sets = {"train_dataset": setting.train_set, "eval_dataset": setting.eval_set}
+        return drafter, DSparkTrainer(drafter, setting.arguments, setting.target, num_anchors, **sets)
+
+    def finish(drafter: DFlashDrafter, setting: Setting) -> None:
+        if isinstance(drafter, DSparkDrafter) and drafter.confidence is not None:
+            heat = calibrate(drafter, setting.target, setting.eval_set, num_anchors)
+            drafter.remember({**drafter.paradraft.get("training", {}), "temperatures": heat})
+
+    usual = {"learning_rate": 6e-4, "lr_scheduler_type": "cosine"}
+    record = {"num_layers": num_layers, "block_size": block_size, "num_anchors": num_anchors, "markov_rank": markov_rank}
+    name = "dspark" if markov_rank or confidence else "dflash"
+    return train_on_target(name, make, target, train_file, output_dir, usual=usual, record=record, finish=finish, **options)

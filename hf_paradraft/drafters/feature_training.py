@@ -1,0 +1,177 @@
+"""One training run of a drafter that stands on its target: frozen, in the same process, its states taken as they come."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import BoolTensor, LongTensor, Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers.utils import logging
+
+from ..decoding.features import Features, decoder_of
+from ..hardware import fast_dtype
+from ..hub.card import hub_name
+from ..protocol.drafter import FeatureKey
+from ..training.arguments import training_arguments
+from ..training.data import IGNORED, encode_rows, load_rows
+from ..training.metrics import acceptance
+from ..training.output import check_output, drop, drop_old_checkpoints, left_from_before
+from .pard.trim import most_frequent
+
+logger = logging.get_logger(__name__)
+
+
+@torch.no_grad()
+def states_of(target: PreTrainedModel, keys: Sequence[FeatureKey], ids: LongTensor, seen: BoolTensor) -> dict[FeatureKey, Tensor]:
+    """The target's hidden states of texts, by key, `(B, N, hidden)`; its head is not run.
+
+    Args:
+        target: frozen.
+        keys: what is wanted.
+        ids: int64 `(B, N)`, padded on the right.
+        seen: bool `(B, N)`, False for padding.
+    """
+    with Features(target, keys) as features:
+        decoder_of(target)(input_ids=ids, attention_mask=seen.long(), use_cache=False)
+        return dict(features.rows)
+
+
+@dataclass
+class Setting:
+    """What a kind makes its drafter and its trainer of.
+
+    Attributes:
+        target: frozen, on the device where it is trained.
+        tokenizer: the target's.
+        arguments: of the run.
+        train_set, eval_set: from `encode_rows`.
+        vocabulary: int64 `(V',)`, or None.
+    """
+
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    arguments: TrainingArguments
+    train_set: Dataset
+    eval_set: Dataset | None
+    vocabulary: LongTensor | None
+
+
+def train_on_target(
+    method: str,
+    make: Callable[[Setting], tuple[Any, Trainer]],
+    target: str | Path,
+    train_file: str | Path,
+    output_dir: Path,
+    eval_file: str | Path | None = None,
+    vocab: int | None = None,
+    max_length: int = 512,
+    resume: bool = False,
+    overwrite: bool = False,
+    usual: dict[str, Any] | None = None,
+    record: dict[str, Any] | None = None,
+    finish: Callable[[Any, Setting], None] | None = None,
+    **arguments: Any,
+) -> Any:
+    """Train what `make` makes; the drafter and its record are saved in `output_dir`.
+
+    Args:
+        method: its name.
+        make: an untrained drafter, attached, and its trainer.
+        target: folder or Hub id of the causal LM, with its tokenizer; it is not changed.
+        train_file: JSON lines or a Hub dataset, as for `load_rows`; best answered by the target itself.
+        output_dir: new or empty, unless `resume` or `overwrite`.
+        eval_file: rows for the loss by depth, and the prompts of the acceptance.
+        vocab: V', tokens that the drafter guesses: those that the answers have most often; default: all.
+        max_length: tokens of a sample at most.
+        resume: continue from the last checkpoint.
+        overwrite: use a folder that has files.
+        usual: what the method's paper takes for `arguments`.
+        record: more to keep of this run.
+        finish: what is left to do with a trained drafter, given evaluation rows: a calibration.
+        arguments: of `TrainingArguments`.
+
+    Raises:
+        ValueError, OSError: something about the inputs is wrong; nothing has been written then.
+    """
+    output_dir = Path(output_dir)
+    checkpoint = check_output(output_dir, resume, overwrite)
+    training = training_arguments(output_dir, {"learning_rate": 5e-4, **(usual or {})}, arguments)
+    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
+    eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
+    dtype = fast_dtype()
+    logger.warning("The target is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, trust_remote_code=False)
+    model = model.to(training.device).eval().requires_grad_(False)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and max_length > context:
+        raise ValueError(f"max_length={max_length} is longer than the target's context of {context} tokens: lower it.")
+    vocabulary = None
+    if vocab is not None:
+        texts = ([label for label in row["labels"] if label != IGNORED] for row in train_set)
+        ends = model.generation_config.eos_token_id
+        always = [*tokenizer.all_special_ids, *(ends if isinstance(ends, list) else [] if ends is None else [ends])]
+        vocabulary = most_frequent(texts, vocab, always, model.config.get_text_config().vocab_size)
+    torch.manual_seed(training.seed)
+    setting = Setting(model, tokenizer, training, train_set, eval_set, vocabulary)
+    drafter, trainer = make(setting)
+    if overwrite:
+        drop_old_checkpoints(output_dir)
+    begun = time.time()
+    trainer.train(resume_from_checkpoint=checkpoint)
+    kept: dict[str, Any] = {
+        "method": method,
+        "target": hub_name(str(target)),
+        "samples": len(train_set),
+        "steps": trainer.state.global_step,
+        "learning_rate": training.learning_rate,
+        "seed": training.seed,
+        "seconds": round(time.time() - begun, 1),
+        **(record or {}),
+    }
+    drafter.eval()
+    _save(drafter, kept, output_dir, overwrite, trainer)  # before anything else is measured, which may fail
+    if eval_set is not None:
+        kept["eval"] = trainer.evaluate()
+        drafter.eval()
+        if finish is not None:
+            finish(drafter, setting)
+            kept |= drafter.paradraft.get("training", {})
+        kept["acceptance"] = acceptance(model, drafter, tokenizer, eval_set.select(range(min(32, len(eval_set)))))
+        print(json.dumps(kept["acceptance"], indent=1))
+        _save(drafter, kept, output_dir, False, trainer)
+    return drafter
+
+
+def _save(drafter: Any, record: dict[str, Any], output_dir: Path, overwrite: bool, trainer: Trainer) -> None:
+    if not trainer.is_world_process_zero():
+        return
+    begun, left = time.time() - 1, left_from_before(output_dir) if overwrite else []
+    drafter.remember(record)
+    drafter.save_pretrained(output_dir)
+    drop(left, begun)
+
+
+def unused_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
+    """An id whose embedding ordinary text does not use, to stand for "guess this token".
+
+    Raises:
+        ValueError: there is none.
+    """
+    if tokenizer.mask_token_id is not None:
+        return tokenizer.mask_token_id
+    if len(tokenizer) < vocab_size:
+        return vocab_size - 1
+    used = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    template = tokenizer.chat_template or ""
+    for token, content in sorted(tokenizer.added_tokens_decoder.items(), reverse=True):
+        if content.special and token not in used and str(content) not in template and token < vocab_size:
+            return token
+    raise ValueError("The tokenizer has no token that ordinary text does not use: add a mask token to it.")

@@ -1,0 +1,269 @@
+"""ParallelSpec: one decoder layer on the target's own embedding and head, and M masks (Xiao et al., 2024, section 3).
+
+A text is read once, and behind it the masks, all in one forward: the last token's row guesses the next token, mask `k` the one at
+distance `k + 1`. *Medusa-style* drafters read tokens alone; *EAGLE-style* ones each token beside the normed state that the target
+had at the token before.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import CommitInfo
+from torch import LongTensor, Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.utils import logging
+
+from ...decoding.features import decoder_of
+from ...hub.card import provenance_of
+from ...hub.push import push_drafter
+from ...protocol import Drafter, SpeculationConfig
+from ...protocol.drafter import FeatureKey
+from ..borrowed import Borrowed, final_norm
+from ..pairs import PairDrafting, PairModel, read_whole
+from ..stack import decoder_stack, run
+from .config import ParallelSpecConfig, Style, describe_layers, fingerprint
+from .publish import card_fields
+
+logger = logging.get_logger(__name__)
+
+
+class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
+    """A layer that guesses in parallel, as `assistant_model` of the target that it was made for.
+
+    Args:
+        config: what it is; `from_target` makes one for a target.
+
+    Attributes:
+        speculation_config: how to use it; saved with it.
+        last_stats: of the last `generate` call it assisted, or None.
+    """
+
+    config_class = ParallelSpecConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    _supports_sdpa = True
+
+    def __init__(self, config: ParallelSpecConfig):
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.stack = decoder_stack(config.layer_config)
+        self.mask_embeddings = nn.Parameter(torch.randn(config.num_masks, hidden) * 0.02)
+        self.mix = nn.Linear(2 * hidden, hidden) if config.style == "eagle" else None
+        if config.draft_vocab_size is not None:
+            self.register_buffer("vocabulary_ids", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+        self.borrowed: Borrowed | None = None
+        kept = provenance_of(config.to_dict())
+        saved = kept.get("speculation_config")
+        self.speculation_config = SpeculationConfig.from_saved(saved) if saved else SpeculationConfig(config.num_masks + 1)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Only what is its own: the layers come initialised by their own class."""
+        if module is self.mix:
+            nn.init.zeros_(self.mix.bias)
+            nn.init.eye_(self.mix.weight[:, : self.mix.out_features])
+            nn.init.eye_(self.mix.weight[:, self.mix.out_features :])
+
+    @classmethod
+    def from_target(
+        cls,
+        target: PreTrainedModel,
+        style: Style = "medusa",
+        num_masks: int = 4,
+        num_layers: int = 1,
+        vocabulary: LongTensor | None = None,
+    ) -> ParallelSpecDrafter:
+        """An untrained one for `target`, attached to it; its final norm is a copy of the target's.
+
+        Args:
+            target: a decoder-only causal LM.
+            style: `medusa` or `eagle`.
+            num_masks: M.
+            num_layers: of its own.
+            vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
+
+        Raises:
+            ValueError: a target without layers of full attention that take explicit masks, or layers of experts.
+        """
+        size = None if vocabulary is None else len(vocabulary)
+        config = ParallelSpecConfig(describe_layers(target, num_layers), style, num_masks, size, fingerprint(target))
+        drafter = cls(config)
+        if any("experts" in name for name, _ in drafter.stack.named_parameters()):
+            raise ValueError(f"{type(target).__name__} has layers of experts alone: a ParallelSpec drafter needs a dense one.")
+        if vocabulary is not None:
+            drafter.vocabulary_ids.copy_(vocabulary)
+        with torch.no_grad():
+            for own, theirs in zip(
+                final_norm(drafter.stack).parameters(), final_norm(decoder_of(target)).parameters(), strict=True
+            ):
+                own.copy_(theirs)
+            drafter.mask_embeddings.mul_(float(target.get_input_embeddings().weight.float().std()) / 0.02)
+        drafter = drafter.to(target.get_input_embeddings().weight.device).eval()
+        drafter.attach(target)
+        return drafter
+
+    @property
+    def vocabulary(self) -> LongTensor | None:
+        """The target's id of each id that it guesses; None: they are the same."""
+        return self._buffers.get("vocabulary_ids")
+
+    @property
+    def most_drafts(self) -> int:
+        """M + 1."""
+        return self.config.num_masks + 1
+
+    @property
+    def reads_features(self) -> bool:  # type: ignore[override]
+        """Whether it is EAGLE-style."""
+        return self.config.style == "eagle"
+
+    @property
+    def paradraft(self) -> dict[str, Any]:
+        """What this library keeps in `config.json`: how to use it, how it was trained."""
+        return provenance_of(self.config.to_dict())
+
+    def remember(self, record: dict[str, Any]) -> None:
+        """Keep how it was trained."""
+        self.config.paradraft = {**self.paradraft, "training": record}
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """Save layers, masks and mix; nothing of the target."""
+        self.config.paradraft = {**self.paradraft, "kind": "parallelspec", "speculation_config": asdict(self.speculation_config)}
+        super().save_pretrained(save_directory, **kwargs)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> CommitInfo:
+        """Publish weights, config and card in one commit; arguments as for `push_drafter`.
+
+        Raises:
+            OSError: the Hub refused.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return push_drafter(folder, repo_id, card_fields(Path(folder)), **kwargs)
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Share the target's embedding and head.
+
+        Raises:
+            ValueError: another target's sizes, or more drafts asked for than there are masks.
+        """
+        config = target.config.get_text_config()
+        for name in ("hidden_size", "vocab_size"):
+            if (own := getattr(self.config, name)) != (theirs := getattr(config, name)):
+                raise ValueError(
+                    f"This ParallelSpec drafter was made for a target with {name} {own}, and this one's is {theirs}."
+                )
+        if self.speculation_config.num_draft_tokens > self.most_drafts:
+            raise ValueError(
+                f"This ParallelSpec drafter has {self.config.num_masks} masks, so it guesses {self.most_drafts} tokens, but "
+                f"num_draft_tokens is {self.speculation_config.num_draft_tokens}: lower it, or train one with more masks."
+            )
+        if self.borrowed is not None and self.borrowed.head is target.get_output_embeddings():
+            return
+        found = fingerprint(target)
+        if found is not None and self.config.fingerprint is not None and found != self.config.fingerprint:
+            logger.warning_once(
+                "This ParallelSpec drafter was made for another target of the same sizes (its embedding differs): the output "
+                "stays the target's, but fewer guesses will be right."
+            )
+        self.borrowed = Borrowed(target, self.vocabulary)
+
+    def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+        """The normed last state, EAGLE-style."""
+        return ("normed",) if self.reads_features else ()
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> PairDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return PairDrafting(self, self.vocabulary, most=self.most_drafts)
+
+    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
+        """The features as they are."""
+        return features["normed"].to(self.device, self.dtype)
+
+    def nothing(self, size: int) -> Tensor:
+        """Zeros; of no width, Medusa-style."""
+        return torch.zeros((size, self.config.hidden_size if self.mix is not None else 0), device=self.device, dtype=self.dtype)
+
+    def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
+        """Embeddings, EAGLE-style mixed with features."""
+        embedded = self.shared.embed(ids).to(self.device, self.dtype) / self.shared.multiplier  # the stack has its own
+        return embedded if self.mix is None else self.mix(torch.cat([embedded, fused], dim=-1))
+
+    def masks(self, fused: Tensor, count: int) -> Tensor:
+        """The first `count` masks."""
+        return self.mask_embeddings[:count].expand(len(fused), -1, -1)
+
+    def forward_rows(
+        self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `PairModel.forward_rows`."""
+        states = run(self.stack, inputs, mask, positions, cache)[:, -count:]
+        return self.shared.logits(states), states
+
+    def forward(
+        self,
+        input_ids: LongTensor,
+        position_ids: LongTensor,
+        attention_mask: Tensor,
+        depths: LongTensor,
+        columns: LongTensor,
+        features: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Training rows: every text seen as M + 1 tasks at once.
+
+        Args:
+            input_ids: int64 `(B, R)`; of rows deeper than 0 whatever.
+            position_ids, depths: int64 `(B, R)`, depth -1 for padding.
+            attention_mask: bool `(B, 1, R, R)`.
+            columns: int64 `(C,)`, of the rows whose guesses are wanted.
+            features: `(B, R, hidden)`, what belongs to the token before each row of depth 0; EAGLE-style.
+
+        Returns:
+            Logits `(B, C, V')`, and normed states `(B, C, hidden)`.
+        """
+        inputs = self.text(input_ids, features if features is not None else self.nothing(0))
+        masks = self.mask_embeddings[(depths - 1).clamp(min=0)].to(inputs)
+        inputs = torch.where((depths > 0)[..., None], masks, inputs)
+        states = self.stack(
+            inputs_embeds=inputs, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+        ).last_hidden_state[:, columns]
+        return self.shared.logits(states), states
+
+    @property
+    def shared(self) -> Borrowed:
+        """The target's embedding and head.
+
+        Raises:
+            ValueError: it is attached to no target.
+        """
+        if self.borrowed is None:
+            raise ValueError("A ParallelSpec drafter shares its target's embedding and head: attach(target) first.")
+        return self.borrowed
+
+    @torch.no_grad()
+    def draft_logits(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """What is guessed behind a whole prefix, without caches from before.
+
+        Args:
+            input_ids: int64 `(B, n)`, without padding.
+            features: EAGLE-style `{"normed": (B, n - 1, hidden)}`; Medusa-style none.
+            num_draft_tokens: K, at most M + 1; default: as configured.
+
+        Returns:
+            `(B, K, V')`; row `d` guesses the token at distance `d + 1`.
+
+        Raises:
+            ValueError: more guesses than masks, or features that are missing.
+        """
+        count = num_draft_tokens or self.speculation_config.num_draft_tokens
+        if count > self.most_drafts:
+            raise ValueError(f"{count} guesses of a drafter with {self.config.num_masks} masks: at most {self.most_drafts}.")
+        fused = None if features is None else self.fuse(features)
+        return read_whole(self, input_ids.to(self.device), fused, count)[1]
