@@ -11,6 +11,7 @@ from .pace import Pace
 from .vocabulary import cut, to_target
 
 logger = logging.get_logger(__name__)
+COPIED = 8  # tokens of a copied chain behind a sparse tree, at most
 MAX_RANKS = 16  # guesses of one distance that a tree can hold
 
 
@@ -20,6 +21,11 @@ def round_rows(config: SpeculationConfig, riders: Riders) -> int:
     Raises:
         ValueError: too few for the riders.
     """
+    return _own_rows(config, riders) + (COPIED + len(riders.embeddings) if config.graft else 0)
+
+
+def _own_rows(config: SpeculationConfig, riders: Riders) -> int:
+    """Those of its sparse tree."""
     riding = len(riders.embeddings)
     m, size = riding // riders.num_ensembles, config.tree_size
     if size is None:  # one guess at each distance
@@ -51,7 +57,7 @@ class SparseShape:
         self.m = len(guess.riders.embeddings) // self.e
         riding = self.m * self.e
         automatic = config.tree_size == "auto" and self.accuracy is not None
-        self.budget = round_rows(config, guess.riders)
+        self.budget = _own_rows(config, guess.riders)
         if config.tree_size is None:
             self.accuracy = self.accuracy and [row[:1] for row in self.accuracy]
         elif config.tree_size == "auto" and not automatic:

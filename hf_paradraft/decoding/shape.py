@@ -15,13 +15,15 @@ from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Pre
 from ..protocol.config import TreeSize
 from ..trees.best_first import best_paths
 from ..trees.sampled import sampled_paths
+from .copies import Copies, grafted, grafted_beside_riders
 from .grow import Growing
 from .pace import Pace
-from .riders import SparseShape
+from .riders import COPIED, SparseShape
 from .vocabulary import cut, to_target, widen
 from .warp import sequential_choice, warp
 
 logger = logging.get_logger(__name__)
+WORTH_COPYING = 0.35  # chance that a copied token behind a sparse tree is reached
 
 
 def best_first_tree(
@@ -79,6 +81,7 @@ class Shape:
     def __init__(self, config: SpeculationConfig, sampled: bool, pace: Pace, vocab_size: int, author: str = "The drafter"):
         self.config, self.sampled, self.pace, self.vocab_size, self.author = config, sampled, pace, vocab_size, author
         self.sparse: SparseShape | None = None
+        self.copies: Copies | None = None
         self.steps: deque[float] = deque(maxlen=9)  # seconds of going further
         self.gains: deque[float] = deque(maxlen=32)  # tokens of a row that a step brought, or times what was promised
 
@@ -123,7 +126,31 @@ class Shape:
             if own.guess.confidences is not None and size is None:
                 before = torch.cat([prefixes[row].ids[0, -1:], draft.tokens[:-1]])
                 drafts[row] = draft if self.sampled else draft.first(self._worth(own.guess, before))
+        if self.config.graft and not self.sampled:
+            self.copies = self.copies or Copies(len(prefixes))
+            drafts = [self._graft(row, *both, size) for row, both in enumerate(zip(drafts, prefixes, strict=True))]
         return self.pace.cut(drafts) if size == "auto" and self.sparse is None else drafts
+
+    def _graft(self, row: int, draft: Draft, prefix: Prefix, size: TreeSize) -> Draft:
+        """A row's draft with what can be copied, where that promises more."""
+        new = self.copies.read(row, prefix.ids[0], prefix.kept)
+        self.copies.judge(row, new)
+        tokens, beliefs = self.copies.following(row, prefix.room)
+        if not tokens:
+            return draft
+        if draft.rider_parents:
+            reach = numpy.cumprod(beliefs)[:COPIED] >= WORTH_COPYING
+            count = int(reach.sum())
+            return grafted_beside_riders(draft, tokens[:count], beliefs[:count], self.sparse.riders) if count else draft
+        if isinstance(size, int) or (size == "auto" and self.sparse is None):
+            if draft.beliefs is None and len(draft):
+                return draft  # tokens that were found, of which nobody says how likely they are
+            return grafted(draft, tokens, beliefs, len(tokens) + len(draft) if size == "auto" else int(size))
+        own = numpy.cumprod(self.pace.accepted[1 : 1 + len(draft)]).sum()
+        if numpy.cumprod(beliefs).sum() <= own:
+            return draft
+        chosen = prefix.ids.new_tensor(tokens)
+        return Draft(chosen, list(range(-1, len(tokens) - 1)), None, beliefs)
 
     def _ask(self, guesses: Sequence[Guess], prefixes: list[Prefix]) -> list[Guess]:
         """The guesses, if that is what they are."""

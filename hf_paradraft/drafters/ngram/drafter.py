@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
+from ...decoding.copies import Copies
 from ...protocol import Drafter, Drafting, GuessedTokens, Observation, Prefix, SpeculationConfig
 
 
@@ -32,7 +33,7 @@ class NgramDrafter(Drafter):
 
 
 class NgramDrafting(Drafting):
-    """One call's copying: where each run of tokens stood last, and how often a match of each length held.
+    """One call's copying.
 
     Args:
         longest, shortest: tokens of a match.
@@ -40,40 +41,20 @@ class NgramDrafting(Drafting):
 
     def __init__(self, longest: int, shortest: int):
         self.longest, self.shortest = longest, shortest
-        self.texts: list[list[int]] = []
-        self.places: list[dict[tuple[int, ...], int]] = []  # of each row, where what followed a run begins
-        self.matched: list[tuple[int, int]] = []  # of each row, the length of its last match, and the token that followed
-        self.held = {length: [1.0, 2.0] for length in range(shortest, longest + 1)}  # hits and tries
+        self.copies: Copies | None = None
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """For each row a chain, with the chance that it holds; none where nothing like it was there before."""
-        self.texts = self.texts or [[] for _ in prefixes]
-        self.places = self.places or [{} for _ in prefixes]
-        self.matched = [(0, -1)] * len(prefixes)
-        return [self._copy(row, prefix) for row, prefix in enumerate(prefixes)]
+        self.copies = self.copies or Copies(len(prefixes), self.longest, self.shortest)
+        guesses = []
+        for row, prefix in enumerate(prefixes):
+            self.copies.read(row, prefix.ids[0], prefix.kept)
+            tokens, beliefs = self.copies.following(row, prefix.room)
+            guesses.append(GuessedTokens(torch.tensor(tokens, dtype=torch.long), beliefs=beliefs))
+        return guesses
 
     def observe(self, observations: list[Observation | None]) -> None:
-        """Count whether the first token of each match was right."""
-        for (length, token), seen in zip(self.matched, observations, strict=False):
-            if length and seen is not None and len(seen.tokens):
-                self.held[length][0] += int(seen.tokens[0]) == token
-                self.held[length][1] += 1
-        self.matched = []
-
-    def _copy(self, row: int, prefix: Prefix) -> GuessedTokens:
-        text, places = self.texts[row], self.places[row]
-        if prefix.kept < len(text):  # something was taken back
-            text.clear()
-            places.clear()
-        for token in prefix.ids[0, len(text) :].tolist():
-            for length in range(self.shortest, min(self.longest, len(text)) + 1):
-                places[tuple(text[-length:])] = len(text)
-            text.append(token)
-        for length in range(min(self.longest, len(text)), self.shortest - 1, -1):
-            begin = places.get(tuple(text[-length:]))
-            if begin is not None and prefix.room:
-                copied = text[begin : begin + prefix.room]
-                self.matched[row] = (length, copied[0])
-                hits, tries = self.held[length]
-                return GuessedTokens(torch.tensor(copied), beliefs=[hits / tries] + [0.9] * (len(copied) - 1))
-        return GuessedTokens(torch.zeros(0, dtype=torch.long))
+        """Count how much of each copy was right."""
+        for row, seen in enumerate(observations):
+            if self.copies is not None and seen is not None:
+                self.copies.judge(row, seen.tokens.tolist())

@@ -1,0 +1,122 @@
+"""Copied drafts: what followed the last time that the text ended like it ends now (prompt lookup; RASD; Graft)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import LongTensor
+
+from ..protocol import Draft, Riders
+
+
+class Copies:
+    """Where each run of tokens stood last in every row's text, and how often what followed came again.
+
+    Args:
+        num_rows: of the call.
+        longest, shortest: tokens of a match.
+    """
+
+    def __init__(self, num_rows: int, longest: int = 4, shortest: int = 1):
+        self.longest, self.shortest = longest, shortest
+        self.texts: list[list[int]] = [[] for _ in range(num_rows)]
+        self.places: list[dict[tuple[int, ...], int]] = [{} for _ in range(num_rows)]  # where what followed a run begins
+        self.last: list[tuple[int, list[int]]] = [(0, [])] * num_rows  # of each row, the last match's length, and what was copied
+        self.held = {length: [1.0, 2.0] for length in range(shortest, longest + 1)}  # hits and tries of a copy's first token
+        self.onward = [9.0, 10.0]  # of a later one, if those before were right
+
+    def read(self, row: int, ids: LongTensor, kept: int) -> list[int]:
+        """Read what is new of a row's text, int64 `(n,)`, of which the first `kept` are as they were; gives what is new."""
+        text, places = self.texts[row], self.places[row]
+        if kept < len(text):  # something was taken back
+            text.clear()
+            places.clear()
+        new = ids[len(text) :].tolist()
+        for token in new:
+            for length in range(self.shortest, min(self.longest, len(text)) + 1):
+                places[tuple(text[-length:])] = len(text)
+            text.append(token)
+        return new
+
+    def following(self, row: int, room: int) -> tuple[list[int], list[float]]:
+        """What followed the longest earlier occurrence of a row's last tokens, at most `room` tokens, and the chances of each."""
+        text, places = self.texts[row], self.places[row]
+        for length in range(min(self.longest, len(text)), self.shortest - 1, -1):
+            begin = places.get(tuple(text[-length:]))
+            if begin is not None and room:
+                copied = text[begin : begin + room]
+                self.last[row] = (length, copied)
+                hits, tries = self.held[length]
+                return copied, [hits / tries] + [self.onward[0] / self.onward[1]] * (len(copied) - 1)
+        self.last[row] = (0, [])
+        return [], []
+
+    def judge(self, row: int, tokens: Sequence[int]) -> None:
+        """Learn from what came after the last copy was made."""
+        length, copied = self.last[row]
+        self.last[row] = (0, [])
+        for place, (guess, token) in enumerate(zip(copied, tokens, strict=False)):
+            counts = self.onward if place else self.held[length]
+            counts[0] += guess == token
+            counts[1] += 1
+            if guess != token:
+                break
+
+
+def _join(draft: Draft, tokens: Sequence[int], beliefs: Sequence[float]) -> tuple[list[int], list[int], list[float], int]:
+    """Ids, parents and beliefs of a tree with a chain in it, new nodes last; and the chain's end."""
+    ids, parents, chances = list(draft.token_ids), list(draft.parents), list(draft.beliefs or [0.5] * len(draft))
+    node = -1
+    for token, belief in zip(tokens, beliefs, strict=True):
+        same = (i for i, (own, parent) in enumerate(zip(ids, parents, strict=True)) if parent == node and own == token)
+        if (found := next(same, None)) is None:
+            ids.append(token)
+            parents.append(node)
+            chances.append(belief)
+            found = len(ids) - 1
+        else:
+            chances[found] = max(chances[found], belief)
+        node = found
+    return ids, parents, chances, node
+
+
+def grafted(draft: Draft, tokens: Sequence[int], beliefs: Sequence[float], size: int) -> Draft:
+    """A tree with a copied chain in it: nodes that both have count once, and the `size` most probable ones stay.
+
+    Args:
+        draft: with `beliefs`, not drawn.
+        tokens: the copied chain, from the last known token on.
+        beliefs: the chance of each, if those before it are accepted.
+        size: nodes at most.
+    """
+    ids, parents, chances, _ = _join(draft, tokens, beliefs)
+    reach: list[float] = []
+    depths: list[int] = []
+    for parent, chance in zip(parents, chances, strict=True):
+        reach.append(chance * (reach[parent] if parent >= 0 else 1.0))
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    order = sorted(range(len(ids)), key=lambda i: (-reach[i], depths[i], i))[:size]
+    place = {-1: -1, **{old: new for new, old in enumerate(order)}}
+    kept = draft.tokens.new_tensor([ids[i] for i in order])
+    return Draft(kept, [place[parents[i]] for i in order], beliefs=[chances[i] for i in order])
+
+
+def grafted_beside_riders(draft: Draft, tokens: Sequence[int], beliefs: Sequence[float], riders: Riders) -> Draft:
+    """A sparse tree with a copied chain behind it, and all riders below the chain's end, so that guesses go on from there.
+
+    Args:
+        draft: its nodes and riders stay as they are.
+        tokens, beliefs: the copied chain, as for `grafted`.
+        riders: the drafter's.
+    """
+    ids, parents, chances, end = _join(draft, tokens, beliefs)
+    if not (added := len(ids) - len(draft)):
+        return draft
+    above = [parent if parent < len(draft) else parent + added for parent in draft.rider_parents]
+    count, first = len(riders.embeddings), len(ids) + len(above)
+    above += [end if rider < riders.num_ensembles else first + rider - riders.num_ensembles for rider in range(count)]
+    known = draft.rider_embeddings
+    rows = riders.embeddings if known is None or not len(known) else torch.cat([known, riders.embeddings.to(known)])
+    nodes = [*draft.rider_nodes, *[end] * count]
+    return Draft(draft.tokens.new_tensor(ids), parents, None, chances, nodes, above, rows)
