@@ -13,11 +13,17 @@ train = typer.Typer(help="Train a drafter.", no_args_is_help=True, rich_markup_m
 app.add_typer(train, name="train")
 
 
-@app.command(epilog="Example: paradraft regenerate --target DIR --source prompts.jsonl --output answers.jsonl")
+@app.command(
+    epilog="Example: paradraft regenerate --target DIR --source prompts.jsonl --output answers.jsonl, or with --invent 5000"
+)
 def regenerate(
     target: Annotated[str, typer.Option(help="Folder or Hub id of the model that answers.")],
-    source: Annotated[str, typer.Option(help="JSON lines with 'messages' or 'text', or a Hub dataset.")],
     output: Annotated[Path, typer.Option(help="JSON lines to write; an unfinished file is continued.")],
+    source: Annotated[str | None, typer.Option(help="JSON lines with 'messages' or 'text', or a Hub dataset.")] = None,
+    invent: Annotated[
+        int | None, typer.Option(min=1, help="Let the target write so many prompts itself, instead of --source.")
+    ] = None,
+    drafter: Annotated[str | None, typer.Option(help="A drafter for the target, which makes it faster.")] = None,
     max_new_tokens: NewTokens = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
     temperature: Temperature = 0.0,
@@ -29,13 +35,33 @@ def regenerate(
     """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will be judged by."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from ..auto import AutoDrafter
     from ..training.regenerate import regenerate as run
 
+    if (source is None) == (invent is None):
+        raise typer.BadParameter("give --source FILE, or --invent N.")
     use_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(target, **dtype.place, trust_remote_code=False).eval()
     tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    if invent is not None:
+        from ..training.invent import invent as write_prompts
+
+        prompts = output.with_name(f"{output.name}.prompts.jsonl")
+        if overwrite:
+            prompts.unlink(missing_ok=True)
+        write_prompts(model, tokenizer, invent, prompts, seed=seed)
+        source = str(prompts)
     rows = run(
-        model, tokenizer, source, output, max_new_tokens, batch_size, temperature=temperature, seed=seed, overwrite=overwrite
+        model,
+        tokenizer,
+        str(source),
+        output,
+        max_new_tokens,
+        batch_size,
+        temperature=temperature,
+        seed=seed,
+        overwrite=overwrite,
+        drafter=AutoDrafter.from_pretrained(drafter, **dtype.place) if drafter else None,
     )
     console.print(f"{rows} rows written to {output}")
 

@@ -12,7 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import render_chat
 from ..files import read_json, write_whole
+from ..protocol import Drafter
 from .data import load_rows, text_of, turns_of
+
+WINDOW = 8  # batches within which prompts are put together by their lengths
+USUAL = 256  # tokens of a prompt; a batch of longer ones has fewer rows
 
 
 def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict]:
@@ -66,6 +70,25 @@ def check_same_run(output: Path, run: Path, settings: dict[str, Any]) -> None:
         )
 
 
+def batches(lengths: dict[int, int], batch_size: int, max_new_tokens: int) -> Iterator[list[int]]:
+    """Prompts of similar length together: one long prompt would make a whole batch of short ones wait.
+
+    Args:
+        lengths: of the prompts, by their numbers.
+        batch_size: prompts of a batch at most; long ones are fewer, so that a batch has no more tokens than a usual one has.
+        max_new_tokens: of an answer.
+    """
+    most = batch_size * (USUAL + max_new_tokens)
+    waiting: list[int] = []
+    for index in sorted(lengths, key=lambda one: (lengths[one], one)):
+        if waiting and (len(waiting) == batch_size or (len(waiting) + 1) * (lengths[index] + max_new_tokens) > most):
+            yield waiting
+            waiting = []
+        waiting.append(index)
+    if waiting:
+        yield waiting
+
+
 @torch.no_grad()
 def regenerate(
     target: PreTrainedModel,
@@ -78,6 +101,7 @@ def regenerate(
     temperature: float = 0.0,
     seed: int = 0,
     overwrite: bool = False,
+    drafter: Drafter | None = None,
 ) -> int:
     """Write `source` again with the target's own answers, as JSON lines; an unfinished file is continued.
 
@@ -93,6 +117,7 @@ def regenerate(
         temperature: 0 is greedy.
         seed: of sampling.
         overwrite: begin anew, where the file has answers of another run.
+        drafter: makes it faster; the answers stay the target's.
 
     Returns:
         Rows written by this call.
@@ -135,24 +160,34 @@ def regenerate(
     if done == 0:
         output.unlink(missing_ok=True)  # first: old answers must not be found beside new settings
         write_whole(run, json.dumps(settings, indent=1) + "\n")
+    before = done
     bar = tqdm(total=len(prompts), initial=done, desc="regenerate", unit="rows")
+    arguments: dict[str, Any] = sampling if drafter is None else {**sampling, "assistant_model": drafter}
+    window = WINDOW * batch_size
     with output.open("a", encoding="utf-8") as file:
-        for begin in range(done, len(prompts), batch_size):
-            some = prompts[begin : begin + batch_size]
-            batch = tokenizer.pad({"input_ids": encoded[begin : begin + batch_size]}, return_tensors="pt")
-            torch.manual_seed(seed + begin)
-            ids = target.generate(**batch.to(target.device), max_new_tokens=max_new_tokens, **sampling)
-            ids = ids[:, batch["input_ids"].shape[1] :]
-            new = tokenizer.batch_decode(ids, skip_special_tokens=True)
-            finished = torch.isin(ids, ends.to(ids.device)).any(1).tolist()
-            for row, answer, ended in zip(some, new, finished, strict=True):
-                if "text" in row:
-                    written = {"text": row["text"] + answer, "finished": ended}
-                else:
-                    turns = [*row["messages"], {"role": "assistant", "content": answer}]
-                    written = {"messages": turns, "finished": ended}
-                file.write(json.dumps(written, ensure_ascii=False) + "\n")
-            file.flush()
-            bar.update(len(some))
+        for begin in range(done - done % window, len(prompts), window):  # what was drawn before is drawn alike
+            lengths = {index: len(encoded[index]) for index in range(begin, min(begin + window, len(prompts)))}
+            written: dict[int, str] = {}
+            for some in batches(lengths, batch_size, max_new_tokens):
+                if all(index < done for index in some):
+                    continue
+                batch = tokenizer.pad({"input_ids": [encoded[index] for index in some]}, return_tensors="pt")
+                torch.manual_seed(seed + some[0])
+                ids = target.generate(**batch.to(target.device), max_new_tokens=max_new_tokens, **arguments)
+                ids = ids[:, batch["input_ids"].shape[1] :]
+                new = tokenizer.batch_decode(ids, skip_special_tokens=True)
+                finished = torch.isin(ids, ends.to(ids.device)).any(1).tolist()
+                for index, answer, ended in zip(some, new, finished, strict=True):
+                    row = prompts[index]
+                    if "text" in row:
+                        made = {"text": row["text"] + answer, "finished": ended}
+                    else:
+                        made = {"messages": [*row["messages"], {"role": "assistant", "content": answer}], "finished": ended}
+                    written[index] = json.dumps(made, ensure_ascii=False) + "\n"
+                bar.update(sum(index >= done for index in some))
+                while done in written:  # the file's order stays
+                    file.write(written[done])
+                    done += 1
+                file.flush()
     bar.close()
-    return len(prompts) - done
+    return len(prompts) - before

@@ -1,0 +1,96 @@
+"""A small model out of a target's own layers."""
+
+import json
+
+import pytest
+import torch
+from tiny import ARCHITECTURES, make_tokenizer, tiny_model
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import hf_paradraft as pd
+from hf_paradraft.cli import app
+from hf_paradraft.drafters.pard.shrink import chosen_layers, shrink, with_layers
+
+
+def test_which_layers():
+    assert chosen_layers(3, 30) == [0, 10, 20]
+    assert chosen_layers(3, 30, "first") == [0, 1, 2]
+    assert chosen_layers(4, 4) == [0, 1, 2, 3]
+    for count in (0, 5):
+        with pytest.raises(ValueError, match="has 4 layers"):
+            chosen_layers(count, 4)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@torch.no_grad()
+def test_layers_are_the_targets(name):
+    """All layers kept give the target; and the first one alone gives what the target has behind its first layer."""
+    target = tiny_model(name)
+    count = target.config.num_hidden_layers
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert torch.equal(with_layers(target, list(range(count)))(ids).logits, target(ids).logits)
+    one = with_layers(target, [0])
+    states = target(ids, output_hidden_states=True).hidden_states[1]
+    assert (
+        torch.allclose(one(ids, output_hidden_states=True).hidden_states[0], target.get_input_embeddings()(ids)) or name == "gpt2"
+    )
+    decoder = one.get_decoder()
+    norm = decoder.ln_f if name == "gpt2" else decoder.norm
+    torch.testing.assert_close(one(ids).logits, one.lm_head(norm(states)))
+    assert one.num_parameters() < target.num_parameters()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_model(num_hidden_layers=4).save_pretrained(tmp_path / "target")
+    make_tokenizer().save_pretrained(tmp_path / "target")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": "a b c d w9 w9 w11"}) + "\n" for _ in range(8)))
+    return tmp_path
+
+
+def test_from_a_target_to_a_drafter(folder):
+    """`shrink`, then `train pard`, then `generate`."""
+    target, rows = str(folder / "target"), str(folder / "rows.jsonl")
+    made = ["shrink", "--target", target, "--output-dir", str(folder / "small"), "--layers", "2", "--vocab", "12", "--data", rows]
+    result = CliRunner().invoke(app, made)
+    assert result.exit_code == 0, result.output
+    config = json.loads((folder / "small" / "config.json").read_text())
+    assert config["num_hidden_layers"] == 2
+    assert config["draft_vocab_size"] == 12
+    train = ["train", "pard", "--model", str(folder / "small"), "--train-file", rows, "--output-dir", str(folder / "out")]
+    result = CliRunner().invoke(
+        app, [*train, "--mask-token-id", "29", "--max-steps", "3", "--num-depths", "3"]
+    )
+    assert result.exit_code == 0, result.output
+    drafter = pd.AutoDrafter.from_pretrained(folder / "out")
+    assert {9, 11, 30} <= set(drafter.vocabulary.tolist())
+    model = AutoModelForCausalLM.from_pretrained(target)
+    ids = torch.tensor([[0, 1, 2]])
+    options = {"do_sample": False, "max_new_tokens": 20}
+    assert torch.equal(model.generate(ids, **options), model.generate(ids, **options, assistant_model=drafter))
+
+
+def test_without_a_vocabulary_it_is_a_plain_model(folder):
+    shrink(folder / "target", folder / "plain", 1, which="first")
+    model = AutoModelForCausalLM.from_pretrained(folder / "plain")
+    assert model.config.num_hidden_layers == 1
+    drafter = pd.AutoregressiveDrafter.from_causal_lm(folder / "plain")
+    target = AutoModelForCausalLM.from_pretrained(folder / "target")
+    ids = torch.tensor([[0, 1, 2]])
+    assert torch.equal(target.generate(ids, max_new_tokens=9), target.generate(ids, max_new_tokens=9, assistant_model=drafter))
+
+
+def test_bad_input(folder):
+    with pytest.raises(ValueError, match="go together"):
+        shrink(folder / "target", folder / "out", 2, vocab=12)
+    with pytest.raises(ValueError, match="special ones"):
+        shrink(folder / "target", folder / "out", 2, vocab=2, data=folder / "rows.jsonl")
+    with pytest.raises(ValueError, match="has 4 layers"):
+        shrink(folder / "target", folder / "out", 9)
+    assert not (folder / "out").exists()
+    (folder / "full").mkdir()
+    (folder / "full" / "file").write_text("kept")
+    with pytest.raises(ValueError, match="already has files"):
+        shrink(folder / "target", folder / "full", 2)
+    assert (folder / "full" / "file").read_text() == "kept"

@@ -1,0 +1,108 @@
+"""Prompts that a target writes itself, and answers whose order does not depend on how they were batched."""
+
+import json
+
+import pytest
+import torch
+from tiny import make_tokenizer, near_copy, tiny_model
+from typer.testing import CliRunner
+
+from hf_paradraft.cli import app
+from hf_paradraft.training.invent import invent, user_turn
+from hf_paradraft.training.regenerate import batches, regenerate
+
+TEMPLATE = "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' <eos> ' }}{% endfor %}{% if add_generation_prompt %}a {% endif %}"
+
+
+def chat_tokenizer():
+    tokenizer = make_tokenizer("u a b c d e f g")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def test_where_the_user_speaks():
+    tokenizer = chat_tokenizer()
+    opened, end = user_turn(tokenizer)
+    assert tokenizer.decode(opened) == "u"
+    assert end == tokenizer.eos_token_id
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        user_turn(tokenizer)
+    tokenizer.chat_template = "{{ messages[0]['content'] | upper }}"
+    with pytest.raises(ValueError, match="does not show where"):
+        user_turn(tokenizer)
+
+
+def test_prompts_are_new_finished_and_the_same_when_a_run_goes_on(tmp_path):
+    target, tokenizer = tiny_model(initializer_range=0.1), chat_tokenizer()
+    options = {"max_tokens": 30, "batch_size": 4}
+    invent(target, tokenizer, 20, tmp_path / "whole.jsonl", **options)
+    rows = [json.loads(line) for line in (tmp_path / "whole.jsonl").read_text().splitlines()]
+    texts = [row["messages"][0]["content"] for row in rows]
+    assert len(texts) == len(set(texts)) == 20
+    assert not any("<eos>" in text or not text for text in texts)
+    invent(target, tokenizer, 7, tmp_path / "parts.jsonl", **options)
+    with (tmp_path / "parts.jsonl").open("a") as file:
+        file.write(json.dumps(rows[-1] | {"batch": rows[6]["batch"]}) + "\n")  # of a batch that was cut off
+    invent(target, tokenizer, 20, tmp_path / "parts.jsonl", **options)
+    assert (tmp_path / "parts.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
+
+
+def test_turns_that_never_end(tmp_path):
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = TEMPLATE.replace("<eos>", "g")
+    target = tiny_model()
+    with torch.no_grad():
+        target.lm_head.weight[7] = 0
+        target.lm_head.weight[30] = 0
+    target.generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match="invented turns ended"):
+        invent(target, tokenizer, 40, tmp_path / "out.jsonl", max_tokens=1, batch_size=32)
+    with pytest.raises(ValueError, match="1 at least"):
+        invent(target, tokenizer, 0, tmp_path / "out.jsonl")
+
+
+def test_the_command(tmp_path):
+    tiny_model(initializer_range=0.1).save_pretrained(tmp_path / "target")
+    chat_tokenizer().save_pretrained(tmp_path / "target")
+    common = ["regenerate", "--target", str(tmp_path / "target"), "--max-new-tokens", "8", "--dtype", "float32"]
+    result = CliRunner().invoke(app, [*common, "--invent", "5", "--output", str(tmp_path / "out.jsonl")])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [len(row["messages"]) for row in rows] == [2] * 5
+    assert CliRunner().invoke(app, [*common, "--output", str(tmp_path / "o.jsonl")]).exit_code != 0
+
+
+def test_batches_by_length():
+    lengths = {0: 5, 1: 900, 2: 6, 3: 7, 4: 1300, 5: 4}
+    found = list(batches(lengths, 3, 100))
+    assert found == [[5, 0, 2], [3], [1], [4]]
+    assert sorted(index for some in found for index in some) == list(range(6))
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_the_order_of_the_file_stays(drafted, tmp_path):
+    """Prompts of many lengths, answered in other batches: each answer is the one that its prompt has alone."""
+    target, tokenizer = tiny_model(), chat_tokenizer()
+    generator = torch.Generator().manual_seed(0)
+    rows = [
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": " ".join(["b c d e f g"[2 * int(i)] for i in torch.randint(0, 6, (n,), generator=generator)]),
+                }
+            ]
+        }
+        for n in torch.randint(1, 40, (30,), generator=generator).tolist()
+    ]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drafter = near_copy(target) if drafted else None
+    regenerate(target, tokenizer, file, tmp_path / "many.jsonl", 12, batch_size=4, drafter=drafter)
+    regenerate(target, tokenizer, file, tmp_path / "one.jsonl", 12, batch_size=1)
+    assert (tmp_path / "many.jsonl").read_text() == (tmp_path / "one.jsonl").read_text()
+    lines = (tmp_path / "many.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "many.jsonl").write_text("".join(lines[:13]) + lines[13][:9])  # killed in a line
+    assert regenerate(target, tokenizer, file, tmp_path / "many.jsonl", 12, batch_size=4, drafter=drafter) == 17
+    assert (tmp_path / "many.jsonl").read_text() == (tmp_path / "one.jsonl").read_text()
