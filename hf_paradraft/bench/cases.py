@@ -1,21 +1,24 @@
 """What can be compared: a list of methods for each question."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 
 from transformers import PreTrainedModel
 
+from ..drafters.autoregressive import AutoregressiveDrafter
 from ..drafters.kind import Kind, Variant
 from ..drafters.kinds import kind_of
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
-from .methods import Method, assisted, drafted, plain, prompt_lookup
+from .methods import Method, assisted, drafted, on_cores, plain, prompt_lookup
 
 
 class Case(StrEnum):
     """Questions.
 
-    `methods`: transformers' own methods and ours. `prompts`: PPD, its trees and sizes. `batches`: ours over several prompts at
+    `overlap`: drafting while verifying against one after the other, a core each, and with all cores. `methods`: transformers' own
+    methods and ours. `prompts`: PPD, its trees and sizes. `batches`: ours over several prompts at
     a time. `compiled`: both sides compiled, over static caches. `hopeless`: a drafter that knows nothing, and prompts of random
     tokens: how much is lost?
     """
@@ -25,12 +28,26 @@ class Case(StrEnum):
     batches = "batches"
     compiled = "compiled"
     hopeless = "hopeless"
+    overlap = "overlap"
 
 
 def _kind(drafter: Drafter) -> Kind:
     if (kind := kind_of(drafter)) is None:
         raise ValueError(f"{type(drafter).__name__} is of no kind that this library measures by itself: build Methods of it.")
     return kind
+
+
+def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
+    """Chains of one length: each lane on a core, one after the other and at once; and one after the other on all cores."""
+    config = SpeculationConfig(length, None, never_slower=False)
+    chain = Variant(f"{name}-chain-k{length}", drafter, config)
+    one_core = Variant(f"{name}-chain-k{length}-one-core", drafter, config)
+    pearl = Variant(f"pearl-{name}-k{length}", drafter, replace(config, overlap=True))
+    return [on_cores(drafted(one_core), 1), drafted(pearl), drafted(chain)]
+
+
+def _overlapped_parent(parent: PreTrainedModel | None) -> list[Method]:
+    return [] if parent is None else _overlapped("autoregressive", AutoregressiveDrafter(parent), 5)
 
 
 def methods_of(
@@ -41,6 +58,7 @@ def methods_of(
     tree_sizes: Sequence[TreeSize] = (16, "auto"),
     others: Sequence[Drafter] = (),
     recurrent: bool = False,
+    graft: bool = False,
 ) -> list[Method]:
     """The methods of a case, the reference first; trees are as deep as the longest chain.
 
@@ -51,6 +69,7 @@ def methods_of(
         draft_lengths: K of chains.
         tree_sizes: N of trees.
         others: more drafters for the same target, of other kinds.
+        graft: ours once more, with copied drafts in their trees.
         recurrent: whether the target has a state, which transformers' own methods refuse.
 
     Raises:
@@ -62,6 +81,8 @@ def methods_of(
         if studied is None:
             raise ValueError("The case 'prompts' needs calibrated prompt tokens: paradraft calibrate, then --drafter ADAPTER.")
         return [plain(), *map(drafted, _kind(studied).study(studied))]
+    if case == Case.overlap:
+        return [plain(), *_overlapped(kind.name, drafter, max(draft_lengths)), *_overlapped_parent(parent)]
     compiled = case == Case.compiled
     if case == Case.hopeless:
         if kind.untrained is None:
@@ -76,4 +97,8 @@ def methods_of(
     variants = kind.variants(drafter, draft_lengths, tree_sizes)
     if case == Case.methods:
         variants += [variant for own in others for variant in _kind(own).variants(own, draft_lengths, tree_sizes)]
+    if graft:
+        variants += [
+            Variant(f"{one.name}-graft", one.drafter, replace(one.config, graft=True)) for one in variants if one.config.tree_size
+        ]
     return [plain(compiled), *peers, *(drafted(variant, compiled) for variant in variants)]

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from transformers import CompileConfig, PreTrainedModel
 
 from ..drafters.kind import Variant
@@ -86,3 +87,20 @@ def drafted(variant: Variant, compiled: bool = False) -> Method:
             drafter.speculation_config = before
 
     return Method(variant.name, {"assistant_model": drafter}, using, drafter, batches=True)
+
+
+def on_cores(method: Method, count: int) -> Method:
+    """The same, with so many CPU threads for as long as a call lasts."""
+    own = method.using
+
+    @contextmanager
+    def using() -> Iterator[None]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            with own():
+                yield
+        finally:
+            torch.set_num_threads(before)
+
+    return replace(method, using=using)

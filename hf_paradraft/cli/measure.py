@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from ..bench.cases import Case
-from .options import DrafterName, Dtype, DtypeOption, NewTokens, Parent, Target, console, load
+from .options import DrafterName, Dtype, DtypeOption, NewTokens, Parent, Target, Threads, console, load, use_threads
 
 app = typer.Typer()
 
@@ -93,8 +93,10 @@ def bench(
     temperature: Annotated[
         list[float] | None, typer.Option("--temperature", "-t", min=0, help="0 is greedy; repeatable.")
     ] = None,
+    graft: Annotated[bool, typer.Option("--graft", help="Ours once more, with copied drafts in their trees.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 3,
     max_new_tokens: NewTokens = 128,
+    threads: Threads = None,
     equality: Annotated[bool, typer.Option(help="Compare outputs in float32 too, in a second pass.")] = True,
     dtype: DtypeOption = Dtype.auto,
     json_file: Annotated[
@@ -109,6 +111,7 @@ def bench(
     from ..bench.measure import Settings
     from ..bench.questions import ask, random_prompts
 
+    use_threads(threads)
     sizes = _once(_size(size) for size in tree_nodes or ("16", "auto"))
     batches, temperatures = _once(batch_size or (1,)), _once(temperature or (0.0,))
     settings = Settings(max_new_tokens, batches, temperatures, repeats)
@@ -120,7 +123,7 @@ def bench(
         prompts += random_prompts(len(models.tokenizer))
     lengths = _once(draft_tokens or sorted({4, 8, 12, models.drafter.speculation_config.num_draft_tokens}))
     recurrent = models.target._is_stateful
-    methods = methods_of(case, models.drafter, models.parent, lengths, sizes, models.others, recurrent)
+    methods = methods_of(case, models.drafter, models.parent, lengths, sizes, models.others, recurrent, graft)
     if only:
         chosen = [method for method in methods[1:] if method.name.startswith(tuple(only))]
         if not chosen:

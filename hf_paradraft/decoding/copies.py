@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import LongTensor
 
 from ..protocol import Draft, Riders
+
+
+@dataclass
+class Copy:
+    """What was copied last.
+
+    Attributes:
+        length: of the match.
+        tokens: that followed it.
+        begin: where they would stand in the text.
+    """
+
+    length: int
+    tokens: list[int]
+    begin: int
 
 
 class Copies:
@@ -22,22 +38,23 @@ class Copies:
         self.longest, self.shortest = longest, shortest
         self.texts: list[list[int]] = [[] for _ in range(num_rows)]
         self.places: list[dict[tuple[int, ...], int]] = [{} for _ in range(num_rows)]  # where what followed a run begins
-        self.last: list[tuple[int, list[int]]] = [(0, [])] * num_rows  # of each row, the last match's length, and what was copied
+        self.last: list[Copy | None] = [None] * num_rows
         self.held = {length: [1.0, 2.0] for length in range(shortest, longest + 1)}  # hits and tries of a copy's first token
         self.onward = [9.0, 10.0]  # of a later one, if those before were right
 
-    def read(self, row: int, ids: LongTensor, kept: int) -> list[int]:
-        """Read what is new of a row's text, int64 `(n,)`, of which the first `kept` are as they were; gives what is new."""
+    def read(self, row: int, ids: LongTensor, kept: int) -> None:
+        """Read what is new of a row's text, int64 `(n,)`, the first `kept` of it as they were; learn how the last copy did."""
         text, places = self.texts[row], self.places[row]
         if kept < len(text):  # something was taken back
             text.clear()
             places.clear()
-        new = ids[len(text) :].tolist()
-        for token in new:
+        for token in ids[len(text) :].tolist():
             for length in range(self.shortest, min(self.longest, len(text)) + 1):
                 places[tuple(text[-length:])] = len(text)
             text.append(token)
-        return new
+        if (last := self.last[row]) is not None and len(text) > last.begin:
+            self._judge(last, text[last.begin :])
+            self.last[row] = None
 
     def following(self, row: int, room: int) -> tuple[list[int], list[float]]:
         """What followed the longest earlier occurrence of a row's last tokens, at most `room` tokens, and the chances of each."""
@@ -46,18 +63,16 @@ class Copies:
             begin = places.get(tuple(text[-length:]))
             if begin is not None and room:
                 copied = text[begin : begin + room]
-                self.last[row] = (length, copied)
+                self.last[row] = Copy(length, copied, len(text))
                 hits, tries = self.held[length]
                 return copied, [hits / tries] + [self.onward[0] / self.onward[1]] * (len(copied) - 1)
-        self.last[row] = (0, [])
+        self.last[row] = None
         return [], []
 
-    def judge(self, row: int, tokens: Sequence[int]) -> None:
-        """Learn from what came after the last copy was made."""
-        length, copied = self.last[row]
-        self.last[row] = (0, [])
-        for place, (guess, token) in enumerate(zip(copied, tokens, strict=False)):
-            counts = self.onward if place else self.held[length]
+    def _judge(self, copy: Copy, tokens: Sequence[int]) -> None:
+        """Learn from what came where a copy was made for."""
+        for place, (guess, token) in enumerate(zip(copy.tokens, tokens, strict=False)):
+            counts = self.onward if place else self.held[copy.length]
             counts[0] += guess == token
             counts[1] += 1
             if guess != token:
@@ -94,7 +109,7 @@ def grafted(draft: Draft, tokens: Sequence[int], beliefs: Sequence[float], size:
     reach: list[float] = []
     depths: list[int] = []
     for parent, chance in zip(parents, chances, strict=True):
-        reach.append(chance * (reach[parent] if parent >= 0 else 1.0))
+        reach.append(min(1.0, chance) * (reach[parent] if parent >= 0 else 1.0))  # corrected beliefs may be above 1
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
     order = sorted(range(len(ids)), key=lambda i: (-reach[i], depths[i], i))[:size]
     place = {-1: -1, **{old: new for new, old in enumerate(order)}}

@@ -27,6 +27,7 @@ class Growing:
         vocab_size: V, of the target.
         sampled: whether children are drawn, without replacement, and not the most probable ones.
         factors: by depth, how much of what is promised comes true; None: all.
+        generator: of the draws; default: torch's own.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Growing:
         vocab_size: int,
         sampled: bool,
         factors: numpy.ndarray | None,
+        generator: torch.Generator | None = None,
     ):
+        self.generator = generator
         self.guess, self.prefix, self.processor, self.vocab_size = guess, prefix, processor, vocab_size
         self.sampled, self.factors, self.ranks = sampled, factors, size or 1
         depth = prefix.room if guess.extend is not None else min(prefix.room, len(guess.logits))
@@ -104,7 +107,7 @@ class Growing:
             ids = torch.cat([self.prefix.ids, path], dim=1)
             q = warp(ids, widen(logits, self.guess.vocabulary, self.vocab_size), self.processor)
             scores = possible(q, self.ranks)[0]
-            self.q[node], self.children[node] = q[0], draw(q[0], len(scores)).tolist()
+            self.q[node], self.children[node] = q[0], draw(q[0], len(scores), self.generator).tolist()
         else:
             top, own = logits.float().log_softmax(-1).topk(min(self.ranks, logits.shape[1]))
             scores = [score for score in top[0].tolist() if score > -torch.inf]

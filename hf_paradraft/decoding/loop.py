@@ -62,7 +62,7 @@ def speculative_decoding(
         model, input_ids, logits_processor, stopping_criteria, generation_config, drafter, streamer, synced_gpus, model_kwargs
     )
     stats, rows, waits = call.stats, call.rows, model.device.type == "cuda" and not call.only_argmax
-    with call.features:
+    with call.features, call.lane:
         call.read_prompt(generation_config.prefill_chunk_size)
         while not all(row.finished for row in rows):
             # 1. draft
@@ -72,12 +72,13 @@ def speculative_decoding(
             draft_seconds = perf_counter() - begun
 
             # 2. verify
-            clock = perf_counter()
-            logits = call.verifier.verify(call.buffer, call.lengths, drafts)
-            choices = logits.argmax(-1).tolist() if call.only_argmax else [None] * len(rows)
-            if waits:
-                torch.cuda.synchronize(model.device)  # or its time would be counted elsewhere
-            verify_seconds = perf_counter() - clock
+            with call.beside(prefixes, drafts):
+                clock = perf_counter()
+                logits = call.verifier.verify(call.buffer, call.lengths, drafts)
+                choices = logits.argmax(-1).tolist() if call.only_argmax else [None] * len(rows)
+                if waits:
+                    torch.cuda.synchronize(model.device)  # or its time would be counted elsewhere
+                verify_seconds = perf_counter() - clock
 
             # 3. accept
             taken = [
@@ -85,12 +86,17 @@ def speculative_decoding(
                 for row, draft, own, best in zip(rows, drafts, logits, choices, strict=True)
             ]
 
+            if call.overlap is not None:
+                call.settle(drafts, taken)
+                stats.hidden_seconds += call.overlap.hidden
+                draft_seconds += call.overlap.waited
+
             # 4. roll back, tell everyone
             call.verifier.keep([None if one is None else one.kept for one in taken])
             call.drafting.observe([call.observation(i, one, drafts[i], logits) for i, one in enumerate(taken)])
             paths = [None if one is None else one.path for one in taken]
             seconds = perf_counter() - begun
-            asked = any(prefix.room for prefix in prefixes)
+            asked = any(map(len, drafts)) if call.overlap is not None else any(prefix.room for prefix in prefixes)
             call.pace.observe(drafts, paths, draft_seconds, verify_seconds, seconds, asked)
             stats.add_round(draft_seconds, verify_seconds)
             for index, (row, draft, one) in enumerate(zip(rows, drafts, taken, strict=True)):

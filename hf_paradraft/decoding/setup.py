@@ -1,6 +1,7 @@
 """Everything that one call of `generate` needs, before its first round."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,14 +15,17 @@ from transformers.utils import logging
 
 from ..protocol import Draft, Drafter, Drafting, Observation, Prefix, SpeculationConfig, SpeculationStats
 from .accept import RULES, Rule, greedy
+from .cache import cache_of_call
 from .checks import check_call, check_lengths, left_padding
 from .cost import round_cost
 from .features import Features
+from .overlap import Lane, Overlap, check_overlap, own_device
 from .pace import Habit, Pace
 from .riders import round_rows
 from .rows import Ends, Row, Taken, processors_of_rows
 from .serve import make_verifier
 from .shape import Shape
+from .states import is_recurrent
 from .verify import ChainVerifier, TreeVerifier
 
 logger = logging.get_logger(__name__)
@@ -50,6 +54,7 @@ class Call:
         context: positions that the target has.
         drafts_first: whether the forward that reads the prompt may verify a draft.
         first: whether that forward is still to come.
+        overlap: the drafter's lane, if it works while the target does.
     """
 
     buffer: LongTensor
@@ -67,6 +72,7 @@ class Call:
     context: int
     drafts_first: bool
     first: bool = True
+    overlap: Overlap | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -85,6 +91,8 @@ class Call:
 
     def draft(self, prefixes: list[Prefix]) -> list[Draft]:
         """A draft for each row; empty ones where nobody has room."""
+        if self.overlap is not None:
+            return self.overlap.drafts(prefixes)
         if not any(prefix.room for prefix in prefixes):
             return [Draft.chain(self.buffer[0, :0])] * len(prefixes)
         processors = [row.logits_processor for row in self.rows]
@@ -92,6 +100,33 @@ class Call:
         for row, prefix in zip(self.rows, prefixes, strict=True):
             row.asked = prefix.ids.shape[1]
         return drafts
+
+    def shape_of(self, prefixes: list[Prefix]) -> list[Draft]:
+        """What the drafter's lane does."""
+        return self.shape(self.drafting, prefixes, [row.logits_processor for row in self.rows], self.verifier.branches)
+
+    def beside(self, prefixes: list[Prefix], drafts: list[Draft]) -> AbstractContextManager:
+        """What runs while a forward verifies `drafts`: the drafter, in a lane of its own, or nothing."""
+        if self.overlap is None:
+            return nullcontext()
+        depth = self.config.num_draft_tokens if self.drafts_first or not self.first else 0
+        room = [min(self.ends.limit - row.length - 1, self.context - row.length + row.padding) for row in self.rows]
+        own = [
+            Prefix(prefix.ids, 0 if row.finished or not depth else max(0, most), 0)
+            for prefix, row, most in zip(prefixes, self.rows, room, strict=True)
+        ]
+        return self.overlap.beside(own, drafts, depth)
+
+    @property
+    def lane(self) -> AbstractContextManager:
+        """Entered for as long as the call lasts; behind it no thread is left."""
+        return nullcontext() if self.overlap is None else self.overlap.lane
+
+    def settle(self, drafts: list[Draft], taken: list[Taken | None]) -> None:
+        """Tell the drafter's lane how far its windows went."""
+        paths = [None if one is None else one.path for one in taken]
+        new = [None if one is None else row.ids[0, one.begin : row.length] for row, one in zip(self.rows, taken, strict=True)]
+        self.overlap.settle(drafts, paths, new)
 
     def observation(self, index: int, taken: Taken | None, draft: Draft | None, logits: torch.Tensor) -> Observation | None:
         """What the last forward brought a row, after `taken`; None where it had ended before."""
@@ -171,12 +206,13 @@ def begin_call(
         limit, *_split(stopping_criteria), keeps and generation_config.output_scores, keeps and generation_config.output_logits
     )
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or limit + max(padding)
-    return Call(
+    shape = Shape(config, sampled, pace, vocab_size, type(drafter).__name__)
+    call = Call(
         buffer=buffer,
         rows=rows,
         config=config,
         drafting=drafting,
-        shape=Shape(config, sampled, pace, vocab_size, type(drafter).__name__),
+        shape=shape,
         verifier=verifier,
         features=features,
         rule=rule,
@@ -188,6 +224,14 @@ def begin_call(
         # The first forward may read images or embeddings, which a drafter cannot.
         drafts_first=not any(v is not None and any(part in k for part in MORE_THAN_IDS) for k, v in model_kwargs.items()),
     )
+    if config.overlap:
+        check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
+        if not config.never_slower or own_device(model, drafter):
+            device = getattr(getattr(drafter, "model", drafter), "device", None)
+            if sampled:  # the lane's draws are its own: two threads would take turns at torch's generator
+                shape.generator = torch.Generator(buffer.device).manual_seed(int(torch.randint(2**62, ())))
+            call.overlap = Overlap(Lane(model.device, device), call.shape_of)
+    return call
 
 
 def _split(stopping_criteria: Iterable) -> tuple[set[int], StoppingCriteriaList]:

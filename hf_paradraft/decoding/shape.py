@@ -57,9 +57,9 @@ def best_first_tree(
     return Draft(torch.tensor(chosen, device=logits.device), paths.parents, beliefs=paths.beliefs)
 
 
-def sampled_tree(q: Tensor, num_nodes: int) -> Draft:
+def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = None) -> Draft:
     """A tree of the best-first shape, its siblings drawn without replacement from `q`, float32 `(K, V)`, which it carries."""
-    paths, tokens = sampled_paths(q, num_nodes)
+    paths, tokens = sampled_paths(q, num_nodes, generator)
     return Draft(tokens, paths.parents, q[torch.tensor(paths.depths, device=q.device)])
 
 
@@ -80,6 +80,7 @@ class Shape:
 
     def __init__(self, config: SpeculationConfig, sampled: bool, pace: Pace, vocab_size: int, author: str = "The drafter"):
         self.config, self.sampled, self.pace, self.vocab_size, self.author = config, sampled, pace, vocab_size, author
+        self.generator: torch.Generator | None = None  # of draws; None: torch's own
         self.sparse: SparseShape | None = None
         self.copies: Copies | None = None
         self.steps: deque[float] = deque(maxlen=9)  # seconds of going further
@@ -117,7 +118,7 @@ class Shape:
                 continue
             elif guess.bias is not None or guess.extend is not None:
                 nodes, factors = (self.pace.most_nodes, self.pace.factors) if size == "auto" else (size, None)
-                growing[row] = Growing(guess, prefix, processor, nodes, self.vocab_size, self.sampled, factors)
+                growing[row] = Growing(guess, prefix, processor, nodes, self.vocab_size, self.sampled, factors, self.generator)
             else:
                 drafts[row] = self._independent(guess, prefix, processor, size)
         self._read(growing, len(prefixes), begun)
@@ -133,8 +134,7 @@ class Shape:
 
     def _graft(self, row: int, draft: Draft, prefix: Prefix, size: TreeSize) -> Draft:
         """A row's draft with what can be copied, where that promises more."""
-        new = self.copies.read(row, prefix.ids[0], prefix.kept)
-        self.copies.judge(row, new)
+        self.copies.read(row, prefix.ids[0], prefix.kept)
         tokens, beliefs = self.copies.following(row, prefix.room)
         if not tokens:
             return draft
@@ -199,8 +199,8 @@ class Shape:
         if self.sampled:
             wide = widen(logits, guess.vocabulary, self.vocab_size)
             if isinstance(size, int):
-                return sampled_tree(warp(prefix.ids, wide, processor), size)
-            tokens, scores = sequential_choice(wide, prefix.ids, processor, True)
+                return sampled_tree(warp(prefix.ids, wide, processor), size, self.generator)
+            tokens, scores = sequential_choice(wide, prefix.ids, processor, True, self.generator)
             return Draft.chain(tokens, scores.softmax(-1))
         if size is None:
             return Draft.chain(to_target(logits.argmax(-1), guess.vocabulary))

@@ -36,7 +36,11 @@ def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList)
 
 
 def sequential_choice(
-    logits: Tensor, ids: LongTensor, logits_processor: LogitsProcessorList, do_sample: bool
+    logits: Tensor,
+    ids: LongTensor,
+    logits_processor: LogitsProcessorList,
+    do_sample: bool,
+    generator: torch.Generator | None = None,
 ) -> tuple[LongTensor, Tensor]:
     """Choose one token per row, each row warped as if the earlier choices were the text.
 
@@ -45,6 +49,7 @@ def sequential_choice(
         ids: int64 `(1, n)`, the prefix.
         logits_processor: the target's.
         do_sample: draw from the processed distribution, or take its maximum.
+        generator: of the draws; default: torch's own.
 
     Returns:
         Tokens int64 `(K,)` and the warped scores, float32 `(K, V)`.
@@ -55,7 +60,7 @@ def sequential_choice(
     for row in logits.float().split(1):
         for warper in warpers:
             row = warper(ids, row)
-        token = torch.multinomial(row.softmax(-1), 1) if do_sample else row.argmax(-1, keepdim=True)
+        token = torch.multinomial(row.softmax(-1), 1, generator=generator) if do_sample else row.argmax(-1, keepdim=True)
         ids = torch.cat([ids, token], dim=1)
         rows.append(row)
     return ids[0, length:], torch.cat(rows)

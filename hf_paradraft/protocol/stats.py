@@ -37,7 +37,8 @@ class SpeculationStats:
         emitted_per_round: new tokens of each round and row, the target's own (bonus) token included.
         attempts: how often draft position `d` (from 0) was judged, which happens when `d - 1` was accepted.
         successes: how often position `d` was accepted.
-        draft_seconds: in the drafter.
+        draft_seconds: in the drafter, while nothing else ran.
+        hidden_seconds: in the drafter, during verifications; 0 without `overlap`.
         verify_seconds: in the target's forwards.
         total_seconds: wall time of the loop.
         trace: every round of every row, if `SpeculationConfig.trace`.
@@ -52,6 +53,7 @@ class SpeculationStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     total_seconds: float = 0.0
+    hidden_seconds: float = 0.0
     trace: list[RoundTrace] = field(default_factory=list)
     by_row: list["SpeculationStats"] = field(default_factory=list)
 
@@ -107,6 +109,7 @@ class SpeculationStats:
             self.draft_seconds + other.draft_seconds,
             self.verify_seconds + other.verify_seconds,
             self.total_seconds + other.total_seconds,
+            self.hidden_seconds + other.hidden_seconds,
             [*self.trace, *other.trace],
             [*self.by_row, *other.by_row],
         )
@@ -123,4 +126,6 @@ class SpeculationStats:
             "accepted, %     " + " ".join(f"{100 * rate:4.0f}" for rate in rates),
             f"seconds         {self.total_seconds:.3f}: {', '.join(shares)}",
         ]
+        if self.hidden_seconds:
+            lines.append(f"hidden          {self.hidden_seconds:.3f} s of drafting ran during verifications")
         return "\n".join(lines)

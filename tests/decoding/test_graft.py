@@ -88,14 +88,16 @@ def test_copied_chains_beside_riders():
 
 
 def test_copies_learn_when_they_do_not_hold():
-    copies = Copies(1, longest=2)
-    copies.read(0, torch.tensor([4, 5, 9, 4, 5]), 0)
+    copies, text = Copies(1, longest=2), [4, 5, 9, 4, 5]
+    copies.read(0, torch.tensor(text), 0)
     first = copies.following(0, 3)
     assert first[0] == [9, 4, 5]
-    for _ in range(6):
-        copies.judge(0, [1])
-        assert copies.following(0, 3)[0] == [9, 4, 5]
-    assert copies.following(0, 3)[1][0] < 0.2 < first[1][0]
+    for token in range(10, 16):
+        kept, text = len(text), [*text, token, 4, 5, 9, 4, 5]
+        copies.read(0, torch.tensor(text), kept)
+        last = copies.following(0, 3)
+        assert last[0][0] == 9
+    assert last[1][0] < 0.2 < first[1][0]
 
 
 def test_rejection_draws_and_does_not_copy(prompt):

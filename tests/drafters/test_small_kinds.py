@@ -48,12 +48,13 @@ def test_what_is_copied():
 
 
 def test_copying_learns_how_often_matches_hold():
-    drafting = pd.NgramDrafter(1).start_drafting(None, 64)
+    drafting, text, kept = pd.NgramDrafter(1).start_drafting(None, 64), [5, 6, 5], 0
     for right in (False, False, True, False):
-        guess = drafting.propose([pd.Prefix(torch.tensor([[5, 6, 5]]), 2, 0)])[0]
-        assert guess.tokens.tolist() == [6, 5]
-        drafting.observe([pd.Observation(torch.tensor([6 if right else 7]))])
-    assert drafting.propose([pd.Prefix(torch.tensor([[5, 6, 5]]), 2, 0)])[0].beliefs[0] == pytest.approx(2 / 6)
+        guess = drafting.propose([pd.Prefix(torch.tensor([text]), 2, kept)])[0]
+        assert guess.tokens.tolist()[0] == 6
+        kept = len(text)
+        text = [*text, 6, 5] if right else [*text, 7, 5, 6, 5]
+    assert drafting.propose([pd.Prefix(torch.tensor([text]), 2, kept)])[0].beliefs[0] == pytest.approx(2 / 6)
 
 
 @settings(max_examples=40, deadline=None)

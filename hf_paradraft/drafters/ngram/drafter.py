@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...decoding.copies import Copies
-from ...protocol import Drafter, Drafting, GuessedTokens, Observation, Prefix, SpeculationConfig
+from ...protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
 
 class NgramDrafter(Drafter):
@@ -52,9 +52,3 @@ class NgramDrafting(Drafting):
             tokens, beliefs = self.copies.following(row, prefix.room)
             guesses.append(GuessedTokens(torch.tensor(tokens, dtype=torch.long), beliefs=beliefs))
         return guesses
-
-    def observe(self, observations: list[Observation | None]) -> None:
-        """Count how much of each copy was right."""
-        for row, seen in enumerate(observations):
-            if self.copies is not None and seen is not None:
-                self.copies.judge(row, seen.tokens.tolist())

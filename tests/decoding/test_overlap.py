@@ -1,0 +1,226 @@
+"""Drafting while verifying: nothing changes, nothing is left running, and the schedule is the paper's."""
+
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from test_distributions import PROMPT, VOCAB, WARPERS, exact
+from tiny import ARCHITECTURES, EOS, near_copy, tiny_model, with_prompts
+
+import hf_paradraft as pd
+from hf_paradraft.decoding.overlap import below, likely_path
+
+TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
+MAKE = {
+    "pard": lambda target: near_copy(target, 0.03),
+    "autoregressive": lambda target: pd.AutoregressiveDrafter(near_copy(target, 0.03)),
+    "prompted": lambda target: pd.PromptedDrafter(with_prompts(near_copy(target, 0.03), 2)),
+    "n-grams": lambda target: pd.NgramDrafter(),
+}
+DRAFTERS = {(kind, name): make(TARGETS[name]) for kind, make in MAKE.items() for name in ARCHITECTURES}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = threading.active_count(), torch.get_num_threads()
+    yield
+    assert (threading.active_count(), torch.get_num_threads()) == before
+
+
+class Delayed(pd.Drafter, pd.Drafting):
+    """Any drafter, in a hurry or not, as chance has it."""
+
+    def __init__(self, drafter, seed):
+        self.drafter, self.seed = drafter, seed
+        self.speculation_config = drafter.speculation_config
+
+    def start_drafting(self, target, max_length):
+        own = self.drafter.start_drafting(target, max_length)
+        generator, propose = torch.Generator().manual_seed(self.seed), own.propose
+
+        def slow(prefixes):
+            time.sleep(0.004 * float(torch.rand((), generator=generator)) ** 3)
+            return propose(prefixes)
+
+        own.propose = slow
+        return own
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(list(DRAFTERS)),
+    st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=12), min_size=1, max_size=3),
+    st.sampled_from([None, 7, "auto"]),
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_overlap_changes_nothing(which, prompts, size, window, new, graft, sampled, seed):
+    target, drafter = TARGETS[which[1]], DRAFTERS[which]
+    drafter.speculation_config = pd.SpeculationConfig(window, size, never_slower=False, overlap=True, graft=graft)
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    options = {"attention_mask": mask, "max_new_tokens": new, "pad_token_id": 0, "do_sample": sampled and len(prompts) == 1}
+    torch.manual_seed(seed)
+    plain = target.generate(ids, **options)
+    torch.manual_seed(seed)
+    assert torch.equal(plain, target.generate(ids, assistant_model=Delayed(drafter, seed), **options))
+    assert threading.active_count() <= 3
+
+
+@pytest.mark.parametrize("tree_size", [None, 6])
+@pytest.mark.parametrize("kind", MAKE)
+def test_rejection_is_exact(kind, tree_size):
+    target, rows, calls = TARGETS["llama"], 300, 4
+    torch.manual_seed(2)
+    drafter = DRAFTERS[kind, "llama"]
+    drafter.speculation_config = pd.SpeculationConfig(3, tree_size, acceptance="rejection", never_slower=False, overlap=True)
+    counts = torch.zeros(VOCAB, VOCAB)
+    for _ in range(calls):
+        out = target.generate(
+            PROMPT,
+            attention_mask=torch.ones_like(PROMPT),
+            assistant_model=drafter,
+            do_sample=True,
+            eos_token_id=None,
+            pad_token_id=0,
+            num_return_sequences=rows,
+            max_new_tokens=4,
+            **WARPERS["top-k"],
+        )
+        counts.index_put_((out[:, 5], out[:, 6]), torch.ones(rows), accumulate=True)
+    wanted = exact(WARPERS["top-k"], 1) * rows * calls
+    assert (counts[wanted == 0] == 0).all()
+    often, rare = wanted >= 5, (wanted < 5) & (wanted > 0)
+    got, expected = counts[often].tolist(), wanted[often].tolist()
+    if wanted[rare].sum() > 0:
+        got.append(float(counts[rare].sum()))
+        expected.append(float(wanted[rare].sum()))
+    scale = sum(got) / sum(expected)
+    assert chisquare(got, [scale * value for value in expected]).pvalue > 1e-3
+
+
+def rounds(drafter, target, prompt, new=40):
+    target.generate(prompt, do_sample=False, max_new_tokens=new, eos_token_id=None, assistant_model=drafter)
+    return drafter.last_stats
+
+
+def test_the_schedule_with_a_perfect_drafter(prompt):
+    """Every window passes, and its successor was written meanwhile: but for the first round, each brings a whole window."""
+    target = TARGETS["llama"]
+    drafter = pd.AutoregressiveDrafter(tiny_model())
+    drafter.speculation_config = pd.SpeculationConfig(5, None, never_slower=False, overlap=True, trace=True)
+    stats = rounds(drafter, target, prompt, 41)
+    assert stats.emitted_per_round == [1, 5, 5, 5, 5, 5, 5, 5, 5]
+    assert [len(one.drafted) for one in stats.trace[:4]] == [0, 4, 4, 4]
+    assert stats.hidden_seconds > 0
+
+
+def test_the_schedule_with_a_useless_drafter(prompt):
+    """Nothing ever fits: every round is the target's own token, while the drafter writes another window in vain."""
+
+    class Wrong(pd.Drafter, pd.Drafting):
+        speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
+        asked = 0
+
+        def start_drafting(self, target, max_length):
+            return self
+
+        def propose(self, prefixes):
+            self.asked += 1
+            logits = [TARGETS["llama"](prefix.ids).logits[0, -1] for prefix in prefixes]
+            return [
+                pd.GuessedTokens(own.argmin().expand(prefix.room).clone()) for own, prefix in zip(logits, prefixes, strict=True)
+            ]
+
+    drafter = Wrong()
+    stats = rounds(drafter, TARGETS["llama"], prompt, 20)
+    assert stats.emitted_per_round == [1] * 20
+    assert drafter.asked >= 18
+    assert stats.num_drafted == 0
+
+
+def test_without_overlap_nothing_is_hidden(prompt):
+    drafter = near_copy(TARGETS["llama"])
+    assert rounds(drafter, TARGETS["llama"], prompt).hidden_seconds == 0
+    drafter.speculation_config = pd.SpeculationConfig(4, overlap=True)  # never_slower, one device: the plain round
+    assert rounds(drafter, TARGETS["llama"], prompt).hidden_seconds == 0
+
+
+class Boom(Exception):
+    pass
+
+
+@pytest.mark.parametrize("where", ["drafter", "target"])
+def test_an_error_in_one_lane_ends_both(where, prompt):
+    target = tiny_model()
+    drafter = pd.AutoregressiveDrafter(near_copy(target, 0.03))
+    drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None}
+    plain = target.generate(prompt, **options)
+    generator = torch.Generator().manual_seed(0)
+    for error in (Boom, KeyboardInterrupt) * 20:
+        left = int(torch.randint(0, 12, (), generator=generator))
+
+        def fail(*args, error=error, **kwargs):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise error
+
+        model = target if where == "target" else drafter.model
+        hook = model.register_forward_pre_hook(fail)
+        with pytest.raises(error):
+            target.generate(prompt, **options, assistant_model=drafter)
+        hook.remove()
+        assert threading.active_count() == 1 or not any("drafter" in one.name for one in threading.enumerate())
+    assert torch.equal(plain, target.generate(prompt, **options, assistant_model=drafter))
+
+
+def test_what_cannot_be_overlapped(prompt):
+    target = TARGETS["llama"]
+    overlap = pd.SpeculationConfig(2, overlap=True, never_slower=False)
+    reader = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
+    reader.speculation_config = overlap
+    with pytest.raises(ValueError, match="needs this one's"):
+        target.generate(prompt, assistant_model=reader, max_new_tokens=4)
+    rider = pd.PpdDrafter.from_model(with_prompts(tiny_model(), 2))
+    rider.speculation_config = overlap
+    with pytest.raises(ValueError, match="own forward"):
+        target.generate(prompt, assistant_model=rider, max_new_tokens=4)
+
+
+def test_two_calls_at_once_on_one_drafter(prompt):
+    target, drafter = TARGETS["llama"], near_copy(TARGETS["llama"])
+    drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
+    plain = target.generate(prompt, **options)
+    found = []
+
+    def call():
+        found.append(target.generate(prompt, **options, assistant_model=drafter))
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert all(torch.equal(plain, one) for one in found)
+
+
+def test_windows_behind_a_token():
+    draft = pd.Draft(torch.tensor([4, 5, 6, 7, 8]), [-1, -1, 1, 1, 2], beliefs=[0.5, 0.4, 0.3, 0.2, 0.1])
+    assert likely_path(draft) == [0]
+    rest = below(draft, 5)
+    assert rest.tokens.tolist() == [6, 7, 8]
+    assert rest.parents == [-1, -1, 0]
+    assert rest.beliefs == [0.3, 0.2, 0.1]
+    assert len(below(draft, 9)) == len(below(draft, 4)) == 0
