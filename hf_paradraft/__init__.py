@@ -3,7 +3,7 @@
 Importing this package lets `generate(assistant_model=drafter)` reach its loop.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 from . import training
 from .auto import AutoDrafter

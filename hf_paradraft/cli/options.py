@@ -4,6 +4,7 @@ import copy
 import warnings
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -46,6 +47,32 @@ Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; one each 
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
 
 
+def open_target(name: str, place: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal LM and its tokenizer: of a folder, a Hub id, or a `.gguf` file, whose weights stay packed.
+
+    Raises:
+        OSError, ValueError: nothing loadable there; of a GGUF file, what is the matter with it.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not name.endswith(".gguf"):
+        model = AutoModelForCausalLM.from_pretrained(name, **place, trust_remote_code=False)
+        return model.eval(), AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    file = Path(name)
+    if not file.is_file():
+        raise OSError(f"There is no file {name}.")
+    packed = {"gguf_file": file.name, "trust_remote_code": False}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **packed)
+        return AutoModelForCausalLM.from_pretrained(file.parent, **{**place, "dtype": torch.float32}, **packed).eval(), tokenizer
+    except ImportError as error:
+        raise OSError(f"Reading {name} needs another package: pip install gguf ({error}).") from error
+    except Exception as error:  # a damaged or foreign file fails in many ways
+        raise ValueError(
+            f"{name} cannot be read: it is damaged, or of an architecture that transformers has not ({error})."
+        ) from error
+
+
 def use_threads(count: int | None) -> None:
     """Let torch use so many CPU threads; None: as many as it takes."""
     if count is not None:
@@ -81,7 +108,7 @@ def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dty
     Raises:
         typer.BadParameter: a target without a drafter, or the other way round.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     from ..auto import AutoDrafter
     from ..demo import FAMILY
@@ -95,14 +122,13 @@ def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dty
     if embedded:
         target, drafter, parent = str(FAMILY / "target"), str(FAMILY / "pard"), str(FAMILY / "draft")
     place = dtype.place
-    model = AutoModelForCausalLM.from_pretrained(target, **place, trust_remote_code=False).eval()
+    model, tokenizer = open_target(str(target), place)
     draft = (
         PardDrafter.from_causal_lm(drafter, mask_token_id=0, **place)
         if untrained
         else AutoDrafter.from_pretrained(drafter, **place)
     )
     small = AutoModelForCausalLM.from_pretrained(parent, **place, trust_remote_code=False).eval() if parent else None
-    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
     return Models(model, draft, small, tokenizer, _family_prompts(small) if embedded else [])
 
 

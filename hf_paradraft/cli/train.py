@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .options import Dtype, DtypeOption, MaxLength, NewTokens, Temperature, Threads, console, use_threads
+from .options import Dtype, DtypeOption, MaxLength, NewTokens, Temperature, Threads, console, open_target, use_threads
 
 app = typer.Typer()
 train = typer.Typer(help="Train a drafter.", no_args_is_help=True, rich_markup_mode="rich")
@@ -33,16 +33,13 @@ def regenerate(
     threads: Threads = None,
 ) -> None:
     """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will be judged by."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     from ..auto import AutoDrafter
     from ..training.regenerate import regenerate as run
 
     if (source is None) == (invent is None):
         raise typer.BadParameter("give --source FILE, or --invent N.")
     use_threads(threads)
-    model = AutoModelForCausalLM.from_pretrained(target, **dtype.place, trust_remote_code=False).eval()
-    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    model, tokenizer = open_target(target, dtype.place)
     if invent is not None:
         from ..training.invent import invent as write_prompts
 

