@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from layouts import LAYOUTS, write
 from scipy.stats import chisquare
 from tiny import EOS, MASK, near_copy, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -176,3 +177,31 @@ def test_speed(family, record_property, capsys):
     with capsys.disabled():
         print("\n".join(["", *lines, f"{time.perf_counter() - started:.0f} s"]))
     record_property("figures", "; ".join(lines))
+
+
+@pytest.mark.parametrize("size", [None, 9])
+@pytest.mark.parametrize("name", ["z-lab, sliding", "DeepSpec rnn", "speculators EAGLE-3", "speculators P-EAGLE"])
+def test_drafters_that_read_the_target(name, size, tmp_path):
+    target = tiny_model("llama", num_hidden_layers=8).cuda()
+    drafter = pd.AutoDrafter.from_pretrained(write(tmp_path, *LAYOUTS[name]()), device_map="auto")
+    drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=False)
+    ids = torch.tensor([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]], device="cuda")
+    options = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "pad_token_id": 0}
+    assert torch.equal(target.generate(ids, **options), target.generate(ids, **options, assistant_model=drafter))
+    assert drafter.last_stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("place", ["cuda", "cpu", "cuda:1"])
+@pytest.mark.parametrize("kind", ["pard", "autoregressive"])
+def test_overlap(kind, place):
+    """Two streams of one GPU, a GPU and the CPU, two GPUs."""
+    if place == "cuda:1" and torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device only")
+    target = tiny_model().cuda()
+    small = near_copy(tiny_model(), 0.03).to(place)
+    drafter = small if kind == "pard" else pd.AutoregressiveDrafter(small)
+    drafter.speculation_config = pd.SpeculationConfig(5, None, overlap=True, never_slower=False)
+    ids = torch.tensor([[1, 2, 3, 4, 5]], device="cuda")
+    options = {"do_sample": False, "max_new_tokens": 80, "eos_token_id": None}
+    assert torch.equal(target.generate(ids, **options), target.generate(ids, **options, assistant_model=drafter))
+    assert drafter.last_stats.hidden_seconds > 0
