@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import BoolTensor, LongTensor, Tensor
 from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from ..decoding.tree_attention import TreeAttention, attention_windows
 
@@ -20,7 +21,9 @@ def decoder_stack(config: PreTrainedConfig) -> PreTrainedModel:
     """
     config = copy.deepcopy(config)
     config.vocab_size, config.pad_token_id, config.use_cache = 1, None, True
-    stack = AutoModel.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
+    known: Any = MODEL_MAPPING.get(type(config), None)
+    attention = "sdpa" if known is None or known._supports_sdpa else "eager"  # Gemma 2 caps its scores, gpt-oss has sinks
+    stack = AutoModel.from_config(config, attn_implementation=attention, trust_remote_code=False)
     if attention_windows(stack) is None:
         raise ValueError(f"Layers of {type(stack).__name__} take no masks and positions as they are given.")
     stack.set_input_embeddings(torch.nn.Identity())

@@ -19,6 +19,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding.features import decoder_of
+from ...decoding.tree_attention import additive
 from ...hub.card import provenance_of
 from ...hub.push import push_drafter
 from ...protocol import Drafter, SpeculationConfig
@@ -229,6 +230,8 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
         inputs = self.text(input_ids, features if features is not None else self.nothing(0))
         masks = self.mask_embeddings[(depths - 1).clamp(min=0)].to(inputs)
         inputs = torch.where((depths > 0)[..., None], masks, inputs)
+        if self.stack.config._attn_implementation == "eager":  # adds its mask
+            attention_mask = additive(attention_mask, inputs.dtype)
         states = self.stack(
             inputs_embeds=inputs, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
         ).last_hidden_state[:, columns]
