@@ -207,12 +207,13 @@ def deepspec_eagle():
         "draft_num_hidden_layers": 1,
         "num_target_layers": LAYERS,
         "target_layer_ids": [1, 2, 3, 5, 6],
+        "layer_types": ["full_attention"] * LAYERS,
         "ttt_length": 7,
     }
     return options, _eagle("layers.0", 5, norms=True, extra=OWN.items())
 
 
-def speculators_eagle(kind="eagle3", num_layers=1, norms=False, trimmed=True, **flags):
+def speculators_eagle(kind="eagle3", num_layers=1, norms=False, trimmed=True, sliding=False, **flags):
     options = {
         "speculators_model_type": kind,
         "architectures": ["PEagleSpeculator" if kind == "peagle" else "Eagle3Speculator"],
@@ -222,6 +223,9 @@ def speculators_eagle(kind="eagle3", num_layers=1, norms=False, trimmed=True, **
         "norm_before_residual": True,
         **flags,
     }
+    if sliding:
+        options["transformer_layer_config"] |= {"layer_types": ["sliding_attention"] * num_layers, "sliding_window": 5}
+        options["transformer_layer_config"] |= {"use_sliding_window": True, "max_window_layers": 0} if norms else {}
     extra = {"lm_head.weight": (len(DRAFTED), D)} if trimmed else {}
     if kind == "peagle":
         options["mask_token_id"] = MASK
@@ -258,6 +262,7 @@ LAYOUTS = {
     "speculators DSpark": lambda: speculators("dspark"),
     "speculators DSpark, fill-in": lambda: speculators("dspark", sample_from_anchor=False),
     "speculators DSpark, rnn": lambda: speculators("dspark", False, markov_head_type="rnn"),
+    "speculators DSpark, rnn, fill-in": lambda: speculators("dspark", markov_head_type="rnn", sample_from_anchor=False),
     "speculators DSpark, gated": lambda: speculators("dspark", markov_head_type="gated"),
     "transformers": muse,
     "SafeAI": safeai,
@@ -267,6 +272,8 @@ LAYOUTS = {
     "DeepSpec EAGLE-3": deepspec_eagle,
     "speculators EAGLE-3": speculators_eagle,
     "speculators EAGLE-3, Qwen3": lambda: speculators_eagle(num_layers=2, norms=True, norm_before_residual=False),
+    "speculators EAGLE-3, sliding": lambda: speculators_eagle(sliding=True),
+    "speculators EAGLE-3, sliding Qwen3": lambda: speculators_eagle(num_layers=2, norms=True, sliding=True),
     "speculators EAGLE-3.1": lambda: speculators_eagle(fc_norm=True, norm_output=True),
     "speculators EAGLE-3, gpt-oss": lambda: speculators_eagle(norm_before_fc=True, trimmed=False),
     "speculators P-EAGLE": lambda: speculators_eagle("peagle", 2),

@@ -57,6 +57,10 @@ class Borrowed:
             weight = self.head.weight
             logits = self.head(states.to(weight.device, weight.dtype if weight.is_floating_point() else states.dtype))
             logits = logits if self.vocabulary is None else logits[..., self.vocabulary.to(logits.device)]
+        return self.finished(logits, softcap)
+
+    def finished(self, logits: Tensor, softcap: float | None = None) -> Tensor:
+        """What a head gave, scaled and capped as the target's."""
         logits = logits * self.scale if self.scale != 1 else logits
         cap = softcap or self.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -78,7 +82,8 @@ def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
     Raises:
         ValueError: it is not where models of transformers have it.
     """
-    for name in ("norm", "final_layernorm", "ln_f", "final_layer_norm"):
-        if (found := getattr(decoder, name, None)) is not None:
-            return found
+    for part in (decoder, getattr(decoder, "decoder", None)):  # OPT's stands one deeper
+        for name in ("norm", "final_layernorm", "ln_f", "final_layer_norm"):
+            if (found := getattr(part, name, None)) is not None:
+                return found
     raise ValueError(f"{type(decoder).__name__} has no final norm by a name that is known: its normed states cannot be found.")

@@ -104,9 +104,14 @@ class FeatureDrafter(nn.Module, Drafter):
         elif saved := drafter.paradraft.get("speculation_config"):
             drafter.speculation_config = SpeculationConfig.from_saved(saved)
         drafter.found_under = found_under
+        dtype = kwargs.pop("torch_dtype", None) or dtype
         if isinstance(dtype, str):
-            dtype = None if dtype == "auto" else getattr(torch, dtype, None)
-        if device_map == "auto":
+            if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+                raise ValueError(f"There is no dtype {dtype!r}: pass torch.bfloat16, 'bfloat16', 'auto' or the like.")
+            dtype = None if dtype == "auto" else getattr(torch, dtype)
+        if more := sorted(kwargs.keys() - {"attn_implementation", "use_safetensors", "low_cpu_mem_usage"}):
+            raise ValueError(f"{cls.__name__}.from_pretrained does not know {', '.join(more)}.")
+        if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
             device_map = "cuda" if torch.cuda.is_available() else None
         elif isinstance(device_map, dict):
             device_map = next(iter(device_map.values()))
@@ -189,8 +194,8 @@ class FeatureDrafter(nn.Module, Drafter):
                 f"{who} guesses {most} tokens at most, but num_draft_tokens is "
                 f"{self.speculation_config.num_draft_tokens}: lower it."
             )
-        if "mrope_section" in str(getattr(config, "rope_parameters", None)):
-            raise ValueError(f"{who} has one position a token, and the target has several (M-RoPE): it cannot be served.")
+        if config is not target.config and "mrope_section" in str(getattr(config, "rope_parameters", None)):
+            raise ValueError(f"{who} has one position a token, and images give the target several (M-RoPE): it cannot be served.")
         if self.borrowed is None or self.borrowed.head is not target.get_output_embeddings():
             self.borrowed = Borrowed(target, None if self.head is not None else self.vocabulary)
         if self.head is None and self.borrowed.embedding.weight.shape[-1] != self.hidden_size:
@@ -210,7 +215,9 @@ class FeatureDrafter(nn.Module, Drafter):
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits `(…, V')` of normed states, by its own head or the target's."""
-        return self.shared.logits(states) if self.head is None else self.head(states)
+        if self.head is None:
+            return self.shared.logits(states)
+        return self.head(states) if self.borrowed is None else self.borrowed.finished(self.head(states))
 
     @property
     def shared(self) -> Borrowed:
@@ -253,7 +260,7 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> N
     for name, own in tensors.items():
         if own.shape != have[name].shape:
             raise ValueError(f"{what}: {name} is {tuple(own.shape)}, and its config asks for {tuple(have[name].shape)}.")
-    module.to(next(iter(tensors.values())).dtype)
+    module.to(tensors.get("fc.weight", next(iter(tensors.values()))).dtype)
     module.load_state_dict(tensors)
 
 

@@ -159,7 +159,7 @@ class RowTrainer(ResumableTrainer):
                 here = losses[(depths == depth) & (labels != IGNORED)]
                 self._eval_losses[depth] += torch.tensor([here.sum().item(), here.numel()])
         count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        loss = losses.sum() / count
+        loss = losses.sum() / max(1, int(count))  # a batch may have nothing to be learned
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # the count is everyone's, and gradients are averaged
         return (loss, outputs) if return_outputs else loss

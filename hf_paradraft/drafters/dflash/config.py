@@ -76,7 +76,14 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     kind = Qwen3Config if any(name.endswith("q_norm.weight") for name in tensors) else LlamaConfig
     known = kind().to_dict().keys() | {"rope_theta", "rope_scaling", "partial_rotary_factor"}
     own = {name: value for name, value in described.items() if name in known and name not in ("model_type", "dtype")}
-    if kind is LlamaConfig:
+    kinds = described.get("layer_types")
+    if isinstance(kinds, list):  # Llama's own config has none, and goes by them all the same
+        own["layer_types"] = kinds[: described.get("num_hidden_layers", len(kinds))]
+    if "sliding_attention" in (own.get("layer_types") or ()):
+        if not isinstance(described.get("sliding_window"), int):
+            raise ValueError("The drafter's config has sliding layers and no sliding_window: save or download it again.")
+        own |= {"sliding_window": described["sliding_window"], "use_sliding_window": True}
+    elif kind is LlamaConfig:
         own.pop("layer_types", None)
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
         if not isinstance(own.get(name), int):

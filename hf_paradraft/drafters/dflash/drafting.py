@@ -51,13 +51,13 @@ class BlockDrafting(Drafting):
         anchors = torch.stack([prefix.ids[0, -1] for prefix in prefixes]).to(self.drafter.device)
         states = self.drafter.fill(anchors, self.masks, lengths, self.cache.cache)
         self.cache.keep([[]] * len(prefixes), states.shape[1])
-        states = self.drafter.guesses(states)
         ready = [
             begin + length == prefix.ids.shape[1] - 1
             for begin, length, prefix in zip(self.begins, lengths, prefixes, strict=True)
         ]
         return [
-            self.guess(own[: prefix.room]) if fits else nothing for own, fits, prefix in zip(states, ready, prefixes, strict=True)
+            self.guess(own, anchor, prefix.room) if fits else nothing
+            for own, anchor, fits, prefix in zip(states, anchors, ready, prefixes, strict=True)
         ]
 
     def _inject(self) -> None:
@@ -76,6 +76,7 @@ class BlockDrafting(Drafting):
         self.cache.keep([list(range(count)) for count in counts], max(counts))
         self.waiting = [[] for _ in new]
 
-    def guess(self, states: Tensor) -> GuessedLogits:
-        """What the states of one row's block say."""
-        return GuessedLogits(self.drafter.base_logits(states), vocabulary=self.drafter.vocabulary)
+    def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
+        """What the states `(block size, d)` of one row's block say behind its newest token, at most `room` tokens far."""
+        logits = self.drafter.base_logits(self.drafter.guesses(states)[:room])
+        return GuessedLogits(logits, vocabulary=self.drafter.vocabulary)

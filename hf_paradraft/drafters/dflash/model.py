@@ -53,6 +53,8 @@ class DFlashDrafter(FeatureDrafter):
         self.hidden_norm = LlamaRMSNorm(layers.hidden_size, layers.rms_norm_eps)
         self.stack = decoder_stack(layers)
         self.windows = attention_windows(self.stack) or {}
+        if len(self.windows) > 1 and layers.model_type == "llama":
+            raise ValueError(f"This {self.title} has layers of Llama with and without windows, which are not served together.")
         if own_embedding:
             self.embedding = nn.Embedding(layers.vocab_size, layers.hidden_size)
         if own_head:
@@ -93,7 +95,7 @@ class DFlashDrafter(FeatureDrafter):
             "aux_hidden_state_layer_ids": [key + 1 for key in config.features if isinstance(key, int)],
             "block_size": config.block_size,
             "mask_token_id": config.mask_token_id,
-            "sample_from_anchor": config.fill_in is False,
+            **({} if config.fill_in is None else {"sample_from_anchor": not config.fill_in}),
             "sliding_window_non_causal": "sliding_attention" in kinds and "sliding_attention" not in config.causal,
             "draft_vocab_size": config.vocab_size if self.vocabulary is None else len(self.vocabulary),
             "target_hidden_size": config.target_hidden_size,
@@ -119,6 +121,11 @@ class DFlashDrafter(FeatureDrafter):
     def hidden_size(self) -> int:
         """d."""
         return self.block.layers.hidden_size
+
+    @property
+    def num_guesses(self) -> int:
+        """V', ids that it guesses."""
+        return self.block.vocab_size if self.vocabulary is None else len(self.vocabulary)
 
     @property
     def most_drafts(self) -> int:
@@ -201,15 +208,20 @@ class DFlashDrafter(FeatureDrafter):
         """Logits `(…, V')` of states, before any head that looks at the token before."""
         if self.head is not None:
             logits = self.head(states)
-            cap = self.block.softcap or (self.borrowed.softcap if self.borrowed is not None else None)
-            logits = logits if cap is None else cap * torch.tanh(logits / cap)
+            if self.borrowed is not None:
+                logits = self.borrowed.finished(logits, self.block.softcap)
         else:
-            logits = self.shared.logits(states, self.block.softcap)
+            logits = self.shared.logits(states, self.block.softcap)[..., : self.num_guesses]
         return logits if self.block.logit_scale == 1 else logits * self.block.logit_scale
 
     @torch.no_grad()
     def block_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
-        """States `(B, drafts, hidden)` that guess behind whole prefixes, without caches from before.
+        """States `(B, drafts, hidden)` that guess behind whole prefixes; arguments as for `all_states`."""
+        return self.guesses(self.all_states(input_ids, features))
+
+    @torch.no_grad()
+    def all_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
+        """States `(B, block size, hidden)` of blocks behind whole prefixes, without caches from before.
 
         Args:
             input_ids: int64 `(B, n)`.
@@ -224,8 +236,8 @@ class DFlashDrafter(FeatureDrafter):
         if length:
             positions = torch.arange(length, device=self.device).expand(len(input_ids), -1)
             self.inject(self.fuse(features), positions, cache)
-        states = self.fill(input_ids[:, -1].to(self.device), self.masks([0] * len(input_ids)), [length] * len(input_ids), cache)
-        return self.guesses(states)
+        rows = len(input_ids)
+        return self.fill(input_ids[:, -1].to(self.device), self.masks([0] * rows), [length] * rows, cache)
 
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None

@@ -29,11 +29,12 @@ class DSparkDrafter(DFlashDrafter):
         self, config: BlockConfig, vocabulary: LongTensor | None = None, own_embedding: bool = False, own_head: bool = False
     ):
         super().__init__(config, vocabulary, own_embedding, own_head)
-        num_guesses = config.vocab_size if vocabulary is None else len(vocabulary)
         self.markov: MarkovHead | None = None
         self.confidence: nn.Linear | None = None
         if config.markov_rank:
-            self.markov = MarkovHead(config.vocab_size, num_guesses, config.markov_rank, self.hidden_size, config.markov_type)
+            self.markov = MarkovHead(
+                config.vocab_size, self.num_guesses, config.markov_rank, self.hidden_size, config.markov_type
+            )
         if config.confidence:
             self.confidence = nn.Linear(self.hidden_size + (config.markov_rank if config.confidence_with_markov else 0), 1)
 
@@ -45,6 +46,17 @@ class DSparkDrafter(DFlashDrafter):
     def start_drafting(self, target: Any, max_length: int) -> DSparkDrafting:
         """Begin a `generate` call; its state is its own."""
         return DSparkDrafting(self)
+
+    def first_memory(self, anchors: LongTensor, states: Tensor) -> Tensor | None:
+        """The recurrent head's memory before the first guess: a block that fills in has read a row that guesses nothing.
+
+        Args:
+            anchors: int64 `(…,)`, the newest tokens.
+            states: `(…, block size, d)`, of all rows of a block.
+        """
+        if self.markov is None or self.markov.kind != "rnn" or not self.block.fill_in:
+            return None
+        return self.markov(anchors.to(self.device), states[..., 0, :])[1]
 
     def confidence_logits(self, states: Tensor, before: LongTensor) -> Tensor:
         """How sure each guess is, `(…, k)`, before calibration and sigmoid.
@@ -67,14 +79,15 @@ class DSparkDrafter(DFlashDrafter):
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
     ) -> Tensor:
         """As `DFlashDrafter.draft_logits`; each token after the most probable one before."""
-        states = self.block_states(input_ids, features)[:, :num_draft_tokens]
+        whole = self.all_states(input_ids, features)
+        states = self.guesses(whole)[:, :num_draft_tokens]
         logits = self.base_logits(states)
         if self.markov is None:
             return logits
-        token, memory, rows = input_ids[:, -1].to(self.device), None, []
+        token, memory, rows = input_ids[:, -1].to(self.device), self.first_memory(input_ids[:, -1], whole), []
         for place in range(logits.shape[1]):
             bias, memory = self.markov(token, states[:, place], memory)
-            rows.append(logits[:, place] + bias.to(logits))
+            rows.append(logits[:, place] + bias.to(logits)[..., : logits.shape[-1]])
             best = rows[-1].argmax(-1)
             token = (best if self.vocabulary is None else self.vocabulary.to(best.device)[best]).to(self.device)
         return torch.stack(rows, dim=1)
@@ -85,17 +98,20 @@ class DSparkDrafting(BlockDrafting):
 
     drafter: DSparkDrafter
 
-    def guess(self, states: Tensor) -> GuessedLogits:
+    def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
         """What the states of one row's block say, and what the token before adds."""
         drafter, markov = self.drafter, self.drafter.markov
-        guess = super().guess(states)
+        guess = super().guess(states, anchor, room)
+        first = drafter.first_memory(anchor, states)
+        states = drafter.guesses(states)[:room]
         if markov is not None:
 
             def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
-                known = [torch.zeros(markov.rank, device=states.device, dtype=states.dtype) if m is None else m for m in memories]
+                begin = torch.zeros(markov.rank, device=states.device, dtype=states.dtype) if first is None else first
+                known = [begin if memory is None else memory for memory in memories]
                 with torch.no_grad():
                     found, memory = markov(tokens.to(states.device), states[depths.to(states.device)], torch.stack(known))
-                return found, [None] * len(tokens) if memory is None else list(memory)
+                return found[..., : guess.logits.shape[-1]], [None] * len(tokens) if memory is None else list(memory)
 
             guess.bias = bias
         if drafter.confidence is not None:

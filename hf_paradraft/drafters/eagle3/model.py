@@ -76,6 +76,7 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
             num_guesses = (config.draft_vocab_size or config.vocab_size) if vocabulary is None else len(vocabulary)
             self.head = nn.Linear(layers.hidden_size, num_guesses, bias=False)
         self.speculation_config = SpeculationConfig(config.num_draft_tokens or (8 if config.parallel else 5))
+        self.settled: tuple[FeatureKey, ...] = ()  # what a target's number of layers decided
         self.notes = list(config.notes)
         self.eval()
 
@@ -144,13 +145,23 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
 
     def attach(self, target: PreTrainedModel) -> None:
         """As `FeatureDrafter.attach`; layers that a file does not name are settled here."""
-        if not self.features:
-            self.features = self.eagle.features_for(len(layers_of(target)))
+        self.features = self.needed_of(target)
         if self.eagle.features is None and len(self.features) != self.eagle.num_features:
             raise ValueError(f"This {self.title} reads {self.eagle.num_features} layers, not {len(self.features)}.")
         super().attach(target)
         if self.embedding is None and self.borrowed.embedding.weight.shape[-1] != self.hidden_size:
             raise ValueError(f"This {self.title} has no embedding of its own, and the target's has another width.")
+
+    def needed_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+        """The layers that it reads of `target`, in order: what the file or the user says, or the default for so many layers."""
+        chosen = self.features and self.features not in (self.settled, ())
+        if not chosen:
+            self.settled = self.eagle.features_for(len(layers_of(target)))
+        return self.features if chosen else self.settled
+
+    def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+        """What it reads, each once."""
+        return tuple(dict.fromkeys(self.needed_of(target)))
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PairDrafting:
         """Begin a `generate` call; its state is its own."""

@@ -72,9 +72,12 @@ def describe_layers(target: PreTrainedModel, num_layers: int) -> dict[str, Any]:
     config = copy.deepcopy(target.config.get_text_config(decoder=True))
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
-        if "full_attention" not in kinds:
-            raise ValueError(f"{type(target).__name__} has no layer of full attention, which a ParallelSpec drafter is made of.")
-        config.layer_types = ["full_attention"] * num_layers
+        kind = next((kind for kind in ("full_attention", "sliding_attention") if kind in kinds), None)
+        if kind is None:
+            raise ValueError(
+                f"{type(target).__name__} has no layer of ordinary attention, which a ParallelSpec drafter is made of."
+            )
+        config.layer_types = [kind] * num_layers
     if hasattr(config, "mlp_only_layers"):  # of experts: the drafter's layers have none
         config.mlp_only_layers = list(range(num_layers))
     if hasattr(config, "first_k_dense_replace"):
