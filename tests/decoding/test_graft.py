@@ -23,7 +23,7 @@ MAKE = {
 DRAFTERS = {name: make() for name, make in MAKE.items()}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from(list(MAKE)),
     st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=14), min_size=1, max_size=3),

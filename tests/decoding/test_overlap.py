@@ -50,7 +50,7 @@ class Delayed(pd.Drafter, pd.Drafting):
         return own
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from(list(DRAFTERS)),
     st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=12), min_size=1, max_size=3),

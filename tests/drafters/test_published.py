@@ -165,8 +165,11 @@ PROMPTS = torch.tensor([[0, 0, 0, 1, 2], [1, 2, 3, 4, 5], [0, 9, 8, 7, 6]])
 SEEN = (PROMPTS != 0).long()
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("size", [None, 9, "auto"])
+SOME = ("z-lab, sliding", "DeepSpec rnn", "SafeAI", "speculators P-EAGLE")
+CHANGED = [(name, size) for size in (None, 9) for name in LAYOUTS] + [(name, "auto") for name in SOME]
+
+
+@pytest.mark.parametrize(("name", "size"), CHANGED)
 def test_every_layout_changes_nothing(name, size, load):
     drafter = load(name, attach=False)
     drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=size == "auto")
@@ -211,8 +214,7 @@ def features_behind(drafter, target, ids):
         return {key: states[:, :-1] for key, states in features.rows.items()}
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("piece", [None, 2])
+@pytest.mark.parametrize(("name", "piece"), [*((name, None) for name in LAYOUTS), *((name, 2) for name in SOME)])
 def test_caches_give_what_whole_prefixes_give(name, piece, load):
     """Over rounds, rejections, trees and ragged rows, with prompts in pieces."""
     drafter = load(name, attach=False)
