@@ -124,9 +124,11 @@ def train_pard(
     seed: int = 0,
     resume: Resume = False,
     overwrite: Overwrite = False,
+    threads: Threads = None,
 ) -> None:
     """Teach a small causal LM to draft K tokens in one forward. Many devices: run it under `accelerate launch`."""
     options = {**locals()}
+    use_threads(options.pop("threads"))
     from ..drafters.pard.run import train_pard as run
 
     run(**options)
@@ -155,9 +157,11 @@ def train_ppd(
     seed: int = 0,
     resume: Resume = False,
     overwrite: Overwrite = False,
+    threads: Threads = None,
 ) -> None:
     """Train prompt tokens that let a model draft for itself: a PEFT adapter of a few kilobytes."""
     options = {**locals()}
+    use_threads(options.pop("threads"))
     from ..drafters.ppd.run import train_ppd as run
 
     run(**options)
