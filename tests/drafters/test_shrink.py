@@ -59,7 +59,9 @@ def test_from_a_target_to_a_drafter(folder):
     assert config["num_hidden_layers"] == 2
     assert config["draft_vocab_size"] == 12
     train = ["train", "pard", "--model", str(folder / "small"), "--train-file", rows, "--output-dir", str(folder / "out")]
-    result = CliRunner().invoke(app, [*train, "--mask-token-id", "29", "--max-steps", "3", "--num-depths", "3"])
+    result = CliRunner().invoke(
+        app, [*train, "--mask-token-id", "29", "--max-steps", "3", "--num-depths", "3", "--max-length", "9"]
+    )
     assert result.exit_code == 0, result.output
     drafter = pd.AutoDrafter.from_pretrained(folder / "out")
     assert {9, 11, 30} <= set(drafter.vocabulary.tolist())
