@@ -168,7 +168,7 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
             return
         found = fingerprint(target)
         if found is not None and self.config.fingerprint is not None and found != self.config.fingerprint:
-            logger.warning_once(
+            logger.warning(
                 "This ParallelSpec drafter was made for another target of the same sizes (its embedding differs): the output "
                 "stays the target's, but fewer guesses will be right."
             )

@@ -45,15 +45,15 @@ class Projection:
         """That of a folder.
 
         Raises:
-            OSError: it lacks the file, which is not replaced by anything.
-            ValueError: config and weights do not fit.
+            OSError: the file is damaged.
+            ValueError: it is missing, and not replaced by anything; or config and weights do not fit.
         """
         if (folder / FILE).exists():
             tensors = load_file(folder / FILE)
         elif (folder / PICKLE).exists():
             tensors = unpickled(folder / PICKLE)
         else:
-            raise OSError(
+            raise ValueError(
                 f"{folder} is a PARD-2 drafter without its projection ({PICKLE}): get that file, or ask for a drafter that does "
                 "without the target's hidden states with target_independent=True."
             )

@@ -27,7 +27,7 @@ def check_folder(folder: Path) -> None:
     if identify(config, ()) != PARD2:
         refuse_foreign(config, tensor_names(folder))
     elif not (folder / "warp_model.safetensors").exists():
-        raise OSError(f"{folder} has no warp_model.safetensors: load the PARD-2 drafter and save_pretrained it.")
+        raise ValueError(f"{folder} is a PARD-2 drafter without warp_model.safetensors: load it and save_pretrained it.")
     read_mask_token_id(AutoConfig.from_pretrained(folder, trust_remote_code=False))
 
 
