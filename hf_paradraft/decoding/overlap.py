@@ -43,10 +43,9 @@ def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> 
         )
 
 
-def own_device(model: PreTrainedModel, drafter: Any) -> bool:
-    """Whether the drafter has a device of its own, so that overlapping it can pay."""
-    device = getattr(getattr(drafter, "model", drafter), "device", None)
-    return isinstance(device, torch.device) and device != model.device
+def device_of(drafter: Any) -> torch.device | None:
+    """Where a drafter's model is: itself, or what it wraps; None for one without a model."""
+    return getattr(getattr(drafter, "model", drafter), "device", None)
 
 
 def likely_path(draft: Draft) -> list[int]:

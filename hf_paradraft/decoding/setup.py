@@ -19,7 +19,7 @@ from .cache import cache_of_call
 from .checks import check_call, check_lengths, left_padding
 from .cost import round_cost
 from .features import Features
-from .overlap import Lane, Overlap, check_overlap, own_device
+from .overlap import Lane, Overlap, check_overlap, device_of
 from .pace import Habit, Pace
 from .riders import round_rows
 from .rows import Ends, Row, Taken, processors_of_rows
@@ -226,8 +226,8 @@ def begin_call(
     )
     if config.overlap:
         check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
-        if not config.never_slower or own_device(model, drafter):
-            device = getattr(getattr(drafter, "model", drafter), "device", None)
+        device = device_of(drafter)
+        if not config.never_slower or device not in (None, model.device):  # on one device there is nothing to win
             if sampled:  # the lane's draws are its own: two threads would take turns at torch's generator
                 shape.generator = torch.Generator(buffer.device).manual_seed(int(torch.randint(2**62, ())))
             call.overlap = Overlap(Lane(model.device, device), call.shape_of)

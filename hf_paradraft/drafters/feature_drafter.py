@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -24,7 +25,7 @@ from .borrowed import Borrowed
 from .published import drafter_folder
 
 
-class FeatureDrafter(nn.Module, Drafter):
+class FeatureDrafter(nn.Module, Drafter, ABC):
     """A network that reads features of a target, and shares its embedding and head where it has none of its own.
 
     Attributes:
@@ -59,17 +60,17 @@ class FeatureDrafter(nn.Module, Drafter):
         self.notes: list[tuple[str, Any]] = []
 
     @classmethod
+    @abstractmethod
     def read_folder(cls, folder: Path) -> Self:
         """The drafter that lies in a folder, in fp32 or as it was saved.
 
         Raises:
             OSError, ValueError: it is damaged, incomplete, or something else.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Config and tensors as other engines read them."""
-        raise NotImplementedError
 
     @classmethod
     def from_pretrained(
@@ -202,9 +203,9 @@ class FeatureDrafter(nn.Module, Drafter):
             raise ValueError(f"{who} has no head of its own, and its states do not fit the target's.")
 
     @property
+    @abstractmethod
     def hidden_size(self) -> int:
         """d, of its own layers."""
-        raise NotImplementedError
 
     def embed(self, ids: LongTensor) -> Tensor:
         """Embeddings `(…, hidden)` in its own dtype, by its own table or the target's."""

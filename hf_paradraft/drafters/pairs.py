@@ -7,6 +7,7 @@ row `t` is made of token `t` and of what is known of token `t - 1`; behind the t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -23,7 +24,7 @@ from .stack import StackMasks
 PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
 
 
-class PairModel:
+class PairModel(ABC):
     """What a drafter brings to have its texts read so.
 
     Attributes:
@@ -36,27 +37,27 @@ class PairModel:
     reads_first: bool = True
     reads_features: bool = True
 
+    @abstractmethod
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """What is kept of tokens' features, `(f, F)`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Inputs `(B, M, hidden)` of tokens `(B, M)`, with what is kept of those before them, `(B, M, F)`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def masks(self, fused: Tensor, count: int) -> Tensor:
         """Inputs `(B, count, hidden)` of the masks behind a text whose last row had `fused` `(B, F)`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward_rows(
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
     ) -> tuple[Tensor, Tensor]:
         """Logits `(B, count, V')` behind the last `count` rows, and their states `(B, count, hidden)`, as nodes are fed with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def nothing(self, size: int) -> Tensor:
         """What stands for the features before the first token, `(size, F)`."""
-        raise NotImplementedError
 
     @property
     def shift(self) -> int:

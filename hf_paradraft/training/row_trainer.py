@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +117,7 @@ def block_mask(depths: Tensor, positions: Tensor):
     return make(rule, size, None, length, length, device=depths.device)
 
 
-class RowTrainer(ResumableTrainer):
+class RowTrainer(ResumableTrainer, ABC):
     """A mean of losses over kept rows with labels, one flat mean; evaluation reports the loss of each depth too.
 
     Args:
@@ -135,6 +136,7 @@ class RowTrainer(ResumableTrainer):
         self._loss_shifts_labels = False  # so that Trainer counts every label: a row's label is its own
         self._eval_losses = torch.zeros(self.cod.num_depths, 2, dtype=torch.float64)  # sum and count of each depth
 
+    @abstractmethod
     def row_losses(
         self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
     ) -> tuple[Tensor, Any]:
@@ -146,7 +148,6 @@ class RowTrainer(ResumableTrainer):
             labels, depths: int64 `(B, C)`.
             columns: int64 `(C,)`, of the rows that have a label somewhere.
         """
-        raise NotImplementedError
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
         """Sum over labelled rows by their number; logits are computed for those columns alone."""
