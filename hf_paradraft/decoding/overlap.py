@@ -169,7 +169,7 @@ class Overlap:
         most = min(len(before), ids.shape[1])
         wrong = (before[:most] != ids[0, :most]).nonzero()
         kept = int(wrong[0]) if len(wrong) else most
-        room = min(window, max(0, prefix.room + 1 - len(path))) if prefix.room else 0
+        room = min(window, max(0, prefix.room - len(path)))  # one of them stands for the target's own token
         return Prefix(ids, room, kept)
 
     @contextmanager
