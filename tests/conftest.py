@@ -6,6 +6,7 @@ import tempfile
 from loopback import TOKEN, LoopbackHub
 
 HUB = LoopbackHub().start()
+os.environ.pop("HF_HUB_OFFLINE", None)
 HOME = tempfile.TemporaryDirectory(prefix="paradraft-tests-")
 os.environ.update(
     HF_ENDPOINT=HUB.url,

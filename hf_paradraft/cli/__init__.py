@@ -1,10 +1,10 @@
-"""The `paradraft` command: one file for watching, one for measuring, one for training, one for publishing."""
+"""The `paradraft` command: one file each for watching, measuring, making data and models, training, publishing."""
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from . import decode, measure, publish, train
+from . import decode, make, measure, publish, train
 
 app = typer.Typer(
     help="Parallel drafters for transformers: the same output from generate, several times faster.",
@@ -12,7 +12,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for commands in (decode, measure, train, publish):
+for commands in (decode, measure, make, train, publish):
     app.add_typer(commands.app)
 
 

@@ -1,101 +1,20 @@
-"""Commands that make a drafter: regenerate, train, calibrate."""
+"""Commands that train a drafter."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from .options import Dtype, DtypeOption, MaxLength, NewTokens, Temperature, Threads, console, open_target, use_threads
+from .options import MaxLength, Overwrite, Threads, use_threads
 
 app = typer.Typer()
 train = typer.Typer(help="Train a drafter.", no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(train, name="train")
 
 
-@app.command(
-    epilog="Example: paradraft regenerate --target DIR --source prompts.jsonl --output answers.jsonl, or with --invent 5000"
-)
-def regenerate(
-    target: Annotated[str, typer.Option(help="Folder or Hub id of the model that answers.")],
-    output: Annotated[Path, typer.Option(help="JSON lines to write; an unfinished file is continued.")],
-    source: Annotated[str | None, typer.Option(help="JSON lines with 'messages' or 'text', or a Hub dataset.")] = None,
-    invent: Annotated[
-        int | None, typer.Option(min=1, help="Let the target write so many prompts itself, instead of --source.")
-    ] = None,
-    drafter: Annotated[str | None, typer.Option(help="A drafter for the target, which makes it faster.")] = None,
-    max_new_tokens: NewTokens = 256,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
-    temperature: Temperature = 0.0,
-    dtype: DtypeOption = Dtype.auto,
-    seed: int = 0,
-    overwrite: Annotated[bool, typer.Option(help="Begin anew where the file has answers of another run.")] = False,
-    threads: Threads = None,
-) -> None:
-    """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will be judged by."""
-    from ..auto import AutoDrafter
-    from ..training.regenerate import regenerate as run
-
-    if (source is None) == (invent is None):
-        raise typer.BadParameter("give --source FILE, or --invent N.")
-    use_threads(threads)
-    model, tokenizer = open_target(target, dtype.place)
-    if invent is not None:
-        from ..training.invent import invent as write_prompts
-
-        prompts = output.with_name(f"{output.name}.prompts.jsonl")
-        if overwrite:
-            prompts.unlink(missing_ok=True)
-        write_prompts(model, tokenizer, invent, prompts, seed=seed)
-        source = str(prompts)
-    rows = run(
-        model,
-        tokenizer,
-        str(source),
-        output,
-        max_new_tokens,
-        batch_size,
-        temperature=temperature,
-        seed=seed,
-        overwrite=overwrite,
-        drafter=AutoDrafter.from_pretrained(drafter, **dtype.place) if drafter else None,
-    )
-    console.print(f"{rows} rows written to {output}")
-
-
-@app.command(epilog="Example: paradraft calibrate my-adapter --data answers.jsonl")
-def calibrate(
-    adapter: Annotated[Path, typer.Argument(help="Folder of a PPD adapter; its adapter_config.json is written anew.")],
-    data: Annotated[str, typer.Option(help="Rows it was not trained on, best answered by the model itself.")],
-    model: Annotated[str | None, typer.Option(help="The base model; default: the one that the adapter names.")] = None,
-    max_length: MaxLength = 512,
-    dtype: DtypeOption = Dtype.auto,
-) -> None:
-    """Count how often prompt tokens guess right, and show which number of rows is fastest here."""
-    from ..decoding.latency import row_latency
-    from ..drafters.ppd.calibration import calibrate_folder
-    from ..trees.sparse import sizes
-
-    adapted = calibrate_folder(adapter, data, model, max_length, dtype.chosen)
-    config, latency = adapted.active_peft_config, row_latency(adapted.get_base_model())
-    right = Table("distance", *(f"rank {rank}" for rank in range(1, 6)), title="Right guesses, %")
-    for distance, rates in enumerate(config.accuracy, 1):
-        right.add_row(str(distance), *(f"{100 * rate:.1f}" for rate in rates[:5]))
-    console.print(right)
-    found = sizes(config.accuracy, config.num_ensembles, latency)
-    best = max(found, key=lambda size: size.tau / size.seconds)
-    table = Table("tree_size", "τ", "ms", "× plain", title="Promised, by the rows of a round")
-    for size in found:
-        speed = f"{size.tau * float(latency(1)) / size.seconds:.2f}"
-        cells = [str(size.rows), f"{size.tau:.2f}", f"{1000 * size.seconds:.1f}", speed]
-        table.add_row(*cells, style="bold green" if size is best else "")
-    console.print(table)
-
-
 TrainFile = Annotated[str, typer.Option(help="JSON lines with 'text' or 'messages', or a Hub dataset.")]
 MaxSteps = Annotated[int, typer.Option(help="Optimiser steps; -1: by epochs.")]
 Resume = Annotated[bool, typer.Option(help="Go on from the last checkpoint in the output folder.")]
-Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that has files.")]
 
 
 @train.command(
@@ -251,20 +170,35 @@ def train_dspark(
     run(**options)
 
 
-@app.command(epilog="Example: paradraft shrink --target DIR --output-dir small --layers 6 --vocab 8000 --data answers.jsonl")
-def shrink(
-    target: Annotated[str, typer.Option(help="Folder or Hub id of the causal LM that has no small sibling.")],
-    output_dir: Annotated[Path, typer.Option(help="Where the small model goes.")],
-    layers: Annotated[int, typer.Option(min=1, help="N: how many of the target's layers are kept.")],
-    vocab: Annotated[int | None, typer.Option(min=1, help="V': tokens that its head guesses; default: all.")] = None,
-    data: Annotated[str | None, typer.Option(help="The target's answers, in which tokens are counted; with --vocab.")] = None,
-    which: Annotated[str, typer.Option(help="first, or even: layers chosen evenly.")] = "even",
+@train.command(
+    "markov",
+    epilog="Example: paradraft train markov --drafter DIR --train-file answers.jsonl --output-dir OUT",
+)
+def train_markov(
+    drafter: Annotated[str, typer.Option(help="A PARD or ParallelSpec drafter: folder or Hub id. It is not changed.")],
+    train_file: TrainFile,
+    output_dir: DrafterOutput,
+    target: Annotated[str | None, typer.Option(help="Its causal LM; wanted by ParallelSpec, and to measure τ.")] = None,
+    eval_file: EvalFile = None,
+    rank: Annotated[int, typer.Option(min=1, help="r, of the head.")] = 64,
+    num_depths: Annotated[int, typer.Option(min=1, help="K: tokens drafted in training, of a PARD drafter.")] = 8,
+    max_steps: MaxSteps = -1,
+    num_train_epochs: float = 1.0,
+    per_device_train_batch_size: int = 8,
+    gradient_accumulation_steps: int = 1,
+    learning_rate: float = 3e-3,
+    lr_scheduler_type: str = "cosine",
+    warmup_steps: int = 20,
+    max_length: MaxLength = 512,
+    save_steps: int = 500,
+    seed: int = 0,
+    resume: Resume = False,
     overwrite: Overwrite = False,
+    threads: Threads = None,
 ) -> None:
-    """Make a small model of some of a target's own layers, for `train pard`; with --vocab its head guesses fewer tokens."""
-    from ..drafters.pard.shrink import shrink as run
+    """Teach a finished drafter which of its guesses go together: a small head that looks at the token before."""
+    options = {**locals()}
+    use_threads(options.pop("threads"))
+    from ..drafters.markov_training import train_markov as run
 
-    if which not in ("first", "even"):
-        raise typer.BadParameter("--which is first or even.")
-    small = run(target, output_dir, layers, vocab, data, which, overwrite=overwrite)  # type: ignore[arg-type]
-    console.print(f"{small.num_parameters() / 1e6:.1f} million parameters in {output_dir}")
+    run(**options)

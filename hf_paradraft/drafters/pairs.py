@@ -18,6 +18,7 @@ from ..decoding.cache import RaggedCache, empty_cache, use_plain_layers
 from ..decoding.tree_attention import attention_windows
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix
 from ..protocol.drafter import FeatureKey
+from ..protocol.guess import Bias
 from .nodes import Nodes
 from .stack import StackMasks
 
@@ -230,10 +231,19 @@ class PairDrafting(Drafting):
         vocabulary: int64 `(V',)`, the target's id of each of the model's; None: they are the same.
         extends: whether it goes on from tokens that the engine chose, instead of reading masks.
         most: guesses at most; default: any number.
+        bias: of a head that looks at the token before, or None.
     """
 
-    def __init__(self, model: PairModel, vocabulary: LongTensor | None = None, extends: bool = False, most: int | None = None):
-        self.vocabulary, self.extends, self.most, self.reader = vocabulary, extends, most, PairReader(model)
+    def __init__(
+        self,
+        model: PairModel,
+        vocabulary: LongTensor | None = None,
+        extends: bool = False,
+        most: int | None = None,
+        bias: Bias | None = None,
+    ):
+        self.vocabulary, self.extends, self.most, self.bias = vocabulary, extends, most, bias
+        self.reader = PairReader(model)
 
     @torch.no_grad()
     def observe(self, observations: list[Observation | None]) -> None:
@@ -247,7 +257,8 @@ class PairDrafting(Drafting):
         logits = self.reader.read(prefixes, 1 if self.extends else most)
         extend = self.reader.read_nodes if self.extends else None
         nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
+        ways = {"bias": self.bias, "extend": extend}
         return [
-            nothing if own is None else GuessedLogits(own[: prefix.room], vocabulary=self.vocabulary, extend=extend)
+            nothing if own is None else GuessedLogits(own[: prefix.room], self.vocabulary, **ways)
             for own, prefix in zip(logits, prefixes, strict=True)
         ]

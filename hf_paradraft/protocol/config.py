@@ -38,7 +38,7 @@ class SpeculationConfig:
     """
 
     num_draft_tokens: int = 12
-    tree_size: TreeSize = None
+    tree_size: TreeSize = "auto"
     acceptance: Literal["auto", "greedy", "sample_match", "rejection", "typical"] = "auto"
     never_slower: bool = True
     compile: bool = False

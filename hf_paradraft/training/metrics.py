@@ -19,7 +19,7 @@ def acceptance(
     samples: Dataset,
     max_new_tokens: int = 128,
 ) -> dict[str, Any]:
-    """Greedy acceptance against `target`, continuing each sample from its first labelled token.
+    """Greedy acceptance of chains against `target`, continuing each sample from its first labelled token.
 
     Args:
         target: a model, or its folder or Hub id.
@@ -36,7 +36,7 @@ def acceptance(
     target = target.to(drafter.device).eval()
     was_training, options = drafter.training, drafter.speculation_config
     drafter.eval()
-    drafter.speculation_config = replace(options, never_slower=False)  # every round counts, whether it pays or not
+    drafter.speculation_config = replace(options, tree_size=None, never_slower=False)  # chains, and every round counts
     stats = SpeculationStats()
     for sample in samples:
         begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)

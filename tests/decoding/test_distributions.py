@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 import hf_paradraft as pd
 from hf_paradraft.drafters.dspark.training import block_drafter
 from hf_paradraft.drafters.eagle3.config import Eagle3Config
+from hf_paradraft.drafters.markov import MarkovHead
 
 VOCAB, ROWS, CALLS = 32, 400, 4
 TARGET = tiny_model(seed=0)
@@ -53,10 +54,26 @@ def reverses(depths, tokens, states):
 class Copying(Guessing):
     """Tokens that were not drawn: siblings, one of them likely."""
 
+    def __init__(self):
+        super().__init__()
+        self.known = {}
+
     def guess(self, prefix):
-        best = int(TARGET(prefix.ids).logits[0, -1].argmax())
+        text = tuple(prefix.ids[0].tolist())
+        if text not in self.known:
+            self.known[text] = int(TARGET(prefix.ids).logits[0, -1].argmax())
+        best = self.known[text]
         count = 3 if prefix.room > 1 else 2
         return pd.GuessedTokens(torch.tensor([best ^ 1, best, 5])[:count], [-1, -1, 1][:count])
+
+
+def headed(drafter):
+    """A PARD drafter with an untrained head on the token before."""
+    head = MarkovHead(VOCAB, VOCAB, 4, 0)
+    torch.nn.init.normal_(head.before.weight)
+    torch.nn.init.normal_(head.after.weight)
+    drafter.__dict__["markov"] = head.eval()
+    return drafter
 
 
 DRAFTERS = {
@@ -69,6 +86,7 @@ DRAFTERS = {
     "copied trees": Copying,
     "a smaller vocabulary": lambda: Guessing(vocabulary=torch.tensor([3, 30, 7, 1, 12, 40, 22])),
     "a head on the token before": lambda: Guessing(bias=reverses),
+    "pard with a head": lambda: headed(near_copy(TARGET, 0.1)),
 }
 
 
@@ -151,8 +169,7 @@ def p_value(drafter, rule, tree_size, options, skipped=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("warper", ["top-k", "top-p"])
-@pytest.mark.parametrize("tree_size", [None, 6])
+@pytest.mark.parametrize(("tree_size", "warper"), [(None, "top-k"), (6, "top-k"), (6, "top-p")])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_rejection(name, tree_size, warper):
     assert p_value(DRAFTERS[name](), "rejection", tree_size, WARPERS[warper]) > 1e-3

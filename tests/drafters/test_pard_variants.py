@@ -87,6 +87,14 @@ def test_pard2_saved_again(tmp_path):
     assert dict(kind_of_folder(tmp_path / "second").describe(tmp_path / "second"))["kind"] == "PARD-2 drafter"
 
 
+def test_pard2_on_the_hub(hub, tmp_path):
+    tensors = pard2(tmp_path)
+    drafter = pd.AutoDrafter.from_pretrained(tmp_path)
+    drafter.push_to_hub("user/pard2", tokenizer=make_tokenizer())
+    again = pd.AutoDrafter.from_pretrained("user/pard2")
+    assert torch.equal(again.projection.weight, tensors["target_proj.weight"])
+
+
 def test_pard2_that_does_not_fit(tmp_path):
     pard2(tmp_path / "missing", pickled=False)
     with pytest.raises(ValueError, match="without its projection"):
@@ -186,11 +194,12 @@ def test_a_trimmed_drafter_under_rejection():
     exact = (first[:, None, None] * second[:, :, None] * third).flatten().double()
     counts = torch.zeros(216)
     torch.manual_seed(0)
-    draws = 1500
-    for _ in range(draws):
-        out = target.generate(prompt, do_sample=True, top_k=0, max_new_tokens=3, min_new_tokens=3, assistant_model=drafter)
-        a, b, c = out[0, 2:].tolist()
-        counts[36 * a + 6 * b + c] += 1
+    rows, calls = 500, 3
+    draws = rows * calls
+    sampling = {"do_sample": True, "top_k": 0, "max_new_tokens": 3, "min_new_tokens": 3, "num_return_sequences": rows}
+    for _ in range(calls):
+        a, b, c = target.generate(prompt, **sampling, assistant_model=drafter)[:, 2:].T
+        counts.index_put_((36 * a + 6 * b + c,), torch.ones(rows), accumulate=True)
     merged = exact * draws >= 5
     seen = torch.cat([counts[merged], counts[~merged].sum()[None]])
     expected = torch.cat([exact[merged], exact[~merged].sum()[None]]) * draws

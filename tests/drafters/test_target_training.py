@@ -20,24 +20,6 @@ from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer, tra
 from hf_paradraft.training.losses import cross_entropy, rejection, target_probabilities
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator
 
-WORDS = "a b c d e f g h"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    target = tiny_model("llama", num_hidden_layers=6, initializer_range=0.15)  # milder: what it says can be learned
-    target.save_pretrained(tmp_path / "target")
-    make_tokenizer(WORDS).save_pretrained(tmp_path / "target")
-    rows = []
-    with torch.no_grad():
-        for seed in range(24):
-            torch.manual_seed(seed)
-            ids = target.generate(torch.randint(0, 8, (1, 3)), do_sample=False, max_new_tokens=40, eos_token_id=None)
-            rows.append({"text": make_tokenizer(WORDS).decode(ids[0])})
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path
-
-
 OPTIONS = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "use_cpu": True, "max_length": 64}
 
 
@@ -45,7 +27,7 @@ OPTIONS = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "use_cpu": T
 @pytest.mark.parametrize("loss", ["ce", "tv"])
 def test_parallelspec_learns(style, loss, folder):
     rows = folder / "rows.jsonl"
-    options = {**OPTIONS, "style": style, "loss": loss, "num_masks": 2, "eval_file": rows, "vocab": 24}
+    options = {**OPTIONS, "style": style, "loss": loss, "num_masks": 2, "eval_file": folder / "some.jsonl", "vocab": 24}
     drafter = train_parallelspec(folder / "target", rows, folder / "out", max_steps=60, **options)
     record = drafter.paradraft["training"]
     assert record["steps"] == 60
@@ -130,7 +112,7 @@ def test_a_block_sees_its_context_and_itself():
 def test_dspark_learns(rank, confidence, folder):
     rows = folder / "rows.jsonl"
     options = {**OPTIONS, "markov_rank": rank, "confidence": confidence, "block_size": 3, "num_features": 3, "num_layers": 1}
-    drafter = train_dspark(folder / "target", rows, folder / "out", max_steps=60, eval_file=rows, vocab=24, **options)
+    drafter = train_dspark(folder / "target", rows, folder / "out", max_steps=60, eval_file=folder / "some.jsonl", vocab=24, **options)
     record = drafter.paradraft["training"]
     assert record["eval"]["eval_acceptance_depth_0"] > 0.2
     assert record["acceptance"]["mean_emitted"] > 1.25
@@ -233,7 +215,7 @@ def test_temperatures_mend_confidences():
 
 
 def test_tokens_that_text_does_not_use():
-    tokenizer = make_tokenizer(WORDS)
+    tokenizer = make_tokenizer()
     assert unused_token(tokenizer, 32) == 31
     tokenizer.mask_token = None
     assert unused_token(tokenizer, 40) == 39

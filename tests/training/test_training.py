@@ -140,7 +140,9 @@ def test_overwriting_deletes_nothing_that_it_cannot_replace(model_dir, texts, tm
 def test_acceptance_against_a_target_with_an_adapter(model_dir, texts, tmp_path):
     lora = get_peft_model(AutoModelForCausalLM.from_pretrained(model_dir), LoraConfig(target_modules=["q_proj"]))
     lora.save_pretrained(tmp_path / "lora")
-    options = {"eval_file": texts, "target": tmp_path / "lora", "max_steps": 1}
+    some = tmp_path / "some.jsonl"
+    some.write_text("".join(texts.read_text().splitlines(keepends=True)[:8]))
+    options = {"eval_file": some, "target": tmp_path / "lora", "max_steps": 1}
     drafter = train_pard(model_dir, texts, tmp_path / "out", **options, **ARGUMENTS)
     assert drafter.paradraft["training"]["acceptance"]["mean_emitted"] >= 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import torch
 from huggingface_hub import CommitInfo
 from torch import LongTensor, Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import local_folder, read_config, tensor_names, write_whole
-from ...hub.push import push_drafter
 from ...protocol import Drafter, Drafting, GuessedLogits, Prefix, SpeculationConfig
+from ..causal_lm import push_with_tokenizer
 from ..lm import LmReader, check_drafts, logits_behind
 from .publish import KIND, card_fields, check_folder, is_autoregressive, options_of
 
@@ -86,25 +85,19 @@ class AutoregressiveDrafter(Drafter):
         config["paradraft"] = {"kind": KIND, "speculation_config": asdict(self.speculation_config)}
         write_whole(Path(save_directory) / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
 
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> CommitInfo:
+    def push_to_hub(self, repo_id: str, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> CommitInfo:
         """Publish model, tokenizer and card in one commit.
 
         Args:
             repo_id: `user/name`.
+            tokenizer: default: the one that lies where the model was loaded from.
             kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_drafter`.
 
         Raises:
             OSError: the Hub refused, or there is no tokenizer.
             ValueError: nothing says which tokenizer it is.
         """
-        if not self.name_or_path:
-            raise ValueError("Nothing says where this model's tokenizer lies: save both into a folder, and push that.")
-        tokenizer = AutoTokenizer.from_pretrained(self.name_or_path, **self.found_under, trust_remote_code=False)
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-            check_folder(Path(folder))
-            return push_drafter(folder, repo_id, card_fields(Path(folder)), **kwargs)
+        return push_with_tokenizer(self, repo_id, tokenizer, check_folder, card_fields, **kwargs)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> AutoregressiveDrafting:
         """Begin a `generate` call; its state is its own."""

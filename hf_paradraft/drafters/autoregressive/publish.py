@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...files import read_config, read_json, tensor_names
+from ...files import read_config, tensor_names
 from ...hub.card import CardFields, provenance_of
+from ..causal_lm import check_files
 
 KIND = "autoregressive"
 
@@ -26,11 +27,7 @@ def check_folder(folder: Path) -> None:
     Raises:
         OSError: something is missing or damaged.
     """
-    index = folder / "model.safetensors.index.json"
-    wanted = set(read_json(index)["weight_map"].values()) if index.exists() else {"model.safetensors"}
-    wanted.add("tokenizer_config.json")
-    if missing := sorted(name for name in wanted if not (folder / name).exists()):
-        raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")
+    check_files(folder)
     tensor_names(folder)
 
 

@@ -12,7 +12,7 @@ from ...protocol.drafter import FeatureKey
 from ..dflash.config import BlockConfig
 from ..dflash.drafting import BlockDrafting
 from ..dflash.model import DFlashDrafter
-from .heads import MarkovHead
+from ..markov import MarkovHead
 
 
 class DSparkDrafter(DFlashDrafter):

@@ -22,6 +22,7 @@ class ParallelSpecConfig(PreTrainedConfig):
         num_masks: M; a forward guesses M + 1 tokens.
         draft_vocab_size: V', where fewer tokens than the target's are guessed.
         fingerprint: of the target's embedding.
+        markov_rank: of a head that looks at the token before, trained after the rest; 0: none.
         kwargs: as for `PreTrainedConfig`.
 
     Raises:
@@ -37,6 +38,7 @@ class ParallelSpecConfig(PreTrainedConfig):
         num_masks: int = 4,
         draft_vocab_size: int | None = None,
         fingerprint: str | None = None,
+        markov_rank: int = 0,
         **kwargs: Any,
     ):
         if style not in STYLES:
@@ -44,7 +46,7 @@ class ParallelSpecConfig(PreTrainedConfig):
         if num_masks < 1:
             raise ValueError(f"A ParallelSpec drafter needs a mask at least, but num_masks is {num_masks}.")
         self.layers, self.style, self.num_masks = dict(layers or {}), style, num_masks
-        self.draft_vocab_size, self.fingerprint = draft_vocab_size, fingerprint
+        self.draft_vocab_size, self.markov_rank, self.fingerprint = draft_vocab_size, markov_rank, fingerprint
         super().__init__(**kwargs)
 
     @property

@@ -25,6 +25,7 @@ from ...hub.push import push_drafter
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..borrowed import Borrowed, final_norm
+from ..markov import MarkovHead
 from ..pairs import PairDrafting, PairModel, read_whole
 from ..stack import decoder_stack, run
 from .config import ParallelSpecConfig, Style, describe_layers, fingerprint
@@ -57,6 +58,9 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
         self.mix = nn.Linear(2 * hidden, hidden) if config.style == "eagle" else None
         if config.draft_vocab_size is not None:
             self.register_buffer("vocabulary_ids", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+        self.markov: MarkovHead | None = None
+        if config.markov_rank:
+            self.add_head(config.markov_rank)
         self.borrowed: Borrowed | None = None
         kept = provenance_of(config.to_dict())
         saved = kept.get("speculation_config")
@@ -107,6 +111,13 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
         drafter = drafter.to(target.get_input_embeddings().weight.device).eval()
         drafter.attach(target)
         return drafter
+
+    def add_head(self, rank: int) -> MarkovHead:
+        """An untrained head that looks at the token before; it takes the place of an earlier one."""
+        guesses = self.config.draft_vocab_size or self.config.vocab_size
+        self.markov = MarkovHead(self.config.vocab_size, guesses, rank, self.config.hidden_size)
+        self.config.markov_rank = rank
+        return self.markov
 
     @property
     def vocabulary(self) -> LongTensor | None:
@@ -180,7 +191,7 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PairDrafting:
         """Begin a `generate` call; its state is its own."""
-        return PairDrafting(self, self.vocabulary, most=self.most_drafts)
+        return PairDrafting(self, self.vocabulary, most=self.most_drafts, bias=None if self.markov is None else self.markov.guess)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """The features as they are."""
@@ -269,4 +280,5 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
         if count > self.most_drafts:
             raise ValueError(f"{count} guesses of a drafter with {self.config.num_masks} masks: at most {self.most_drafts}.")
         fused = None if features is None else self.fuse(features)
-        return read_whole(self, input_ids.to(self.device), fused, count)[1]
+        logits = read_whole(self, input_ids.to(self.device), fused, count)[1]
+        return logits if self.markov is None else self.markov.chain(logits, input_ids[:, -1], self.vocabulary)

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from transformers import TrainingArguments
+from torch import LongTensor, Tensor
+from transformers import PreTrainedModel, TrainingArguments
 
 from ...training.losses import cross_entropy, rejection, target_probabilities
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer
@@ -18,6 +18,19 @@ from .config import Style
 from .model import ParallelSpecDrafter
 
 Loss = Literal["ce", "tv"]
+
+
+def text_states(target: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
+    """The target's normed states of a batch's texts, `(B, N, hidden)`: their rows, of depth 0, come first."""
+    text = (inputs["depths"] == 0).any(0)
+    return states_of(target, ("normed",), inputs["input_ids"][:, text], inputs["depths"][:, text] == 0)["normed"]
+
+
+def before_each(states: Tensor, rows: LongTensor, dtype: torch.dtype) -> Tensor:
+    """`(B, R, hidden)`: beside each token of a text the state at the token before; nothing beside the first, and masks."""
+    features = torch.zeros((*rows.shape, states.shape[-1]), device=states.device, dtype=dtype)
+    features[:, 1 : states.shape[1]] = states[:, :-1].to(dtype)
+    return features
 
 
 class ParallelSpecTrainer(RowTrainer):
@@ -52,14 +65,8 @@ class ParallelSpecTrainer(RowTrainer):
     ) -> tuple[Tensor, Any]:
         """As `RowTrainer.row_losses`."""
         own: ParallelSpecDrafter = self.model
-        features = states = None
-        if own.reads_features or self.loss == "tv":
-            text = (inputs["depths"] == 0).any(0)  # rows of depth 0 come first: they are the text
-            seen = inputs["depths"][:, text] == 0
-            states = states_of(self.target, ("normed",), inputs["input_ids"][:, text], seen)["normed"]
-        if own.reads_features:
-            features = torch.zeros((*inputs["input_ids"].shape, states.shape[-1]), device=states.device, dtype=own.dtype)
-            features[:, 1 : states.shape[1]] = states[:, :-1].to(own.dtype)
+        states = text_states(self.target, inputs) if own.reads_features or self.loss == "tv" else None
+        features = before_each(states, inputs["input_ids"], own.dtype) if own.reads_features else None
         logits, guessed = model(**inputs, columns=columns, features=features)
         losses = cross_entropy(logits, labels)
         if states is not None:

@@ -32,6 +32,8 @@ def export(folder: Path, output: Path, engine: str, target: str | None, pad: boo
             "train one with a whole head for it."
         )
     drafter = PardDrafter.from_pretrained(folder, dtype="auto")
+    if engine != "transformers":
+        drafter.__dict__["markov"] = None  # other engines know none; the drafter guesses without it as it did before
     if target is not None:
         _match_vocabulary(
             drafter, AutoConfig.from_pretrained(target, trust_remote_code=False).get_text_config().vocab_size, engine, pad

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
@@ -15,7 +14,6 @@ from huggingface_hub import CommitInfo
 from torch import LongTensor
 from transformers import (
     AutoConfig,
-    AutoTokenizer,
     Cache,
     PreTrainedConfig,
     PreTrainedModel,
@@ -30,10 +28,11 @@ from ...decoding.states import is_recurrent
 from ...decoding.vocabulary import widen
 from ...decoding.warp import sequential_choice
 from ...files import read_config, tensor_names
-from ...hub.push import push_drafter
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ..causal_lm import load_whole, push_with_tokenizer
 from ..lm import check_drafts, logits_behind, read_with_masks
+from ..markov import MarkovHead, read_head, save_head
 from ..pairs import PairDrafting, read_whole
 from ..published import PARD2, drafter_folder, identify, refuse_foreign
 from .config import read_mask_token_id, write_mask_token_id
@@ -64,6 +63,7 @@ class PardDrafter(Drafter):
     resize_token_embeddings: Callable[..., Any]
 
     projection: Projection | None = None
+    markov: MarkovHead | None = None  # outside the module tree, as what follows
     attached: PreTrainedModel | None = None  # the target, where its features are read
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
@@ -104,11 +104,15 @@ class PardDrafter(Drafter):
         for name in kwargs.keys() & config.to_dict().keys() - {"dtype", "quantization_config"}:
             setattr(config, name, kwargs.pop(name))
         mask_token_id = read_mask_token_id(config, mask_token_id)
-        drafter = _prepare(_load(folder, config, args, kwargs), mask_token_id, str(repo_or_dir))
+        drafter_type = drafter_class(type(config))  # type: ignore[arg-type]  # a class is hashable
+        load = super(PardDrafter, drafter_type).from_pretrained
+        whole = load_whole(load, drafter_type.__bases__[1].__name__, folder, config, args, kwargs)
+        drafter = _prepare(whole, mask_token_id, str(repo_or_dir))
         drafter.found_under = found_under
         if projection is not None and projection.weight.shape[0] != drafter.get_input_embeddings().weight.shape[1]:
             raise ValueError(f"{folder}: the projection's width is not that of the drafter's embedding: it is another drafter's.")
         drafter.projection = projection
+        drafter.__dict__["markov"] = read_head(folder)
         return drafter
 
     @classmethod
@@ -143,6 +147,7 @@ class PardDrafter(Drafter):
         super().save_pretrained(save_directory, **kwargs)
         if self.projection is not None:
             self.projection.save(Path(save_directory))
+        save_head(self.markov, Path(save_directory))
 
     def push_to_hub(self, repo_id: str, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> CommitInfo:
         """Publish weights, configs, tokenizer and card in one commit.
@@ -156,14 +161,7 @@ class PardDrafter(Drafter):
             OSError: the Hub refused, or there is no tokenizer.
             ValueError: nothing says which tokenizer it is.
         """
-        if tokenizer is None and not self.name_or_path:
-            raise ValueError("This drafter was not loaded from anywhere, so its tokenizer is not known: pass tokenizer=….")
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(self.name_or_path, **self.found_under, trust_remote_code=False)
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-            check_folder(Path(folder))
-            return push_drafter(folder, repo_id, card_fields(Path(folder)), **kwargs)
+        return push_with_tokenizer(self, repo_id, tokenizer, check_folder, card_fields, **kwargs)
 
     @property
     def paradraft(self) -> dict[str, Any]:
@@ -175,11 +173,6 @@ class PardDrafter(Drafter):
     def vocabulary(self) -> LongTensor | None:
         """The target's id of each id that it guesses, int64 `(V',)`; None: they are the same."""
         return self._buffers.get("draft_vocabulary")
-
-    @property
-    def most_drafts(self) -> None:
-        """Any number."""
-        return None
 
     def attach(self, target: PreTrainedModel) -> None:
         """Check the target where its hidden states are read.
@@ -211,7 +204,7 @@ class PardDrafter(Drafter):
         if self.projection is not None:
             return PairDrafting(self._pairs(target), self.vocabulary)
         masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
-        return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length, self.vocabulary)
+        return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length, self.vocabulary, self.markov)
 
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, torch.Tensor] | None = None, num_draft_tokens: int | None = None
@@ -232,7 +225,8 @@ class PardDrafter(Drafter):
                 raise ValueError("A PARD-2 drafter reads its target's hidden states: attach(target) first.")
             pairs = self._pairs(self.attached)
             return read_whole(pairs, input_ids.to(self.device), None if features is None else pairs.fuse(features), count)[1]
-        return logits_behind(self, input_ids, [self.mask_token_id] * (count - 1))
+        logits = logits_behind(self, input_ids, [self.mask_token_id] * (count - 1))
+        return logits if self.markov is None else self.markov.chain(logits, input_ids[:, -1], self.vocabulary)
 
     def _pairs(self, target: PreTrainedModel) -> ProjectedPairs:
         return ProjectedPairs(self, self.projection, self.projection.keys(len(layers_of(target))))
@@ -287,30 +281,6 @@ def drafter_class(config_class: Any) -> type[PardDrafter]:
         raise ValueError(f"transformers has no causal language model for {config_class.__name__}; a drafter must be one.")
     base = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
     return type(base.__name__, (PardDrafter, base), {"__module__": base.__module__})
-
-
-def _load(folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict[str, Any]) -> PardDrafter:
-    drafter_type = drafter_class(type(config))  # type: ignore[arg-type]  # a class is hashable
-    base = drafter_type.__bases__[1]
-    if (wanted := config.architectures or []) and wanted[0] != base.__name__:
-        raise ValueError(
-            f"{folder} holds a {wanted[0]}, and its config is that of a {base.__name__}: it is no PARD drafter, which is a plain "
-            "causal LM."
-        )
-    kwargs["use_safetensors"] = True  # pickles may lie beside them
-    load = super(PardDrafter, drafter_type).from_pretrained
-    drafter, info = load(folder, *args, config=config, output_loading_info=True, **kwargs)
-    for kind, what in (("missing_keys", "lacks"), ("unexpected_keys", "has no place for")):
-        if names := sorted(info[kind]):
-            raise (OSError if kind == "missing_keys" else ValueError)(
-                f"The {base.__name__} in {folder} {what} {len(names)} of the model's weights ({', '.join(names[:3])}, …): "
-                + (
-                    "the download or the conversion is incomplete."
-                    if what == "lacks"
-                    else "it is no PARD drafter, or another kind."
-                )
-            )
-    return drafter
 
 
 def _prepare(drafter: PardDrafter, mask_token_id: int, name: str) -> PardDrafter:

@@ -5,8 +5,10 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from ...files import read_config, read_json, tensor_names
+from ...files import read_config, tensor_names
 from ...hub.card import CardFields, provenance_of
+from ..causal_lm import check_files
+from ..markov import read_head
 from ..published import PARD2, identify, refuse_foreign
 from .config import MASK_KEYS, read_mask_token_id
 
@@ -19,11 +21,7 @@ def check_folder(folder: Path) -> None:
         ValueError: it is something else.
     """
     config = read_config(folder)
-    index = folder / "model.safetensors.index.json"
-    wanted = set(read_json(index)["weight_map"].values()) if index.exists() else {"model.safetensors"}
-    wanted.add("tokenizer_config.json")
-    if missing := sorted(name for name in wanted if not (folder / name).exists()):
-        raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")
+    check_files(folder)
     if identify(config, ()) != PARD2:
         refuse_foreign(config, tensor_names(folder))
     elif not (folder / "warp_model.safetensors").exists():
@@ -68,6 +66,7 @@ def describe(folder: Path) -> list[tuple[str, Any]]:
         ("mask token", read_mask_token_id(config)),
         ("vocabulary", config.get_text_config().vocab_size),
         *([("guesses ids", raw["draft_vocab_size"])] if "draft_vocab_size" in raw else []),
+        *([] if (head := read_head(folder)) is None else [("head on the token before", f"of rank {head.rank}")]),
         ("adapted from", training.get("base_model") or "not recorded"),
         ("trained with K", training.get("num_depths") or "not recorded"),
         ("τ on held-out rows", f"{tau:.2f}" if tau else "not recorded"),

@@ -1,9 +1,21 @@
-"""DSpark's heads: a logit bias that looks at the token before, and how sure the drafter is (DSpark, sections 3.2 and 3.3)."""
+"""A logit bias that looks at the token before: DSpark's (section 3.2), and the same for parallel drafters that came without it.
+
+Such a drafter keeps its head in a file beside its weights, and is frozen while the head is trained.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
+from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor, nn
+
+from ..files import tensor_names
+from .feature_drafter import load_strictly
+
+FILE = "markov_head.safetensors"
 
 
 class MarkovHead(nn.Module):
@@ -64,3 +76,55 @@ class MarkovHead(nn.Module):
             bias, memory = self(tokens[..., place], states[..., place, :], memory)
             found.append(bias)
         return torch.stack(found, dim=-2)
+
+    @property
+    def num_guesses(self) -> int:
+        """V'."""
+        return self.after.out_features
+
+    def guess(self, depths: LongTensor, tokens: LongTensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
+        """As the engine asks for a bias; `vanilla`, which looks at nothing but tokens."""
+        with torch.no_grad():
+            return self(tokens.to(self.before.weight.device), torch.empty(0))[0], [None] * len(tokens)
+
+    def chain(self, logits: Tensor, last: LongTensor, vocabulary: LongTensor | None) -> Tensor:
+        """Logits `(B, K, V')`, with the bias of the most probable token before each.
+
+        Args:
+            logits: `(B, K, V')`.
+            last: int64 `(B,)`, known tokens.
+            vocabulary: int64 `(V',)`, or None.
+        """
+        rows, token = [], last
+        for row in logits.unbind(1):
+            rows.append(row + self.guess(token, token, [])[0].to(row))
+            best = rows[-1].argmax(-1)
+            token = best if vocabulary is None else vocabulary.to(best.device)[best]
+        return torch.stack(rows, dim=1)
+
+
+def read_head(folder: Path) -> MarkovHead | None:
+    """The head that lies beside a drafter's weights, or None.
+
+    Raises:
+        OSError, ValueError: the file is damaged, or holds something else.
+    """
+    file = folder / FILE
+    if not file.exists():
+        return None
+    tensor_names(folder)  # says which file is damaged
+    tensors = load_file(file)
+    before, after = tensors.get("before.weight"), tensors.get("after.weight")
+    if before is None or after is None or before.ndim != 2 or after.ndim != 2:
+        raise ValueError(f"{file} is no head on the token before: it lacks before.weight or after.weight.")
+    head = MarkovHead(before.shape[0], after.shape[0], before.shape[1], 0)
+    load_strictly(head, tensors, str(file))
+    return head.eval()
+
+
+def save_head(head: MarkovHead | None, folder: Path) -> None:
+    """Write it beside a drafter's weights; without one, take away what an earlier drafter left."""
+    if head is None:
+        (folder / FILE).unlink(missing_ok=True)
+        return
+    save_file({name: own.detach().cpu().contiguous() for name, own in head.state_dict().items()}, folder / FILE)
