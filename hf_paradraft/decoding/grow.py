@@ -1,5 +1,6 @@
 """One row's tree over guesses that depend on the token before: read by a head (DSpark, section 3.2) or by the drafter itself."""
 
+from math import inf, log
 from typing import Any
 
 import numpy
@@ -60,7 +61,7 @@ class Growing:
         nodes = [ROOT]
         while nodes:
             if self.guess.bias is None:
-                self._know(ROOT, self.guess.logits[:1])
+                self._know([ROOT], self.guess.logits[:1])
             else:
                 self._bias(nodes)
             self.tree.choose()
@@ -79,8 +80,7 @@ class Growing:
 
     def learn(self, nodes: list[int], logits: Tensor) -> None:
         """What the drafter guesses behind `nodes`, `(n, V')`."""
-        for place, node in enumerate(nodes):
-            self._know(node, logits[place : place + 1])
+        self._know(nodes, logits[: len(nodes)])
         self.tree.choose()
 
     def _bias(self, nodes: list[int]) -> None:
@@ -91,30 +91,32 @@ class Growing:
         before = [self.states[ROOT if node == ROOT else self.tree.parents[node]] for node in nodes]
         where = torch.tensor(depths, device=tokens.device)
         bias, states = self.guess.bias(where, tokens, before)
-        for node, depth, row, state in zip(nodes, depths, bias.split(1), states, strict=True):
-            self.states[node] = state
-            self._know(node, self.guess.logits[depth : depth + 1] + row.to(self.guess.logits))
+        self.states |= dict(zip(nodes, states, strict=True))
+        own = self.guess.logits
+        self._know(nodes, own[where.to(own.device)] + bias.to(own))
 
-    def _know(self, node: int, logits: Tensor) -> None:
-        """A node's children from its logits `(1, V')`."""
+    def _know(self, nodes: list[int], logits: Tensor) -> None:
+        """Nodes' children from their logits `(n, V')`."""
         logits = cut(logits, self.guess.vocabulary, self.vocab_size).to(self.prefix.ids.device)
-        depth = 1 if node == ROOT else self.tree.depths[node] + 1
-        if not bool(logits.amax().isfinite()):
-            self.tree.read(node, [])
-            return
+        finite = logits.amax(-1).isfinite().tolist()
         if self.sampled:
-            path = self.prefix.ids.new_tensor([[self.token(slot) for slot in self.tree.path(node)]])
-            ids = torch.cat([self.prefix.ids, path], dim=1)
-            q = warp(ids, widen(logits, self.guess.vocabulary, self.vocab_size), self.processor)
-            scores = possible(q, self.ranks)[0]
-            self.q[node], self.children[node] = q[0], draw(q[0], len(scores), self.generator).tolist()
-        else:
-            top, own = logits.float().log_softmax(-1).topk(min(self.ranks, logits.shape[1]))
-            scores = [score for score in top[0].tolist() if score > -torch.inf]
-            if self.factors is not None:
-                scores = [score + float(numpy.log(self.factors[depth])) for score in scores]
-            self.children[node] = to_target(own[0], self.guess.vocabulary).tolist()
-        self.tree.read(node, scores)
+            for node, row, usable in zip(nodes, logits.split(1), finite, strict=True):
+                self.tree.read(node, self._drawn(node, row) if usable else [])
+            return
+        top, ids = logits.float().log_softmax(-1).topk(min(self.ranks, logits.shape[1]))
+        tokens = to_target(ids, self.guess.vocabulary).tolist()
+        for node, row, own, usable in zip(nodes, top.tolist(), tokens, finite, strict=True):
+            promised = 1.0 if self.factors is None else float(self.factors[1 if node == ROOT else self.tree.depths[node] + 1])
+            self.children[node] = own
+            self.tree.read(node, [score + log(promised) for score in row if score > -inf] if usable else [])
+
+    def _drawn(self, node: int, logits: Tensor) -> list[float]:
+        """A node's children, drawn, and their scores."""
+        path = self.prefix.ids.new_tensor([[self.token(slot) for slot in self.tree.path(node)]])
+        q = warp(torch.cat([self.prefix.ids, path], dim=1), widen(logits, self.guess.vocabulary, self.vocab_size), self.processor)
+        scores = possible(q, self.ranks)[0]
+        self.q[node], self.children[node] = q[0], draw(q[0], len(scores), self.generator).tolist()
+        return scores
 
     def draft(self) -> Draft:
         """The tree as it is."""

@@ -112,7 +112,9 @@ def test_a_block_sees_its_context_and_itself():
 def test_dspark_learns(rank, confidence, folder):
     rows = folder / "rows.jsonl"
     options = {**OPTIONS, "markov_rank": rank, "confidence": confidence, "block_size": 3, "num_features": 3, "num_layers": 1}
-    drafter = train_dspark(folder / "target", rows, folder / "out", max_steps=60, eval_file=folder / "some.jsonl", vocab=24, **options)
+    drafter = train_dspark(
+        folder / "target", rows, folder / "out", max_steps=60, eval_file=folder / "some.jsonl", vocab=24, **options
+    )
     record = drafter.paradraft["training"]
     assert record["eval"]["eval_acceptance_depth_0"] > 0.2
     assert record["acceptance"]["mean_emitted"] > 1.25
