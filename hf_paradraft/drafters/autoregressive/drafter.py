@@ -39,7 +39,7 @@ class AutoregressiveDrafter(Drafter):
                 f"as assistant_model itself{or_sdpa(model)}."
             )
         self.model = model
-        self.speculation_config = speculation_config or SpeculationConfig(5)
+        self.speculation_config = speculation_config or SpeculationConfig(5, None)
         self.config, self.name_or_path = model.config, model.name_or_path
 
     @classmethod
