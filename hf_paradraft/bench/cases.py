@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from ..drafters.autoregressive import AutoregressiveDrafter
 from ..drafters.kind import Kind, Variant
 from ..drafters.kinds import kind_of
+from ..drafters.ngram import NgramDrafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
 from .methods import Method, assisted, drafted, on_cores, plain, prompt_lookup
@@ -93,7 +94,7 @@ def methods_of(
     peers = []
     if case == Case.methods and not recurrent:
         peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
-        peers.append(prompt_lookup())
+        peers += [prompt_lookup(), drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None)))]
     variants = kind.variants(drafter, draft_lengths, tree_sizes)
     if case == Case.methods:
         variants += [variant for own in others for variant in _kind(own).variants(own, draft_lengths, tree_sizes)]

@@ -1,17 +1,18 @@
 """Will this pair pay on this machine, and with which K? A prediction from a short measurement."""
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, median
 from time import perf_counter
 
 import torch
+from torch import LongTensor
 from transformers import PreTrainedModel
 
-from ..drafters.kind import Variant
-from ..drafters.pard import PardDrafter
-from ..protocol import Drafter, SpeculationConfig, SpeculationStats
+from ..drafters.kind import Variant, chains_and_trees
+from ..drafters.kinds import kind_of
+from ..drafters.ngram import NgramDrafter
+from ..protocol import Drafter, SpeculationStats
 from .measure import Settings, bench
 from .methods import drafted, plain
 from .questions import Prompt
@@ -22,15 +23,17 @@ PLAIN_ROUNDS = 24
 
 @dataclass
 class Plan:
-    """Chains of one length.
+    """One way to draft.
 
     Attributes:
+        name: as in benchmarks.
         num_draft_tokens: K.
         round_cost: of a drafted round, in plain rounds; τ has to be larger for drafting to pay.
         tau: expected new tokens per round, the target's own included.
         speedup: expected, over plain `generate`.
     """
 
+    name: str
     num_draft_tokens: int
     round_cost: float
     tau: float
@@ -49,95 +52,127 @@ def expected_tau(acceptance: Sequence[float], num_draft_tokens: int) -> float:
 @torch.no_grad()
 def plan(
     target: PreTrainedModel,
-    drafter: PardDrafter,
+    drafter: Drafter,
     prompts: Sequence[Prompt],
     draft_lengths: Sequence[int] = (2, 4, 6, 8, 12, 16),
     max_new_tokens: int = 64,
     acceptance: float | None = None,
 ) -> list[Plan]:
-    """Predict chains' speed-ups, prompts included.
+    """Predict speed-ups, prompts included.
 
-    Acceptance comes from one run per prompt with the longest chains; the cost of a round from a few rounds of every length. Both
-    sides' first forward, over the prompt, is timed too.
+    *A model that drafts*, in chains: acceptance comes from one run per prompt with the longest ones; the cost of a round from a
+    few rounds of every length. *Copied drafts* and *prompt tokens*, whose rounds are of all sizes: both come from whole answers.
+    Both sides' first forward, over the prompt, is timed too.
 
     Args:
         target, drafter: on their devices, in their dtypes.
         prompts: a handful of the kind that will be asked.
-        draft_lengths: K.
+        draft_lengths: K; prompt tokens have their own.
         max_new_tokens: of an answer, at most; how long answers are is measured too.
         acceptance: P(a drafted token is right | the ones before were), instead of the measured rates: for a drafter that is not
             trained yet.
 
     Returns:
-        One entry per length, in their order.
+        One entry per way to draft, in their order.
 
     Raises:
-        ValueError: prompt tokens instead of a drafter.
+        ValueError: an assumed acceptance for drafts that are not of one length.
     """
-    if not isinstance(drafter, PardDrafter):
-        raise ValueError(
-            "Plans are made for PARD drafters; for prompt tokens, paradraft calibrate shows what each size promises."
-        )
-    own = copy.copy(drafter)
-    options = {"do_sample": False, "pad_token_id": 0}
+    ways = variants_of(drafter, draft_lengths)
+    whole = drafter.riders() is not None or isinstance(drafter, NgramDrafter)
+    if whole and acceptance is not None:
+        raise ValueError("An acceptance can be assumed for a model that drafts chains, not for prompt tokens or copied drafts.")
 
-    def plain_seconds(ids: torch.LongTensor, new_tokens: int) -> float:
-        clock = perf_counter()
-        target.generate(ids, attention_mask=torch.ones_like(ids), **options, eos_token_id=None, max_new_tokens=new_tokens)
-        return perf_counter() - clock
-
-    def rounds(ids: torch.LongTensor, length: int, new_tokens: int, eos_token_id: int | list[int] | None) -> SpeculationStats:
-        own.speculation_config = SpeculationConfig(length, None, never_slower=False, trace=True)
-        inputs = {"attention_mask": torch.ones_like(ids), "max_new_tokens": new_tokens, "eos_token_id": eos_token_id}
-        target.generate(ids, **inputs, **options, assistant_model=own)
-        return own.last_stats
+    def ask(ids: LongTensor, new_tokens: int, way: Variant | None, ends: bool) -> tuple[float, SpeculationStats | None]:
+        """Seconds of an answer, plain or drafted, and what happened."""
+        method = plain() if way is None else drafted(replace(way, config=replace(way.config, never_slower=False, trace=True)))
+        more = {} if ends else {"eos_token_id": None}
+        with method.using():
+            clock = perf_counter()
+            target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                pad_token_id=0,
+                max_new_tokens=new_tokens,
+                **more,
+                **method.arguments,
+            )
+            return perf_counter() - clock, drafter.last_stats if way is not None else None
 
     def measure(some: Sequence[Prompt]) -> _Measured:
-        found = _Measured([], [], [], {length: [] for length in draft_lengths}, [], SpeculationStats())
+        found = _Measured([], [], [], {way.name: [] for way in ways}, [], {way.name: SpeculationStats() for way in ways})
         for prompt in some:
             ids = prompt.ids.to(target.device)
-            found.plain_first.append(plain_seconds(ids, 1))
-            found.plain.append((plain_seconds(ids, 1 + PLAIN_ROUNDS) - found.plain_first[-1]) / PLAIN_ROUNDS)
-            for length in draft_lengths:
-                trace = rounds(ids, length, 4 * length + 5, None).trace
-                found.drafted_first.append(trace[0].total_seconds)
-                found.drafted[length] += [entry.total_seconds for entry in trace[1:] if len(entry.drafted) == length]
-            if acceptance is None:
-                stats = rounds(ids, max(draft_lengths), max_new_tokens, target.generation_config.eos_token_id)
+            found.plain_first.append(ask(ids, 1, None, False)[0])
+            found.plain.append((ask(ids, 1 + PLAIN_ROUNDS, None, False)[0] - found.plain_first[-1]) / PLAIN_ROUNDS)
+            for way in ways:
+                length = way.config.num_draft_tokens
+                _, stats = ask(ids, max_new_tokens if whole else 4 * length + 5, way, whole)
+                found.drafted_first.append(stats.trace[0].total_seconds)
+                rounds = [entry for entry in stats.trace[1:] if whole or len(entry.drafted) == length]
+                found.drafted[way.name] += [(len(entry.drafted), entry.total_seconds) for entry in rounds]
+                if whole:
+                    found.lengths.append(stats.num_emitted)
+                    found.stats[way.name] += stats
+            if not whole and acceptance is None:
+                longest = max(ways, key=lambda way: way.config.num_draft_tokens)
+                _, stats = ask(ids, max_new_tokens, longest, True)
                 found.lengths.append(stats.num_emitted)
-                found.stats += stats
+                found.stats[longest.name] += stats
         return found
 
     measure(prompts[:1])  # warm up
     found = measure(prompts)
-    rates = found.stats.acceptance_by_position if acceptance is None else [acceptance]
     new_tokens = mean(found.lengths) if found.lengths else max_new_tokens
     plain_time = median(found.plain_first) + (new_tokens - 1) * median(found.plain)
+    rates = [acceptance] if acceptance is not None else sum(found.stats.values(), SpeculationStats()).acceptance_by_position
     made = []
-    for length in draft_lengths:
-        cost, tau = median(found.drafted[length]), expected_tau(rates, length)
+    for way in ways:
+        cost = _cost(found.drafted[way.name])
+        tau = found.stats[way.name].mean_emitted if whole else expected_tau(rates, way.config.num_draft_tokens)
         drafting = median(found.drafted_first) + max(0, new_tokens / tau - 1) * cost
-        made.append(Plan(length, cost / median(found.plain), tau, plain_time / drafting))
+        made.append(Plan(way.name, way.config.num_draft_tokens, cost / median(found.plain), tau, plain_time / drafting))
     return made
+
+
+def variants_of(drafter: Drafter, draft_lengths: Sequence[int]) -> list[Variant]:
+    """Chains of these lengths, as far as the drafter goes; prompt tokens as they are used.
+
+    Raises:
+        ValueError: a drafter of no kind that is known here.
+    """
+    if isinstance(drafter, NgramDrafter):
+        return chains_and_trees("ngram", drafter, draft_lengths, ())
+    if (kind := kind_of(drafter)) is None:
+        raise ValueError(f"{type(drafter).__name__} is of no kind that this library plans with.")
+    return kind.variants(drafter, draft_lengths, ())
+
+
+def _cost(rounds: Sequence[tuple[int, float]]) -> float:
+    """Mean seconds of rounds, each taken as the median of those with as many drafts: one that was disturbed does not count."""
+    by_size: dict[int, list[float]] = {}
+    for size, seconds in rounds:
+        by_size.setdefault(size, []).append(seconds)
+    return sum(len(times) * median(times) for times in by_size.values()) / len(rounds)
 
 
 @dataclass
 class _Measured:
-    """Seconds of first forwards and of rounds, plain and by draft length; answers' lengths, and what was accepted."""
+    """Seconds of first forwards and of rounds, plain and by way with their drafts; answers' lengths, and what was accepted."""
 
     plain_first: list[float]
     plain: list[float]
     drafted_first: list[float]
-    drafted: dict[int, list[float]]
+    drafted: dict[str, list[tuple[int, float]]]
     lengths: list[int]
-    stats: SpeculationStats
+    stats: dict[str, SpeculationStats]
 
 
 def measured(
     target: PreTrainedModel, drafter: Drafter, prompts: Sequence[Prompt], plans: Sequence[Plan], max_new_tokens: int
 ) -> list[float]:
     """What came of the plans: tokens per second over plain `generate`'s, on prompts that they have not seen."""
-    lengths = [entry.num_draft_tokens for entry in plans]
-    methods = [drafted(Variant(f"pard-chain-k{length}", drafter, SpeculationConfig(length, None))) for length in lengths]
-    plain_row, *rows = records(bench(target, [plain(), *methods], prompts, Settings(max_new_tokens)))
+    ways = variants_of(drafter, [entry.num_draft_tokens for entry in plans])
+    plain_row, *rows = records(bench(target, [plain(), *map(drafted, ways)], prompts, Settings(max_new_tokens)))
     return [row["tokens_per_second"] / plain_row["tokens_per_second"] for row in rows]

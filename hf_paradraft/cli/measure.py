@@ -196,9 +196,9 @@ def plan(
             models.target, models.drafter, ask(others, models.tokenizer, models.target, max_new_tokens), plans, max_new_tokens
         )
     best = max(plans, key=lambda entry: entry.speedup)
-    table = Table("K", "pays if τ >", "expected τ", "× plain", *(["measured", "off by"] if speedups else []))
+    table = Table("method", "pays if τ >", "expected τ", "× plain", *(["measured", "off by"] if speedups else []))
     for index, entry in enumerate(plans):
-        cells = [str(entry.num_draft_tokens), f"{entry.round_cost:.2f}", f"{entry.tau:.2f}", f"{entry.speedup:.2f}"]
+        cells = [entry.name, f"{entry.round_cost:.2f}", f"{entry.tau:.2f}", f"{entry.speedup:.2f}"]
         if speedups:
             cells += [f"{speedups[index]:.2f}", f"{entry.speedup / speedups[index] - 1:+.0%}"]
         table.add_row(*cells, style="bold green" if entry is best else "")
@@ -206,8 +206,8 @@ def plan(
     if best.speedup < 1.05:
         console.print("Drafting does not pay here: leave the drafter out, or take a smaller one.")
     else:
-        console.print(f"Draft {best.num_draft_tokens} tokens: about {best.speedup:.1f} times plain generate, greedy, batch 1.")
+        console.print(f"{best.name}: about {best.speedup:.1f} times plain generate, greedy, batch 1.")
     if plot_file is not None:
         from ..report.figures import predicted
 
-        predicted({entry.num_draft_tokens: entry.speedup for entry in plans}, speedups).savefig(plot_file, dpi=120)
+        predicted({entry.name: entry.speedup for entry in plans}, speedups).savefig(plot_file, dpi=120)

@@ -38,7 +38,8 @@ class Dtype(StrEnum):
 
 
 Target = Annotated[str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")]
-DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")]
+COPIES = "ngram"  # the drafter without files
+DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it; ngram: copied drafts.")]
 Parent = Annotated[str | None, typer.Option(help="An autoregressive small model, for transformers' assisted generation.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")]
 NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
@@ -113,6 +114,7 @@ def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dty
 
     from ..auto import AutoDrafter
     from ..demo import FAMILY
+    from ..drafters.ngram import NgramDrafter
     from ..drafters.pard import PardDrafter
 
     if target is None and parent is not None:
@@ -124,11 +126,13 @@ def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dty
         target, drafter, parent = str(FAMILY / "target"), str(FAMILY / "pard"), str(FAMILY / "draft")
     place = dtype.place
     model, tokenizer = open_target(str(target), place)
-    draft = (
-        PardDrafter.from_causal_lm(drafter, mask_token_id=0, **place)
-        if untrained
-        else AutoDrafter.from_pretrained(drafter, **place)
-    )
+    draft: Drafter
+    if drafter == COPIES:
+        draft = NgramDrafter()
+    elif untrained:
+        draft = PardDrafter.from_causal_lm(drafter, mask_token_id=0, **place)
+    else:
+        draft = AutoDrafter.from_pretrained(str(drafter), **place)
     small = AutoModelForCausalLM.from_pretrained(parent, **place, trust_remote_code=False).eval() if parent else None
     return Models(model, draft, small, tokenizer, _family_prompts(small) if embedded else [])
 

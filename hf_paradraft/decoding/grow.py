@@ -80,7 +80,8 @@ class Growing:
 
     def learn(self, nodes: list[int], logits: Tensor) -> None:
         """What the drafter guesses behind `nodes`, `(n, V')`."""
-        self._know(nodes, logits[: len(nodes)])
+        if nodes:
+            self._know(nodes, logits[: len(nodes)])
         self.tree.choose()
 
     def _bias(self, nodes: list[int]) -> None:

@@ -135,15 +135,15 @@ def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
     return figure
 
 
-def predicted(expected: Mapping[int, float], measured: Sequence[float]) -> Figure:
-    """Predicted speed-up by draft length against the measured ones, with a band of 10 %."""
+def predicted(expected: Mapping[str, float], measured: Sequence[float]) -> Figure:
+    """Predicted speed-up by method against the measured ones, with a band of 10 %."""
     figure = Figure(figsize=(4.4, 4.2), layout="constrained")
     axes = figure.subplots()
     top = 1.15 * max(*measured, *expected.values())
     axes.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=GREY, alpha=0.2, label="± 10 %")
     axes.plot([0, top], [0, top], color=GREY, linewidth=0.8)
-    for (length, speedup), value in zip(expected.items(), measured, strict=True):
-        axes.scatter(value, speedup, label=f"K = {length}", zorder=2)
+    for (name, speedup), value in zip(expected.items(), measured, strict=True):
+        axes.scatter(value, speedup, label=name, zorder=2)
     axes.set(xlabel="measured speed-up", ylabel="predicted speed-up", xlim=(0, top), ylim=(0, top))
     axes.legend(loc="upper left", fontsize="small")
     return figure

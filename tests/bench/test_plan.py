@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import MASK, near_copy, tiny_model
+from tiny import MASK, near_copy, tiny_model, with_prompts
 from typer.testing import CliRunner
 
 import hf_paradraft as pd
@@ -10,6 +10,7 @@ from hf_paradraft.bench import Prompt
 from hf_paradraft.bench.plan import expected_tau, plan
 from hf_paradraft.cli import app
 from hf_paradraft.demo import FAMILY
+from hf_paradraft.drafters.dspark.training import block_drafter
 
 PROMPTS = [Prompt("a", torch.tensor([[1, 2, 3]])), Prompt("a", torch.tensor([[4, 5, 6]]))]
 
@@ -35,6 +36,29 @@ def test_a_good_drafter_is_told_from_a_bad_one():
     assumed = plan(target, bad, PROMPTS, (1, 3), 24, acceptance=1.0)
     assert [entry.tau for entry in assumed] == [2.0, 4.0]
     assert all(entry.round_cost > 0.5 and entry.speedup > 0 for entry in assumed)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "ppd"])
+def test_rounds_of_all_sizes(kind):
+    target = tiny_model(num_hidden_layers=8)
+    drafter = pd.NgramDrafter() if kind == "ngram" else pd.PpdDrafter.from_model(with_prompts(target, 2, calibrated=True))
+    config = drafter.speculation_config
+    plans = plan(target, drafter, PROMPTS, (4, 10), 40)
+    assert [entry.name for entry in plans] == (["ngram-chain-k4", "ngram-chain-k10"] if kind == "ngram" else ["ppd-auto"])
+    for entry in plans:
+        assert entry.tau >= 1
+        assert entry.round_cost > 0.5
+        assert entry.speedup > 0
+    assert drafter.speculation_config is config
+    with pytest.raises(ValueError, match="not for prompt tokens or copied drafts"):
+        plan(target, drafter, PROMPTS, (4,), 24, acceptance=0.5)
+
+
+def test_a_drafter_of_blocks_goes_as_far_as_it_can():
+    target = tiny_model(num_hidden_layers=8)
+    drafter = block_drafter(target, MASK, block_size=3, num_features=2, markov_rank=4)
+    plans = plan(target, drafter, PROMPTS, (2, 8), 12)
+    assert [entry.num_draft_tokens for entry in plans] == [2, 3]
 
 
 def test_the_command():

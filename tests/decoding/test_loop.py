@@ -118,7 +118,7 @@ def test_processors_see_plain_decodings_calls(target, drafter, prompt):
 
 
 def test_stats(target, drafter, prompt):
-    drafter.speculation_config.num_draft_tokens = 5
+    drafter.speculation_config = pd.SpeculationConfig(5, None, never_slower=False)
     output = generate(target, drafter, prompt, return_dict_in_generate=True)
     stats = output.speculation
     assert stats is drafter.last_stats

@@ -15,12 +15,11 @@ def made(tmp_path_factory):
     target = tiny_model("llama", num_hidden_layers=6, initializer_range=0.15)  # milder: what it says can be learned
     target.save_pretrained(folder / "target")
     make_tokenizer().save_pretrained(folder / "target")
-    torch.manual_seed(0)
-    prompts = torch.randint(0, 8, (24, 3))
+    prompts = torch.cat([torch.randint(0, 8, (1, 3), generator=torch.Generator().manual_seed(seed)) for seed in range(24)])
     written = target.generate(prompts, do_sample=False, max_new_tokens=40, eos_token_id=None)
     rows = [json.dumps({"text": make_tokenizer().decode(ids)}) + "\n" for ids in written]
     (folder / "rows.jsonl").write_text("".join(rows))
-    (folder / "some.jsonl").write_text("".join(rows[:3]))
+    (folder / "some.jsonl").write_text("".join(rows[:6]))
     return folder
 
 

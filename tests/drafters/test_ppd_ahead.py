@@ -18,7 +18,7 @@ TARGET = tiny_model("llama")
 
 def ahead(model, m=2, calibrated=False, **options):
     """A drafter of more tokens than it has prompts, which decides nothing by the clock."""
-    options = {"num_draft_tokens": 9, "never_slower": False, **options}
+    options = {"num_draft_tokens": 9, "tree_size": None, "never_slower": False, **options}
     return pd.PromptedDrafter(with_prompts(model, m, calibrated=calibrated, seed=1), pd.SpeculationConfig(**options))
 
 

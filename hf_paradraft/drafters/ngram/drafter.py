@@ -25,7 +25,7 @@ class NgramDrafter(Drafter):
         if not 1 <= shortest <= longest:
             raise ValueError(f"Matches have 1 token at least: shortest={shortest} and longest={longest} do not go together.")
         self.longest, self.shortest = longest, shortest
-        self.speculation_config = speculation_config or SpeculationConfig(10)
+        self.speculation_config = speculation_config or SpeculationConfig(10, None)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> NgramDrafting:
         """Begin a `generate` call; its state is its own."""
