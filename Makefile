@@ -12,11 +12,11 @@ demo: $(VENV)/installed
 	$(BIN)/paradraft demo
 
 test: $(VENV)/installed
-	$(PYTEST) -n auto
+	$(PYTEST) -n auto --dist loadgroup
 
 # Quality, and the tests that take some ten seconds at most.
 check: quality
-	$(PYTEST) -n auto -m "not slow and not browser and not gpu"
+	$(PYTEST) -n auto --dist loadgroup -m "not slow and not browser and not gpu"
 
 # The fast tests with the lowest versions that pyproject.toml allows, in a virtual environment of their own.
 lowest: tests/lowest.txt

@@ -23,6 +23,11 @@ import torch
 from tiny import near_copy, tiny_model
 
 
+def pytest_collection_modifyitems(items):
+    """The long ones first, so that no process ends long after the others."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture
 def target():
     return tiny_model()

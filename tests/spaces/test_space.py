@@ -20,7 +20,7 @@ from hf_paradraft.demo.tasks import tasks
 from hf_paradraft.hub.push import push_space
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("space")]  # one server for all
 TOOLS = runpy.run_path(str(ROOT / "docs" / "screenshots.py"))
 PROMPT = "Write as JSON:\nname: Mia\ncity: Oslo\nage: 31"
 
