@@ -23,7 +23,7 @@ lowest: tests/lowest.txt
 	test -d $(VENV)-lowest || $(PYTHON) -m venv $(VENV)-lowest
 	$(VENV)-lowest/bin/python -m pip install --quiet --constraint tests/lowest.txt torch
 	$(VENV)-lowest/bin/python -m pip install --quiet --constraint tests/lowest.txt --editable '.[train,bench]' \
-		pytest pytest-xdist pytest-benchmark hypothesis scipy
+		pytest pytest-xdist pytest-benchmark hypothesis scipy optimum-quanto
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)-lowest/bin/python -m pytest -n auto -m "not slow and not browser and not gpu" \
 		tests/decoding tests/drafters tests/trees tests/integration
 

@@ -14,11 +14,12 @@ HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_do
 PUBLISHED = (
     "config.json", "generation_config.json", "adapter_config.json", "paradraft.json", "bench.json", "README.md", "LICENSE",
     "model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors",
-    "warp_model.safetensors", "markov_head.safetensors",
+    "warp_model.safetensors", "markov_head.st",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt",
 )  # fmt: skip
-FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+BESIDE = ("warp_model.safetensors", "markov_head.st")  # loaded with the weights where they lie beside them
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "markov_head.st"]
 
 
 def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[str, ...] = ()) -> Path:

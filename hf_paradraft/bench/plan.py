@@ -79,7 +79,7 @@ def plan(
         ValueError: an assumed acceptance for drafts that are not of one length.
     """
     ways = variants_of(drafter, draft_lengths)
-    whole = drafter.riders() is not None or isinstance(drafter, NgramDrafter)
+    whole = isinstance(drafter, NgramDrafter) or any(way.config.tree_size is not None for way in ways)
     if whole and acceptance is not None:
         raise ValueError("An acceptance can be assumed for a model that drafts chains, not for prompt tokens or copied drafts.")
 
@@ -110,7 +110,8 @@ def plan(
                 length = way.config.num_draft_tokens
                 _, stats = ask(ids, max_new_tokens if whole else 4 * length + 5, way, whole)
                 found.drafted_first.append(stats.trace[0].total_seconds)
-                rounds = [entry for entry in stats.trace[1:] if whole or len(entry.drafted) == length]
+                later = [entry for entry in stats.trace[1:] if entry.drafted or whole]
+                rounds = [entry for entry in later if len(entry.drafted) == length or whole] or later  # a short context cuts all
                 found.drafted[way.name] += [(len(entry.drafted), entry.total_seconds) for entry in rounds]
                 if whole:
                     found.lengths.append(stats.num_emitted)
@@ -127,6 +128,8 @@ def plan(
     new_tokens = mean(found.lengths) if found.lengths else max_new_tokens
     plain_time = median(found.plain_first) + (new_tokens - 1) * median(found.plain)
     rates = [acceptance] if acceptance is not None else sum(found.stats.values(), SpeculationStats()).acceptance_by_position
+    if not all(found.drafted.values()):
+        raise ValueError("The answers ended before anything could be drafted: give other prompts, or a larger --max-new-tokens.")
     made = []
     for way in ways:
         cost = _cost(found.drafted[way.name])

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import DrafterName, Dtype, DtypeOption, NewTokens, Parent, Target, Temperature, console, load
+from .options import AnyDrafter, DrafterName, Dtype, DtypeOption, NewTokens, Parent, Target, Temperature, console, load
 
 app = typer.Typer()
 
@@ -56,7 +56,7 @@ def demo(
 def generate(
     prompt: str,
     target: Target = None,
-    drafter: DrafterName = None,
+    drafter: AnyDrafter = None,
     max_new_tokens: NewTokens = 128,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:

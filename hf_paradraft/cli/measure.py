@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from ..bench.cases import Case
-from .options import DrafterName, Dtype, DtypeOption, NewTokens, Parent, Target, Threads, console, load, use_threads
+from .options import AnyDrafter, DrafterName, Dtype, DtypeOption, NewTokens, Parent, Target, Threads, console, load, use_threads
 
 app = typer.Typer()
 
@@ -154,7 +154,7 @@ def report(
 @app.command(epilog="Example: paradraft plan --target Qwen/Qwen2.5-7B-Instruct --drafter amd/PARD-Qwen2.5-0.5B")
 def plan(
     target: Target = None,
-    drafter: DrafterName = None,
+    drafter: AnyDrafter = None,
     questions: Questions = None,
     draft_tokens: Annotated[list[int] | None, typer.Option("-k", min=1, help="Draft lengths; repeatable.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure with.")] = 12,

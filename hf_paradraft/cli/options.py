@@ -39,7 +39,8 @@ class Dtype(StrEnum):
 
 Target = Annotated[str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")]
 COPIES = "ngram"  # the drafter without files
-DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it; ngram: copied drafts.")]
+DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")]
+AnyDrafter = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it; ngram: copied drafts.")]
 Parent = Annotated[str | None, typer.Option(help="An autoregressive small model, for transformers' assisted generation.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")]
 NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]

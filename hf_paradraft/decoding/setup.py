@@ -195,7 +195,8 @@ def begin_call(
     chain = config.tree_size is None or not verifier.branches
     if chain and config.tree_size is not None:
         logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
-    cost = round_cost(model, batch_size) if config.tree_size == "auto" and not chain else None
+    sizes = config.tree_size == "auto" and not chain and (most_rows is not None or not sampled)
+    cost = round_cost(model, batch_size) if sizes else None
     adaptive = config.never_slower and rule_name in ("greedy", "sample_match")
     habits = _habits.setdefault(model, WeakKeyDictionary())
     habit = habits.setdefault(drafter, Habit()) if type(drafter).__hash__ is not None else Habit()

@@ -1,4 +1,4 @@
-"""Drafters whose folder is a plain causal LM beside its tokenizer: whether it is whole, loading and publishing it."""
+"""Drafters whose folder is a plain causal LM beside its tokenizer: whether it is whole, and publishing it."""
 
 import tempfile
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..files import read_json
 from ..hub.card import CardFields
@@ -24,39 +24,6 @@ def check_files(folder: Path) -> None:
     wanted.add("tokenizer_config.json")
     if missing := sorted(name for name in wanted if not (folder / name).exists()):
         raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")
-
-
-def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict) -> Any:
-    """A model with exactly the weights that lie in a folder, of safetensors alone: pickles may lie beside them.
-
-    Args:
-        load: `from_pretrained` of its class.
-        name: of that class in transformers.
-        folder, config: of the drafter.
-        args, kwargs: for `load`.
-
-    Raises:
-        OSError: weights are missing.
-        ValueError: the config is another class's, or there are weights that the class has no place for.
-    """
-    if (wanted := config.architectures or []) and wanted[0] != name:
-        raise ValueError(
-            f"{folder} holds a {wanted[0]}, and its config is that of a {name}: it is no PARD drafter, which is a plain "
-            "causal LM."
-        )
-    drafter, info = load(folder, *args, config=config, output_loading_info=True, **{**kwargs, "use_safetensors": True})
-    first = f"The {name} in {folder}"
-    if missing := sorted(info["missing_keys"]):
-        raise OSError(
-            f"{first} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, …): the download or the "
-            "conversion is incomplete."
-        )
-    if more := sorted(info["unexpected_keys"]):
-        raise ValueError(
-            f"{first} has no place for {len(more)} of the model's weights ({', '.join(more[:3])}, …): it is no PARD drafter, or "
-            "another kind."
-        )
-    return drafter
 
 
 def push_with_tokenizer(

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor, nn
 
-from ..files import tensor_names
 from .feature_drafter import load_strictly
 
-FILE = "markov_head.safetensors"
+FILE = "markov_head.st"  # of safetensors, but not what engines take for a part of the model beside it
 
 
 class MarkovHead(nn.Module):
@@ -77,11 +77,6 @@ class MarkovHead(nn.Module):
             found.append(bias)
         return torch.stack(found, dim=-2)
 
-    @property
-    def num_guesses(self) -> int:
-        """V'."""
-        return self.after.out_features
-
     def guess(self, depths: LongTensor, tokens: LongTensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
         """As the engine asks for a bias; `vanilla`, which looks at nothing but tokens."""
         with torch.no_grad():
@@ -103,20 +98,29 @@ class MarkovHead(nn.Module):
         return torch.stack(rows, dim=1)
 
 
-def read_head(folder: Path) -> MarkovHead | None:
+def read_head(folder: Path, num_guesses: int) -> MarkovHead | None:
     """The head that lies beside a drafter's weights, or None.
 
+    Args:
+        folder: the drafter's.
+        num_guesses: V', of the drafter.
+
     Raises:
-        OSError, ValueError: the file is damaged, or holds something else.
+        OSError: the file is damaged.
+        ValueError: it holds something else, or the head of another drafter.
     """
     file = folder / FILE
     if not file.exists():
         return None
-    tensor_names(folder)  # says which file is damaged
-    tensors = load_file(file)
+    try:
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise OSError(f"{file} is truncated or damaged ({error}): download or save it again.") from None
     before, after = tensors.get("before.weight"), tensors.get("after.weight")
     if before is None or after is None or before.ndim != 2 or after.ndim != 2:
         raise ValueError(f"{file} is no head on the token before: it lacks before.weight or after.weight.")
+    if after.shape[0] != num_guesses:
+        raise ValueError(f"{file} is a head for {after.shape[0]} guesses, and the drafter has {num_guesses}: train it anew.")
     head = MarkovHead(before.shape[0], after.shape[0], before.shape[1], 0)
     load_strictly(head, tensors, str(file))
     return head.eval()

@@ -112,6 +112,13 @@ def train_markov(
         raise ValueError("A PARD-2 drafter's head would have to know the target's states too: this is not served.")
     if target is None and isinstance(model, ParallelSpecDrafter):
         raise ValueError("A ParallelSpec drafter stands on its target: pass --target.")
+    layers = model.config.get_text_config() if isinstance(model, PardDrafter) else model.config.layer_config
+    context = getattr(layers, "max_position_embeddings", None)
+    if context is not None and max_length > context:
+        raise ValueError(f"max_length={max_length} is longer than the drafter's context of {context} tokens: lower it.")
+    if target is not None and eval_file is None and isinstance(model, PardDrafter):
+        raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
+    model.forget_head()
     tokenizer = AutoTokenizer.from_pretrained(folder if isinstance(model, PardDrafter) else target, trust_remote_code=False)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
@@ -140,7 +147,7 @@ def train_markov(
 
     torch.manual_seed(training.seed)
     head = MarkovHead(size, size if model.vocabulary is None else len(model.vocabulary), rank, 0)
-    collator = RowCollator(mask, CodConfig(depths, 1.0, 1.0), training.seed, True, model.vocabulary)
+    collator = RowCollator(mask, CodConfig(depths, 0.7, 0.2), training.seed, True, model.vocabulary)
     trainer = MarkovTrainer(head, training, collator, logits, train_dataset=train_set, eval_dataset=eval_set)
     if overwrite:
         drop_old_checkpoints(output_dir)
@@ -155,25 +162,31 @@ def train_markov(
         "seed": training.seed,
         "seconds": round(time.time() - begun, 1),
     }
-    without = None
-    if eval_set is not None:
-        record["eval"] = trainer.evaluate()
-        if judge is not None:
-            some = eval_set.select(range(min(SAMPLES, len(eval_set))))
-            without = acceptance(judge, model, tokenizer, some)
-            _give(model, head)
-            record["acceptance"] = acceptance(judge, model, tokenizer, some)
-            record["acceptance_without"] = without
-            print(json.dumps({name: record[name]["mean_emitted"] for name in ("acceptance_without", "acceptance")}, indent=1))
     _give(model, head)
-    model.config.paradraft = {**model.paradraft, "markov": record}
-    if trainer.is_world_process_zero():
-        since, left = time.time() - 1, left_from_before(output_dir) if overwrite else []
-        model.save_pretrained(output_dir)
-        if isinstance(model, PardDrafter):
-            tokenizer.save_pretrained(output_dir)
-        drop(left, since)
+    _save(model, record, tokenizer, output_dir, trainer, overwrite)  # before anything else is measured, which may fail
+    if eval_set is None:
+        return model
+    record["eval"] = trainer.evaluate()
+    if judge is not None:
+        some = eval_set.select(range(min(SAMPLES, len(eval_set))))
+        record["acceptance"] = acceptance(judge, model, tokenizer, some)
+        model.forget_head()
+        record["acceptance_without"] = acceptance(judge, model, tokenizer, some)
+        _give(model, head)
+        print(json.dumps({name: record[name]["mean_emitted"] for name in ("acceptance_without", "acceptance")}, indent=1))
+    _save(model, record, tokenizer, output_dir, trainer, False)
     return model
+
+
+def _save(model: Any, record: dict[str, Any], tokenizer: Any, output_dir: Path, trainer: MarkovTrainer, overwrite: bool) -> None:
+    if not trainer.is_world_process_zero():
+        return
+    since, left = time.time() - 1, left_from_before(output_dir) if overwrite else []
+    model.config.paradraft = {**model.paradraft, "markov": record}
+    model.save_pretrained(output_dir)
+    if isinstance(model, PardDrafter):
+        tokenizer.save_pretrained(output_dir)
+    drop(left, since)
 
 
 def _give(model: PardDrafter | ParallelSpecDrafter, head: MarkovHead) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 
-from ..files import PUBLISHED, read_json, shipped
+from ..files import BESIDE, PUBLISHED, read_json, shipped
 from .card import CardFields, hub_name, plot_bench, render_card
 
 PEFT_CARD = "# Model Card for Model ID"  # what PEFT writes beside every adapter
@@ -64,7 +64,8 @@ def push_drafter(
             own = ModelCard.load(card)
             own.data.license = license
             own.save(card)
-        return upload(whole, repo_id, "model", private, revision, create_pr, token, commit_message)
+        stale = [file for file in BESIDE if not (whole / file).exists()]
+        return upload(whole, repo_id, "model", private, revision, create_pr, token, commit_message, without=stale)
 
 
 def upload(
@@ -77,8 +78,12 @@ def upload(
     token: str | bool | None = None,
     commit_message: str = "Upload",
     space_sdk: str | None = None,
+    without: list[str] | None = None,
 ) -> CommitInfo:
-    """Make the repository if need be, and commit a folder to it; arguments as for `push_drafter` and `HfApi.upload_folder`."""
+    """Make the repository if need be, and commit a folder to it; arguments as for `push_drafter` and `HfApi.upload_folder`.
+
+    Files of `without` that an earlier commit left are taken away.
+    """
     api, new = HfApi(token=token), False
     try:
         new = not api.repo_exists(repo_id, repo_type=repo_type)
@@ -95,6 +100,7 @@ def upload(
             revision=revision,
             create_pr=create_pr,
             commit_message=commit_message,
+            delete_patterns=without,
         )
     except (HTTPError, RuntimeError) as error:  # the client's own RuntimeError hides what an upload died of
         if new and _is_empty(api, repo_id, repo_type):

@@ -76,7 +76,7 @@ class SpeculationConfig:
         """How many rows a compiled target forward may have beside padding, `most` of them drafted; None where that is free."""
         if not self.compile:
             return None
-        return [*([9, 17, 33] if self.tree_size == "auto" and most > 32 else [1]), 1 + most]
+        return [*([1, 17, 33] if self.tree_size == "auto" and most > 32 else [1]), 1 + most]
 
     def rule(self, do_sample: bool) -> str:
         """The acceptance rule for a call.

@@ -54,6 +54,15 @@ def test_rounds_of_all_sizes(kind):
         plan(target, drafter, PROMPTS, (4,), 24, acceptance=0.5)
 
 
+def test_drafts_that_are_shorter_than_asked_for():
+    short = pd.PardDrafter.from_causal_lm(tiny_model("gpt2", max_position_embeddings=24), mask_token_id=MASK)
+    ahead = pd.PromptedDrafter(with_prompts(tiny_model(), 3))
+    for drafter in (short, ahead):
+        assert all(entry.round_cost > 0 for entry in plan(tiny_model(), drafter, PROMPTS, (16,), 24))
+    with pytest.raises(ValueError, match="before anything could be drafted"):
+        plan(tiny_model(), pd.NgramDrafter(), PROMPTS, (4,), 1)
+
+
 def test_a_drafter_of_blocks_goes_as_far_as_it_can():
     target = tiny_model(num_hidden_layers=8)
     drafter = block_drafter(target, MASK, block_size=3, num_features=2, markov_rank=4)

@@ -98,11 +98,19 @@ def test_it_is_kept_beside_the_weights(tmp_path):
     assert not any("markov" in name for name in again.state_dict())
     kind = kind_of_folder(tmp_path / "one")
     kind.check(tmp_path / "one")
-    assert dict(kind.describe(tmp_path / "one"))["head on the token before"] == "of rank 4"
+    tiny_model(vocab_size=40).save_pretrained(tmp_path / "wider")
+    with pytest.raises(ValueError, match="not padded"):
+        export(tmp_path / "one", tmp_path / "padded", Engine.transformers, str(tmp_path / "wider"), pad=True)
     export(tmp_path / "one", tmp_path / "engine", Engine.vllm, target=str(tmp_path / "one"))
     assert not (tmp_path / "engine" / FILE).exists()
     with_head(drafter, None).save_pretrained(tmp_path / "one")
     assert not (tmp_path / "one" / FILE).exists()
+    save_file(head_of(guesses=20).state_dict(), tmp_path / "one" / FILE)
+    with pytest.raises(ValueError, match="head for 20 guesses, and the drafter has 32"):
+        pd.AutoDrafter.from_pretrained(tmp_path / "one")
+    (tmp_path / "one" / FILE).write_bytes(b"junk")
+    with pytest.raises(OSError, match="damaged"):
+        pd.AutoDrafter.from_pretrained(tmp_path / "one")
     save_file({"before.weight": torch.zeros(3)}, tmp_path / "one" / FILE)
     with pytest.raises(ValueError, match="no head on the token before"):
         pd.AutoDrafter.from_pretrained(tmp_path / "one")
@@ -113,6 +121,9 @@ def test_it_goes_to_the_hub(hub, tmp_path):
     drafter.push_to_hub("user/headed", tokenizer=make_tokenizer())
     ids = torch.tensor([[3, 1, 4]])
     assert torch.equal(pd.AutoDrafter.from_pretrained("user/headed").draft_logits(ids), drafter.draft_logits(ids))
+    with_head(drafter, None).push_to_hub("user/headed", tokenizer=make_tokenizer())
+    assert FILE not in hub.files("user/headed")
+    assert pd.AutoDrafter.from_pretrained("user/headed", force_download=True).markov is None
     own = parallelspec()
     own.push_to_hub("user/layer")
     again = pd.AutoDrafter.from_pretrained("user/layer")
@@ -138,11 +149,20 @@ def test_it_learns(what, folder):
     again = pd.AutoDrafter.from_pretrained(folder / "out")
     assert again.paradraft["markov"]["rank"] == 8
     torch.testing.assert_close(again.markov.after.weight, drafter.markov.after.weight)
+    assert dict(kind_of_folder(folder / "out").describe(folder / "out"))["head on the token before"] == "of rank 8"
     own, before = again.state_dict(), pd.AutoDrafter.from_pretrained(folder / "drafter").state_dict()
     assert all(torch.equal(own[name], tensor) for name, tensor in before.items())  # the drafter itself is as it was
     options.pop("eval_file")
+    if what == "pard":
+        with pytest.raises(ValueError, match="evaluation file too"):
+            train_markov(folder / "drafter", rows, folder / "parts", **options)
+        options.pop("target")
     train_markov(folder / "drafter", rows, folder / "parts", max_steps=15, save_steps=15, **options)
     parts = train_markov(folder / "drafter", rows, folder / "parts", max_steps=30, resume=True, **options)
+    if what == "pard":
+        taught = train_pard(folder / "out", rows, folder / "taught", max_steps=1, num_depths=3, **OPTIONS)
+        assert taught.markov is None  # it was fitted to other weights
+        assert "markov" not in taught.paradraft
     torch.testing.assert_close(parts.markov.after.weight, drafter.markov.after.weight)
 
 
@@ -164,4 +184,6 @@ def test_the_command_and_what_it_refuses(folder, tmp_path):
     pd.AutoregressiveDrafter(tiny_model()).save_pretrained(folder / "small")
     with pytest.raises(ValueError, match="autoregressive drafter"):
         train_markov(folder / "small", folder / "rows.jsonl", folder / "new")
+    with pytest.raises(ValueError, match="longer than the drafter's context"):
+        train_markov(folder / "pard", folder / "rows.jsonl", folder / "new", max_length=4096)
     assert not (folder / "new").exists()

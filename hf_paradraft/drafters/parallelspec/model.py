@@ -119,6 +119,11 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
         self.config.markov_rank = rank
         return self.markov
 
+    def forget_head(self) -> None:
+        """Go on without the head on the token before."""
+        self.markov, self.config.markov_rank = None, 0
+        self.config.paradraft = {name: own for name, own in self.paradraft.items() if name != "markov"}
+
     @property
     def vocabulary(self) -> LongTensor | None:
         """The target's id of each id that it guesses; None: they are the same."""

@@ -12,13 +12,7 @@ from typing import Any, ClassVar
 import torch
 from huggingface_hub import CommitInfo
 from torch import LongTensor
-from transformers import (
-    AutoConfig,
-    Cache,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, Cache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -30,13 +24,14 @@ from ...decoding.warp import sequential_choice
 from ...files import read_config, tensor_names
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..causal_lm import load_whole, push_with_tokenizer
+from ..causal_lm import push_with_tokenizer
 from ..lm import check_drafts, logits_behind, read_with_masks
 from ..markov import MarkovHead, read_head, save_head
 from ..pairs import PairDrafting, read_whole
 from ..published import PARD2, drafter_folder, identify, refuse_foreign
 from .config import read_mask_token_id, write_mask_token_id
 from .features import ProjectedPairs, Projection
+from .load import load_whole
 from .propose import MaskDrafting
 from .publish import card_fields, check_folder
 from .trim import trim_head
@@ -112,7 +107,7 @@ class PardDrafter(Drafter):
         if projection is not None and projection.weight.shape[0] != drafter.get_input_embeddings().weight.shape[1]:
             raise ValueError(f"{folder}: the projection's width is not that of the drafter's embedding: it is another drafter's.")
         drafter.projection = projection
-        drafter.__dict__["markov"] = read_head(folder)
+        drafter.__dict__["markov"] = read_head(folder, drafter.get_output_embeddings().weight.shape[0])
         return drafter
 
     @classmethod
@@ -168,6 +163,12 @@ class PardDrafter(Drafter):
         """What this library keeps in `config.json`: how to use the drafter, how it was trained, what it measured."""
         kept = getattr(self.config, "paradraft", None)
         return kept if isinstance(kept, dict) and kept.get("kind", "pard") == "pard" else {}
+
+    def forget_head(self) -> None:
+        """Go on without the head on the token before."""
+        self.__dict__["markov"] = None
+        if "markov" in self.paradraft:
+            self.config.paradraft = {name: own for name, own in self.paradraft.items() if name != "markov"}
 
     @property
     def vocabulary(self) -> LongTensor | None:

@@ -8,7 +8,6 @@ from transformers import AutoConfig
 from ...files import read_config, tensor_names
 from ...hub.card import CardFields, provenance_of
 from ..causal_lm import check_files
-from ..markov import read_head
 from ..published import PARD2, identify, refuse_foreign
 from .config import MASK_KEYS, read_mask_token_id
 
@@ -66,7 +65,7 @@ def describe(folder: Path) -> list[tuple[str, Any]]:
         ("mask token", read_mask_token_id(config)),
         ("vocabulary", config.get_text_config().vocab_size),
         *([("guesses ids", raw["draft_vocab_size"])] if "draft_vocab_size" in raw else []),
-        *([] if (head := read_head(folder)) is None else [("head on the token before", f"of rank {head.rank}")]),
+        *([("head on the token before", f"of rank {ours['markov']['rank']}")] if ours.get("markov") else []),
         ("adapted from", training.get("base_model") or "not recorded"),
         ("trained with K", training.get("num_depths") or "not recorded"),
         ("τ on held-out rows", f"{tau:.2f}" if tau else "not recorded"),

@@ -122,4 +122,6 @@ def _load(model: str | Path, mask_token_id: int | None, fallback: int | None) ->
         mask_token_id = fallback
     attention = {"attn_implementation": "flex_attention"} if torch.cuda.is_available() else {}  # no mask of R² entries
     # Master weights are fp32: AdamW's small steps vanish in bf16.
-    return PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32, **attention)
+    drafter = PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32, **attention)
+    drafter.forget_head()  # it was fitted to other weights
+    return drafter
