@@ -70,7 +70,7 @@ def methods_of(
         draft_lengths: K of chains.
         tree_sizes: N of trees.
         others: more drafters for the same target, of other kinds.
-        graft: ours once more, with copied drafts in their trees.
+        graft: copied drafts alone, and ours once more with them in their trees.
         recurrent: whether the target has a state, which transformers' own methods refuse.
 
     Raises:
@@ -94,11 +94,12 @@ def methods_of(
     peers = []
     if case == Case.methods and not recurrent:
         peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
-        peers += [prompt_lookup(), drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None)))]
+        peers.append(prompt_lookup())
     variants = kind.variants(drafter, draft_lengths, tree_sizes)
     if case == Case.methods:
         variants += [variant for own in others for variant in _kind(own).variants(own, draft_lengths, tree_sizes)]
     if graft:
+        peers.append(drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None))))
         variants += [
             Variant(f"{one.name}-graft", one.drafter, replace(one.config, graft=True)) for one in variants if one.config.tree_size
         ]
