@@ -93,9 +93,7 @@ def bench(
     temperature: Annotated[
         list[float] | None, typer.Option("--temperature", "-t", min=0, help="0 is greedy; repeatable.")
     ] = None,
-    graft: Annotated[
-        bool, typer.Option("--graft", help="Copied drafts alone, and ours once more with them in their trees.")
-    ] = False,
+    graft: Annotated[bool, typer.Option("--graft", help="Copied drafts too, alone and in our trees.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 3,
     max_new_tokens: NewTokens = 128,
     threads: Threads = None,
