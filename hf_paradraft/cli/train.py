@@ -1,14 +1,22 @@
 """Commands that train a drafter."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 import typer
 
 from .options import MaxLength, Overwrite, Threads, use_threads
 
+
+def _part(*_: Any, **__: Any) -> None:
+    """Several processes part in order: one that just leaves may abort."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 app = typer.Typer()
-train = typer.Typer(help="Train a drafter.", no_args_is_help=True, rich_markup_mode="rich")
+train = typer.Typer(help="Train a drafter.", no_args_is_help=True, rich_markup_mode="rich", result_callback=_part)
 app.add_typer(train, name="train")
 
 
