@@ -137,6 +137,7 @@ def test_auto_is_lossless(tmp_path, monkeypatch, batch_size):
 def test_a_worse_than_useless_drafter_is_rarely_asked(prompt):
     target = tiny_model()
     drafter = pd.PardDrafter.from_causal_lm(tiny_model(seed=5, num_hidden_layers=8), mask_token_id=MASK)
+    drafter.speculation_config = pd.SpeculationConfig(tree_size=None)
     plain = target.generate(prompt, do_sample=False, max_new_tokens=200, eos_token_id=None)
     assert torch.equal(
         plain, target.generate(prompt, do_sample=False, max_new_tokens=200, eos_token_id=None, assistant_model=drafter)
