@@ -97,6 +97,8 @@ def train_ppd(
 DrafterOutput = Annotated[Path, typer.Option(help="Where the drafter and its checkpoints go.")]
 TargetToServe = Annotated[str, typer.Option(help="The causal LM to speed up: folder or Hub id. It is not changed.")]
 Vocab = Annotated[int | None, typer.Option(min=1, help="V': tokens that are guessed, the answers' most frequent; default: all.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Keep the target's states of every text here: it runs once for all epochs.")]
+CacheGb = Annotated[float, typer.Option(min=0, help="Of that folder, at most.")]
 EvalFile = Annotated[str | None, typer.Option(help="Rows for the loss by depth, and the prompts of the acceptance.")]
 
 
@@ -125,6 +127,8 @@ def train_parallelspec(
     lr_scheduler_type: str = "linear",
     warmup_steps: int = 20,
     max_length: MaxLength = 512,
+    cache_dir: CacheDir = None,
+    cache_gb: CacheGb = 50.0,
     save_steps: int = 500,
     seed: int = 0,
     resume: Resume = False,
@@ -164,6 +168,8 @@ def train_dspark(
     lr_scheduler_type: str = "cosine",
     warmup_steps: int = 20,
     max_length: MaxLength = 512,
+    cache_dir: CacheDir = None,
+    cache_gb: CacheGb = 50.0,
     save_steps: int = 500,
     seed: int = 0,
     resume: Resume = False,

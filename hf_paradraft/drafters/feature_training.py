@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from torch import BoolTensor, LongTensor, Tensor
+from torch import LongTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.utils import logging
 
-from ..decoding.features import Features, decoder_of
 from ..hardware import fast_dtype
 from ..hub.card import hub_name
 from ..protocol.drafter import FeatureKey
@@ -24,23 +23,9 @@ from ..training.data import IGNORED, encode_rows, load_rows
 from ..training.metrics import acceptance
 from ..training.output import check_output, drop, drop_old_checkpoints, left_from_before
 from .pard.trim import most_frequent
+from .target_states import TargetStates
 
 logger = logging.get_logger(__name__)
-
-
-@torch.no_grad()
-def states_of(target: PreTrainedModel, keys: Sequence[FeatureKey], ids: LongTensor, seen: BoolTensor) -> dict[FeatureKey, Tensor]:
-    """The target's hidden states of texts, by key, `(B, N, hidden)`; its head is not run.
-
-    Args:
-        target: frozen.
-        keys: what is wanted.
-        ids: int64 `(B, N)`, padded on the right.
-        seen: bool `(B, N)`, False for padding.
-    """
-    with Features(target, keys) as features:
-        decoder_of(target)(input_ids=ids, attention_mask=seen.long(), use_cache=False)
-        return dict(features.rows)
 
 
 @dataclass
@@ -53,6 +38,7 @@ class Setting:
         arguments: of the run.
         train_set, eval_set: from `encode_rows`.
         vocabulary: int64 `(V',)`, or None.
+        cache_dir, cache_gb: of the target's states, where they are kept.
     """
 
     target: PreTrainedModel
@@ -61,6 +47,12 @@ class Setting:
     train_set: Dataset
     eval_set: Dataset | None
     vocabulary: LongTensor | None
+    cache_dir: Path | None = None
+    cache_gb: float = 50.0
+
+    def states(self, keys: Sequence[FeatureKey]) -> TargetStates:
+        """What a trainer asks the target."""
+        return TargetStates(self.target, keys, self.vocabulary, self.cache_dir, self.cache_gb * 1e9)
 
 
 def train_on_target(
@@ -72,6 +64,8 @@ def train_on_target(
     eval_file: str | Path | None = None,
     vocab: int | None = None,
     max_length: int = 512,
+    cache_dir: str | Path | None = None,
+    cache_gb: float = 50.0,
     resume: bool = False,
     overwrite: bool = False,
     usual: dict[str, Any] | None = None,
@@ -90,6 +84,9 @@ def train_on_target(
         eval_file: rows for the loss by depth, and the prompts of the acceptance.
         vocab: V', tokens that the drafter guesses: those that the answers have most often; default: all.
         max_length: tokens of a sample at most.
+        cache_dir: a folder that keeps the target's states of every text, `hidden` numbers of each layer that is read for each
+            token, so that the target runs once for all epochs and drafters; default: it runs every time.
+        cache_gb: of that folder, at most; what is beyond is run every time.
         resume: continue from the last checkpoint.
         overwrite: use a folder that has files.
         usual: what the method's paper takes for `arguments`.
@@ -120,7 +117,8 @@ def train_on_target(
         always = [*tokenizer.all_special_ids, *(ends if isinstance(ends, list) else [] if ends is None else [ends])]
         vocabulary = most_frequent(texts, vocab, always, model.config.get_text_config().vocab_size)
     torch.manual_seed(training.seed)
-    setting = Setting(model, tokenizer, training, train_set, eval_set, vocabulary)
+    folder = None if cache_dir is None else Path(cache_dir)
+    setting = Setting(model, tokenizer, training, train_set, eval_set, vocabulary, folder, cache_gb)
     drafter, trainer = make(setting)
     if overwrite:
         drop_old_checkpoints(output_dir)

@@ -28,6 +28,7 @@ from .parallelspec.model import ParallelSpecDrafter
 from .parallelspec.training import before_each, text_states
 from .pard.model import PardDrafter
 from .pard.training import read_rows
+from .target_states import TargetStates
 
 logger = logging.get_logger(__name__)
 SAMPLES = 32  # of which τ is measured
@@ -137,12 +138,13 @@ def train_markov(
             return read_rows(model, inputs, columns, attention, model.dtype).logits
     else:
         model.attach(judge)
+        states = TargetStates(judge, ("normed",))
         depths, mask, size = model.most_drafts, 0, model.config.vocab_size
 
         def logits(inputs: dict[str, Any], columns: Tensor) -> Tensor:
             features = None
             if model.reads_features:
-                features = before_each(text_states(judge, inputs), inputs["input_ids"], model.dtype)
+                features = before_each(text_states(states, inputs)["normed"], inputs["input_ids"], model.dtype)
             return model(**inputs, columns=columns, features=features)[0]
 
     torch.manual_seed(training.seed)

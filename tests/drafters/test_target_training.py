@@ -14,10 +14,11 @@ from hf_paradraft.cli import app
 from hf_paradraft.drafters.dspark.blocks import AnchorCollator, block_mask, slots
 from hf_paradraft.drafters.dspark.calibration import calibration_error, temperatures
 from hf_paradraft.drafters.dspark.training import block_drafter, train_dspark
-from hf_paradraft.drafters.feature_training import states_of, unused_token
+from hf_paradraft.drafters.feature_training import unused_token
 from hf_paradraft.drafters.kinds import kind_of_folder
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer, train_parallelspec
-from hf_paradraft.training.losses import cross_entropy, rejection, target_probabilities
+from hf_paradraft.drafters.target_states import TargetStates, states_of
+from hf_paradraft.training.losses import cross_entropy, rejection
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator
 
 OPTIONS = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "use_cpu": True, "max_length": 64}
@@ -199,10 +200,54 @@ def test_losses():
     chance = rejection(logits, p)
     assert chance[0].item() == pytest.approx(1 - torch.minimum(p[0], q[0]).sum().item(), abs=1e-6)
     assert chance[1].item() == pytest.approx(1 - torch.minimum(p[1], q[1]).sum().item(), abs=1e-6)  # 0.7 of other tokens
-    head = torch.nn.Linear(4, 6)
-    states = torch.randn(2, 300, 4)
-    found = target_probabilities(states, head, torch.tensor([1, 4]))
-    torch.testing.assert_close(found, head(states).softmax(-1)[..., [1, 4]])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("vocabulary", [None, torch.tensor([1, 4, 30])])
+def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatch):
+    """Texts alone and in batches, computed and read again, and when the folder is full."""
+    target = tiny_model("llama")
+    ids, lengths = torch.randint(0, 32, (3, 9)), torch.tensor([9, 4, 7])
+    rows, places = torch.tensor([0, 0, 1, 2]), torch.tensor([8, 2, 3, 0])
+    logits = target(ids).logits.softmax(-1)[rows, places]
+    wanted = logits if vocabulary is None else logits[:, vocabulary]
+    fresh = TargetStates(target, (0, 1), vocabulary)
+    expected = fresh(ids, lengths)
+    torch.testing.assert_close(fresh.probabilities(expected, rows, places), wanted)
+
+    def same(found, states):
+        for key in (0, 1, "normed"):
+            for row, length in enumerate(lengths):
+                torch.testing.assert_close(found[key][row, :length], expected[key][row, :length])
+        torch.testing.assert_close(states.probabilities(found, rows, places), wanted)
+
+    cached = TargetStates(target, (0, 1), vocabulary, tmp_path / "cache", 1e9)
+    same(cached(ids, lengths), cached)
+    assert len(list((tmp_path / "cache").glob("*.safetensors"))) == 3
+    again = TargetStates(target, (0, 1), vocabulary, tmp_path / "cache", 1e9)
+    assert again.bytes > 0
+    full = TargetStates(target, (0, 1), vocabulary, tmp_path / "full", cached.bytes * 0.5)
+    same(full(ids, lengths), full)
+    assert 1 <= len(list((tmp_path / "full").glob("*.safetensors"))) < 3
+    same(full(ids, lengths), full)
+    monkeypatch.setattr("hf_paradraft.drafters.target_states.states_of", None)  # nothing is run again
+    same(again(ids, lengths), again)
+    with pytest.raises(ValueError, match="another target, or of other layers"):
+        TargetStates(target, (0,), vocabulary, tmp_path / "cache", 1e9)
+    with pytest.raises(ValueError, match="another target"):
+        TargetStates(tiny_model("llama", seed=5), (0, 1), vocabulary, tmp_path / "cache", 1e9)
+
+
+@pytest.mark.parametrize("train", [train_dspark, train_parallelspec])
+def test_a_cache_changes_nothing(train, folder, tmp_path):
+    """The same drafter comes of it, two epochs of texts that lie on disk after the first."""
+    own = {"block_size": 3} if train is train_dspark else {"style": "eagle", "loss": "tv", "num_masks": 2}
+    options = {**OPTIONS, **own, "vocab": 24, "num_train_epochs": 2.0, "max_steps": 8}
+    plain = train(folder / "target", folder / "some.jsonl", tmp_path / "plain", **options)
+    cached = train(folder / "target", folder / "some.jsonl", tmp_path / "cached", cache_dir=tmp_path / "states", **options)
+    assert list((tmp_path / "states").glob("*.safetensors"))
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(cached.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
 
 def test_temperatures_mend_confidences():

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...training.data import IGNORED
-from ..feature_training import states_of
+from ..target_states import states_of
 from .blocks import AnchorCollator, slots
 
 HEATS = [0.25 * 1.12**step for step in range(26)]  # 0.25 to 4.2

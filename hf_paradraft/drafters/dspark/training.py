@@ -14,11 +14,11 @@ from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
 from ...training.data import IGNORED
 from ...training.epochs import CountEpochs, ResumableTrainer
-from ...training.losses import cross_entropy, rejection, target_probabilities
-from ..borrowed import Borrowed
+from ...training.losses import cross_entropy, rejection
 from ..dflash.config import BlockConfig, spread
 from ..dflash.model import DFlashDrafter
-from ..feature_training import Setting, states_of, train_on_target, unused_token
+from ..feature_training import Setting, train_on_target, unused_token
+from ..target_states import TargetStates
 from .blocks import AnchorCollator, slots
 from .calibration import calibrate
 from .model import DSparkDrafter
@@ -48,19 +48,18 @@ class DSparkTrainer(ResumableTrainer):
     Args:
         drafter: attached to its target.
         args: any `TrainingArguments`.
-        target: frozen.
+        states: of the target.
         num_anchors: of a text, at most.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 
-    def __init__(self, drafter: DFlashDrafter, args: TrainingArguments, target: PreTrainedModel, num_anchors: int, **kwargs: Any):
+    def __init__(self, drafter: DFlashDrafter, args: TrainingArguments, states: TargetStates, num_anchors: int, **kwargs: Any):
         args.remove_unused_columns = False
         collator = AnchorCollator(num_anchors, drafter.block.block_size, args.seed)
         super().__init__(model=Blocks(drafter), args=args, data_collator=collator, **kwargs)
         self.add_callback(CountEpochs(collator))
-        self.drafter, self.target, self.teacher = drafter, target, Borrowed(target)
+        self.drafter, self.states = drafter, states
         self.model_accepts_loss_kwargs = False
-        self.keys = tuple(dict.fromkeys((*drafter.features, "normed")))
         self.places: LongTensor | None = None
         if drafter.vocabulary is not None:
             self.places = torch.full((drafter.block.vocab_size,), IGNORED)
@@ -69,18 +68,14 @@ class DSparkTrainer(ResumableTrainer):
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
         """A mean over slots, weighted by depth."""
-        ids = inputs["input_ids"]
-        seen = torch.arange(ids.shape[1], device=ids.device) < inputs["lengths"][:, None]
-        states = states_of(self.target, self.keys, ids, seen)
+        states = self.states(inputs["input_ids"], inputs["lengths"])
         found = model(inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features})
         labels, places = found["labels"], found["places"]
         learned = labels != IGNORED
         if self.places is not None:
             labels = torch.where(learned, self.places.to(labels.device)[labels.clamp(min=0)], IGNORED)
         logits, labels, where = found["logits"][learned], labels[learned], learned.nonzero(as_tuple=True)
-        wanted = states["normed"][where[0], places[learned]]
-        p = target_probabilities(wanted, self.teacher.logits, self.drafter.vocabulary)
-        rejected = rejection(logits, p)
+        rejected = rejection(logits, self.states.probabilities(states, where[0], places[learned]))
         losses = 0.1 * cross_entropy(logits, labels) + 0.9 * rejected
         if "confidence" in found:
             sure = found["confidence"][learned].float()
@@ -188,7 +183,7 @@ def train_dspark(
     confidence: bool = True,
     **options: Any,
 ) -> DFlashDrafter:
-    """Train a drafter of blocks for `target`, without a cache of its states; it and its record are saved in `output_dir`.
+    """Train a drafter of blocks for `target`; it and its record are saved in `output_dir`.
 
     Args:
         target: folder or Hub id of the causal LM, with its tokenizer; it is not changed.
@@ -213,7 +208,7 @@ def train_dspark(
             setting.target, mask, num_layers, block_size, num_features, markov_rank, markov_type, confidence, setting.vocabulary
         )
         sets = {"train_dataset": setting.train_set, "eval_dataset": setting.eval_set}
-        return drafter, DSparkTrainer(drafter, setting.arguments, setting.target, num_anchors, **sets)
+        return drafter, DSparkTrainer(drafter, setting.arguments, setting.states(drafter.features), num_anchors, **sets)
 
     def finish(drafter: DFlashDrafter, setting: Setting) -> None:
         if isinstance(drafter, DSparkDrafter) and drafter.confidence is not None:

@@ -8,22 +8,23 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import LongTensor, Tensor
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import TrainingArguments
 
-from ...training.losses import cross_entropy, rejection, target_probabilities
+from ...training.data import IGNORED
+from ...training.losses import cross_entropy, rejection
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer
-from ..borrowed import Borrowed
-from ..feature_training import Setting, states_of, train_on_target
+from ..feature_training import Setting, train_on_target
+from ..target_states import TargetStates
 from .config import Style
 from .model import ParallelSpecDrafter
 
 Loss = Literal["ce", "tv"]
 
 
-def text_states(target: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
-    """The target's normed states of a batch's texts, `(B, N, hidden)`: their rows, of depth 0, come first."""
-    text = (inputs["depths"] == 0).any(0)
-    return states_of(target, ("normed",), inputs["input_ids"][:, text], inputs["depths"][:, text] == 0)["normed"]
+def text_states(states: TargetStates, inputs: dict[str, Tensor]) -> dict[Any, Tensor]:
+    """The target's states of a batch's texts: their rows, of depth 0, come first."""
+    text = inputs["depths"] == 0
+    return states(inputs["input_ids"][:, text.any(0)], text.sum(1))
 
 
 def before_each(states: Tensor, rows: LongTensor, dtype: torch.dtype) -> Tensor:
@@ -39,7 +40,7 @@ class ParallelSpecTrainer(RowTrainer):
     Args:
         model: attached to its target.
         args: any `TrainingArguments`.
-        target: frozen.
+        states: of the target.
         cod: which rows to keep in training; its `num_depths` is M + 1.
         decay: λ, of the weight `λ^d` of the guess at depth `d`.
         loss: `ce`, or `tv`: 0.1 cross-entropy and 0.9 of the chance of being rejected.
@@ -50,35 +51,37 @@ class ParallelSpecTrainer(RowTrainer):
         self,
         model: ParallelSpecDrafter,
         args: TrainingArguments,
-        target: Any,
+        states: TargetStates,
         cod: CodConfig,
         decay: float = 1.0,
         loss: Loss = "ce",
         **kwargs: Any,
     ):
         super().__init__(model, args, RowCollator(0, cod, args.seed, True, model.vocabulary), **kwargs)
-        self.target, self.decay, self.loss = target, decay, loss
-        self.teacher = Borrowed(target)
+        self.states, self.decay, self.loss = states, decay, loss
 
     def row_losses(
         self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
     ) -> tuple[Tensor, Any]:
         """As `RowTrainer.row_losses`."""
         own: ParallelSpecDrafter = self.model
-        states = text_states(self.target, inputs) if own.reads_features or self.loss == "tv" else None
-        features = before_each(states, inputs["input_ids"], own.dtype) if own.reads_features else None
+        states = features = None
+        if own.reads_features or self.loss == "tv":
+            states = text_states(self.states, inputs)
+        if own.reads_features:
+            features = before_each(states["normed"], inputs["input_ids"], own.dtype)
         logits, guessed = model(**inputs, columns=columns, features=features)
         losses = cross_entropy(logits, labels)
         if states is not None:
-            places = inputs["position_ids"][:, columns].clamp(max=states.shape[1] - 1)
-            wanted = states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
-            learned = labels != -100
+            learned = labels != IGNORED
+            rows, places = learned.nonzero(as_tuple=True)[0], inputs["position_ids"][:, columns][learned]
             if self.loss == "tv":
-                p = target_probabilities(wanted, self.teacher.logits, own.vocabulary)
-                losses = 0.1 * losses + 0.9 * rejection(logits, p) * learned
+                rejected = rejection(logits[learned], self.states.probabilities(states, rows, places))
+                losses = (0.1 * losses).index_put(learned.nonzero(as_tuple=True), 0.9 * rejected, accumulate=True)
             if own.reads_features:
-                near = F.smooth_l1_loss(guessed.float(), wanted.float(), reduction="none").mean(-1)
-                losses = losses + near * learned
+                wanted = states["normed"][rows, places].float()
+                near = F.smooth_l1_loss(guessed[learned].float(), wanted, reduction="none").mean(-1)
+                losses = losses.index_put(learned.nonzero(as_tuple=True), near, accumulate=True)
         return losses * self.decay ** depths.clamp(min=0), logits
 
 
@@ -121,7 +124,7 @@ def train_parallelspec(
         trainer = ParallelSpecTrainer(
             drafter.float(),
             setting.arguments,
-            setting.target,
+            setting.states(("normed",)),
             cod,
             decay,
             loss,
