@@ -28,6 +28,7 @@ class Growing:
         vocab_size: V, of the target.
         sampled: whether children are drawn, without replacement, and not the most probable ones.
         factors: by depth, how much of what is promised comes true; None: all.
+        least: chance of a path below which it is not worth following.
         generator: of the draws; default: torch's own.
     """
 
@@ -40,89 +41,82 @@ class Growing:
         vocab_size: int,
         sampled: bool,
         factors: numpy.ndarray | None,
+        least: float = 0.0,
         generator: torch.Generator | None = None,
     ):
         self.generator = generator
         self.guess, self.prefix, self.processor, self.vocab_size = guess, prefix, processor, vocab_size
         self.sampled, self.factors, self.ranks = sampled, factors, size or 1
+        self.least = log(least) if least > 0 else -inf
         depth = prefix.room if guess.extend is not None else min(prefix.room, len(guess.logits))
         self.tree = GrowingTree(size or depth, depth)
-        self.children: dict[int, list[int]] = {}  # tokens of the children by rank, of each node that was read
-        self.q: dict[int, Tensor] = {}  # what they were drawn from, float32 (V,)
+        self.q: dict[int, Tensor] = {}  # what a node's children were drawn from, float32 (V,)
         self.states: dict[int, Any] = {ROOT: None}  # the bias's
         self.places: dict[int, int] = {ROOT: ROOT}  # of nodes that the drafter has read, in its order
 
-    def token(self, node: int) -> int:
-        """Of a node that was in the tree."""
-        return self.children[self.tree.parents[node]][self.tree.ranks[node]]
-
-    def look(self) -> None:
-        """Read the root; and, with a bias alone, whatever the tree comes to hold."""
-        nodes = [ROOT]
-        while nodes:
-            if self.guess.bias is None:
-                self._know([ROOT], self.guess.logits[:1])
-            else:
-                self._bias(nodes)
-            self.tree.choose()
-            nodes = self.tree.unread() if self.guess.extend is None else []
-
     def wanted(self) -> list[int]:
-        """What the drafter should read next."""
-        return self.tree.unread()[:WIDTH]
+        """What should be read next: by a head all, by the drafter as many as one of its forwards reads."""
+        worth = [node for node in self.tree.unread() if self.tree.scores[node] >= self.least]
+        return worth if self.guess.extend is None else worth[:WIDTH]
 
     def asked(self, nodes: list[int]) -> tuple[LongTensor, list[int]]:
         """`nodes` as the drafter's `extend` takes them."""
         for node in nodes:
             self.places[node] = len(self.places) - 1
-        tokens = torch.tensor([self.token(node) for node in nodes], dtype=torch.long)
+        tokens = torch.tensor([self.tree.tokens[node] for node in nodes], dtype=torch.long)
         return tokens, [self.places[self.tree.parents[node]] for node in nodes]
 
-    def learn(self, nodes: list[int], logits: Tensor) -> None:
-        """What the drafter guesses behind `nodes`, `(n, V')`."""
-        if nodes:
-            self._know(nodes, logits[: len(nodes)])
-        self.tree.choose()
-
-    def _bias(self, nodes: list[int]) -> None:
-        """Children of nodes by the head that looks at their tokens."""
-        depths = [0 if node == ROOT else self.tree.depths[node] for node in nodes]
-        last = self.prefix.ids[0, -1:]
-        tokens = torch.cat([last if node == ROOT else last.new_tensor([self.token(node)]) for node in nodes])
+    def look(self, nodes: list[int]) -> None:
+        """Children of nodes, which may be the root, from the guesses at hand and the head that looks at their tokens."""
+        if not nodes:
+            return
+        if self.guess.bias is None:
+            self.learn(nodes, self.guess.logits[:1])
+            return
+        where = torch.tensor([self.tree.below(node) - 1 for node in nodes], device=self.prefix.ids.device)
+        known = nodes == [ROOT]
+        tokens = self.prefix.ids[0, -1:] if known else self.prefix.ids.new_tensor([self.tree.tokens[node] for node in nodes])
         before = [self.states[ROOT if node == ROOT else self.tree.parents[node]] for node in nodes]
-        where = torch.tensor(depths, device=tokens.device)
         bias, states = self.guess.bias(where, tokens, before)
         self.states |= dict(zip(nodes, states, strict=True))
         own = self.guess.logits
-        self._know(nodes, own[where.to(own.device)] + bias.to(own))
+        self.learn(nodes, own[where.to(own.device)] + bias.to(own))
 
-    def _know(self, nodes: list[int], logits: Tensor) -> None:
-        """Nodes' children from their logits `(n, V')`."""
+    def learn(self, nodes: list[int], logits: Tensor) -> None:
+        """What the drafter guesses behind `nodes`, `(n, V')`."""
+        if not nodes:
+            return
         logits = cut(logits, self.guess.vocabulary, self.vocab_size).to(self.prefix.ids.device)
-        finite = logits.amax(-1).isfinite().tolist()
         if self.sampled:
-            for node, row, usable in zip(nodes, logits.split(1), finite, strict=True):
-                self.tree.read(node, self._drawn(node, row) if usable else [])
+            self._draw(nodes, logits)
             return
         top, ids = logits.float().log_softmax(-1).topk(min(self.ranks, logits.shape[1]))
-        tokens = to_target(ids, self.guess.vocabulary).tolist()
-        for node, row, own, usable in zip(nodes, top.tolist(), tokens, finite, strict=True):
-            promised = 1.0 if self.factors is None else float(self.factors[1 if node == ROOT else self.tree.depths[node] + 1])
-            self.children[node] = own
-            self.tree.read(node, [score + log(promised) for score in row if score > -inf] if usable else [])
+        scores = top.double().cpu().numpy()
+        scores = numpy.where(numpy.isfinite(scores[:, :1]), scores, -numpy.inf)  # logits that are not numbers guess nothing
+        if self.factors is not None:
+            promised = numpy.log([float(self.factors[self.tree.below(node)]) for node in nodes])
+            scores = numpy.minimum(scores + promised[:, None], 0.0)
+        self.tree.grow(nodes, scores, to_target(ids, self.guess.vocabulary).cpu().numpy())
 
-    def _drawn(self, node: int, logits: Tensor) -> list[float]:
-        """A node's children, drawn, and their scores."""
-        path = self.prefix.ids.new_tensor([[self.token(slot) for slot in self.tree.path(node)]])
-        q = warp(torch.cat([self.prefix.ids, path], dim=1), widen(logits, self.guess.vocabulary, self.vocab_size), self.processor)
-        scores = possible(q, self.ranks)[0]
-        self.q[node], self.children[node] = q[0], draw(q[0], len(scores), self.generator).tolist()
-        return scores
+    def _draw(self, nodes: list[int], logits: Tensor) -> None:
+        """Nodes' children, drawn."""
+        scores = numpy.full((len(nodes), min(self.ranks, self.vocab_size)), -numpy.inf)
+        tokens: numpy.ndarray = numpy.zeros(scores.shape, dtype=numpy.int64)
+        for place, (node, row) in enumerate(zip(nodes, logits.split(1), strict=True)):
+            if not bool(row.amax().isfinite()):
+                continue
+            text = torch.cat([self.prefix.ids, self.prefix.ids.new_tensor([self.tree.path(node)])], dim=1)
+            q = warp(text, widen(row, self.guess.vocabulary, self.vocab_size), self.processor)
+            own = possible(q, self.ranks)[0]
+            self.q[node], scores[place, : len(own)] = q[0], own
+            tokens[place, : len(own)] = draw(q[0], len(own), self.generator).cpu().numpy()
+        self.tree.grow(nodes, scores, tokens)
 
     def draft(self) -> Draft:
         """The tree as it is."""
-        place = {ROOT: ROOT, **{node: index for index, node in enumerate(self.tree.chosen)}}
-        tokens = self.prefix.ids.new_tensor([self.token(node) for node in self.tree.chosen])
-        parents = [self.tree.parents[node] for node in self.tree.chosen]
+        chosen = self.tree.chosen
+        place = {ROOT: ROOT, **{node: index for index, node in enumerate(chosen)}}
+        tokens = self.prefix.ids.new_tensor([self.tree.tokens[node] for node in chosen])
+        parents = [self.tree.parents[node] for node in chosen]
         q = torch.stack([self.q[parent] for parent in parents]) if self.sampled and parents else None
-        return Draft(tokens, [place[parent] for parent in parents], q, self.tree.beliefs)
+        return Draft(tokens, [place[parent] for parent in parents], q, self.tree.beliefs())

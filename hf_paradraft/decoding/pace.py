@@ -23,6 +23,7 @@ GAIN = 1.05  # a change has to promise this much
 LONGEST_REST = 8  # plain rounds after a drafter had no guess again and again, even if asking costs nothing
 KNOWN = 4  # plain rounds that were timed tell what they cost
 DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has to be measured first
+SURELY = 0.5  # of the chance at which a node would just pay: below it, it is not followed
 NEARLY = 0.98  # of the best promise is enough for a smaller tree: the last nodes keep their promises least
 DECAY = 0.98  # of a round's weight with each later round
 
@@ -77,6 +78,7 @@ class Pace:
         self.hits = numpy.full(num_draft_tokens + 1, 2.0)
         self.mass = numpy.full(num_draft_tokens + 1, 2.0)
         self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, self.habit.pause
+        self.least = 0.0  # chance of a path from which on a node brings tokens faster than a round does, by the last round
         self.nodes: deque[int] = deque([MAX_TREE // 2], maxlen=8)  # of trees that were worth verifying
         self.drafting = False  # in the last round
         self.empty, self.rests = 0, False  # times in a row that the drafter had no guess; whether it rests for that
@@ -188,6 +190,9 @@ class Pace:
         rates = tokens / (drafting + self.cost(numpy.arange(2, len(tokens) + 2)))
         size = 1 + int((rates >= NEARLY * rates.max()).argmax()) if len(tokens) else 0
         self.nodes.append(max(1, size))
+        if size:
+            now, twice = self.cost(numpy.array([size + 1, 2 * size + 1])).tolist()
+            self.least = SURELY * float(rates.max()) * max(0.0, twice - now) / size / len(trees)
         return [tree.first(size) for tree in trees]
 
     @property

@@ -14,6 +14,7 @@ from transformers.utils import logging
 from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Prefix, SpeculationConfig
 from ..protocol.config import TreeSize
 from ..trees.best_first import best_paths
+from ..trees.growing import ROOT
 from ..trees.sampled import sampled_paths
 from .copies import Copies, grafted, grafted_beside_riders
 from .grow import Growing
@@ -117,8 +118,7 @@ class Shape:
             elif not len(guess.logits) or not self._usable(guess):
                 continue
             elif guess.bias is not None or guess.extend is not None:
-                nodes, factors = (self.pace.most_nodes, self.pace.factors) if size == "auto" else (size, None)
-                growing[row] = Growing(guess, prefix, processor, nodes, self.vocab_size, self.sampled, factors, self.generator)
+                growing[row] = self._growing(guess, prefix, processor, size)
             else:
                 drafts[row] = self._independent(guess, prefix, processor, size)
         self._read(growing, len(prefixes), begun)
@@ -271,28 +271,38 @@ class Shape:
             self.gains += [_decoded(g) - had for g, had, open_ in zip(guesses, before, more, strict=True) if open_ is not None]
         return guesses
 
+    def _growing(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: TreeSize) -> Growing:
+        """A tree of which nothing is known."""
+        pace, own = self.pace, (guess, prefix, processor)
+        if size == "auto":
+            return Growing(*own, pace.most_nodes, self.vocab_size, self.sampled, pace.factors, pace.least, self.generator)
+        return Growing(*own, size, self.vocab_size, self.sampled, None, 0.0, self.generator)
+
     def _read(self, growing: dict[int, Growing], num_rows: int, begun: float) -> None:
-        """Let trees grow where their nodes have to be read: by a head at once, by the drafter's forwards while they pay."""
+        """Let trees grow level by level, read by a head or by the drafter's own forwards, while that pays."""
         for own in growing.values():
-            own.look()
-        forwards = max((own.prefix.room - 1 for own in growing.values()), default=0)
+            own.look([ROOT])
+        levels = max((own.prefix.room - 1 for own in growing.values()), default=0)
         extend = next((own.guess.extend for own in growing.values() if own.guess.extend is not None), None)
-        while extend is not None and forwards > 0:
+        promised = sum(own.tree.reach(own.tree.chosen) + 1 for own in growing.values())
+        for _ in range(levels):
             wanted = {row: own.wanted() for row, own in growing.items()}
-            reach = sum(own.tree.reach[node] for row, own in growing.items() for node in wanted[row])
+            reach = sum(own.tree.reach(wanted[row]) for row, own in growing.items())
             if not reach:
                 break
-            promised = sum(sum(own.tree.reach[node] for node in own.tree.chosen) + 1 for own in growing.values())
             expected = reach * (mean(self.gains) if self.gains else 1.0)
             if self.steps and not self.pace.goes_on(expected, median(self.steps), promised, perf_counter() - begun):
                 break
             clock = perf_counter()
-            nothing = torch.zeros(0, dtype=torch.long)
-            asked = [growing[row].asked(wanted[row]) if row in growing else (nothing, []) for row in range(num_rows)]
-            read = extend([tokens for tokens, _ in asked], [parents for _, parents in asked])
-            for row, own in growing.items():
-                own.learn(wanted[row], read[row])
+            if extend is None:
+                for row, own in growing.items():
+                    own.look(wanted[row])
+            else:
+                nothing = torch.zeros(0, dtype=torch.long)
+                asked = [growing[row].asked(wanted[row]) if row in growing else (nothing, []) for row in range(num_rows)]
+                read = extend([tokens for tokens, _ in asked], [parents for _, parents in asked])
+                for row, own in growing.items():
+                    own.learn(wanted[row], read[row][: len(wanted[row])])
             self.steps.append(perf_counter() - clock)
-            after = sum(sum(own.tree.reach[node] for node in own.tree.chosen) + 1 for own in growing.values())
-            self.gains.append((after - promised) / reach)
-            forwards -= 1
+            before, promised = promised, sum(own.tree.reach(own.tree.chosen) + 1 for own in growing.values())
+            self.gains.append((promised - before) / reach)
