@@ -1,8 +1,6 @@
 """From guesses to drafts: which tokens are verified, and how many. Nothing but the engine decides this."""
 
-from collections import deque
 from collections.abc import Sequence
-from statistics import mean, median
 from time import perf_counter
 
 import numpy
@@ -14,12 +12,12 @@ from transformers.utils import logging
 from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Prefix, SpeculationConfig
 from ..protocol.config import TreeSize
 from ..trees.best_first import best_paths
-from ..trees.growing import ROOT
 from ..trees.sampled import sampled_paths
 from .copies import Copies, grafted, grafted_beside_riders
 from .grow import Growing
 from .pace import Pace
 from .riders import COPIED, SparseShape
+from .steps import Steps
 from .vocabulary import cut, to_target, widen
 from .warp import sequential_choice, warp
 
@@ -64,10 +62,6 @@ def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = 
     return Draft(tokens, paths.parents, q[torch.tensor(paths.depths, device=q.device)])
 
 
-def _decoded(guess: Guess) -> int:
-    return guess.decoded if isinstance(guess, GuessedLogits) else 0
-
-
 class Shape:
     """One call's drafts.
 
@@ -84,8 +78,7 @@ class Shape:
         self.generator: torch.Generator | None = None  # of draws; None: torch's own
         self.sparse: SparseShape | None = None
         self.copies: Copies | None = None
-        self.steps: deque[float] = deque(maxlen=9)  # seconds of going further
-        self.gains: deque[float] = deque(maxlen=32)  # tokens of a row that a step brought, or times what was promised
+        self.steps = Steps(pace)
 
     def __call__(
         self, drafting: Drafting, prefixes: list[Prefix], processors: Sequence[LogitsProcessorList], branches: bool
@@ -102,7 +95,8 @@ class Shape:
             ValueError: a guess that is none; the message says what is wrong with it.
         """
         begun = perf_counter()
-        guesses = self._further(self._ask(drafting.propose(prefixes), prefixes), prefixes, begun)
+        guesses = self._ask(drafting.propose(prefixes), prefixes)
+        guesses = self.steps.further(guesses, prefixes, begun, self._ask)
         size = self._size(branches, guesses)
         drafts: list[Draft] = [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
         growing: dict[int, Growing] = {}
@@ -121,7 +115,7 @@ class Shape:
                 growing[row] = self._growing(guess, prefix, processor, size)
             else:
                 drafts[row] = self._independent(guess, prefix, processor, size)
-        self._read(growing, len(prefixes), begun)
+        self.steps.grow(growing, len(prefixes), begun)
         for row, own in growing.items():
             drafts[row] = draft = own.draft()
             if own.guess.confidences is not None and size is None:
@@ -245,64 +239,9 @@ class Shape:
             beliefs = [float(self.pace.accepted[depth]) for depth in depths]
         return Draft(guess.tokens.to(prefix.ids.device), parents, None, beliefs)
 
-    def _further(self, guesses: list[Guess], prefixes: list[Prefix], begun: float) -> list[Guess]:
-        """Let a drafter that chooses its next tokens itself go on, while that brings tokens faster than the round so far."""
-        while True:
-            promised = gain = 0.0
-            more = []
-            for guess, prefix in zip(guesses, prefixes, strict=True):
-                further = guess.further if isinstance(guess, GuessedLogits) and guess.decoded < prefix.room else None
-                more.append(further)
-                if isinstance(guess, GuessedLogits) and guess.decoded:
-                    reach = guess.logits[: guess.decoded].float().softmax(-1).amax(-1).cumprod(0).tolist()
-                    promised += 1 + sum(reach)  # with the target's own token, which is certain
-                    gain += reach[-1] if further is not None else 0.0
-            step = next((further for further in more if further is not None), None)
-            if step is None:
-                break
-            expected = gain * mean(self.gains) if self.gains else gain
-            if self.steps and not self.pace.goes_on(expected, median(self.steps), promised, perf_counter() - begun):
-                break
-            clock, before = perf_counter(), [_decoded(guess) for guess in guesses]
-            guesses = self._ask(step(), prefixes)
-            self.steps.append(perf_counter() - clock)
-            if [_decoded(guess) for guess in guesses] == before:
-                break
-            self.gains += [_decoded(g) - had for g, had, open_ in zip(guesses, before, more, strict=True) if open_ is not None]
-        return guesses
-
     def _growing(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: TreeSize) -> Growing:
         """A tree of which nothing is known."""
         pace, own = self.pace, (guess, prefix, processor)
         if size == "auto":
             return Growing(*own, pace.most_nodes, self.vocab_size, self.sampled, pace.factors, pace.least, self.generator)
         return Growing(*own, size, self.vocab_size, self.sampled, None, 0.0, self.generator)
-
-    def _read(self, growing: dict[int, Growing], num_rows: int, begun: float) -> None:
-        """Let trees grow level by level, read by a head or by the drafter's own forwards, while that pays."""
-        for own in growing.values():
-            own.look([ROOT])
-        levels = max((own.prefix.room - 1 for own in growing.values()), default=0)
-        extend = next((own.guess.extend for own in growing.values() if own.guess.extend is not None), None)
-        promised = sum(own.tree.reach(own.tree.chosen) + 1 for own in growing.values())
-        for _ in range(levels):
-            wanted = {row: own.wanted() for row, own in growing.items()}
-            reach = sum(own.tree.reach(wanted[row]) for row, own in growing.items())
-            if not reach:
-                break
-            expected = reach * (mean(self.gains) if self.gains else 1.0)
-            if self.steps and not self.pace.goes_on(expected, median(self.steps), promised, perf_counter() - begun):
-                break
-            clock = perf_counter()
-            if extend is None:
-                for row, own in growing.items():
-                    own.look(wanted[row])
-            else:
-                nothing = torch.zeros(0, dtype=torch.long)
-                asked = [growing[row].asked(wanted[row]) if row in growing else (nothing, []) for row in range(num_rows)]
-                read = extend([tokens for tokens, _ in asked], [parents for _, parents in asked])
-                for row, own in growing.items():
-                    own.learn(wanted[row], read[row][: len(wanted[row])])
-            self.steps.append(perf_counter() - clock)
-            before, promised = promised, sum(own.tree.reach(own.tree.chosen) + 1 for own in growing.values())
-            self.gains.append((promised - before) / reach)

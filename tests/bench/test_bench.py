@@ -46,11 +46,13 @@ def results():
     return bench(target, methods, prompts, Settings(16), progress=False)
 
 
+@pytest.mark.slow
 def test_every_method_gives_plain_output(results):
     assert len(results) == 6 * 4
     assert all(result.same for result in results)
 
 
+@pytest.mark.slow
 def test_forwards_are_counted(results):
     for result in results:
         if result.method == "plain":
@@ -83,6 +85,7 @@ def test_what_happened_inside(results):
     assert 2**20 < rows[0]["peak_bytes"] < 2**40
 
 
+@pytest.mark.slow
 def test_figures_come_from_the_records_alone(results, tmp_path):
     rows = json.loads(json.dumps(records(results)))
     assert [file.name for file in draw(rows, tmp_path / "one.svg")] == ["one.svg"]
@@ -139,6 +142,7 @@ def test_the_median_of_repeats_counts():
     assert records(results)[1]["speedup"] == 2.0
 
 
+@pytest.mark.slow
 def test_batches_are_counted_by_their_own_tokens():
     target = tiny_model()
     drafter = near_copy(target)
@@ -213,6 +217,7 @@ def test_a_stopped_run_goes_on(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in Case if case != Case.prompts])
 def test_cases(case):
     target = tiny_model()

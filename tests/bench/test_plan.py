@@ -21,6 +21,7 @@ def test_expected_tau():
     assert expected_tau([0.9, 0.5, 0.1], 2) == pytest.approx(1 + 0.9 + 0.45)
 
 
+@pytest.mark.slow
 def test_a_good_drafter_is_told_from_a_bad_one():
     target = tiny_model(num_hidden_layers=8)
     good = near_copy(target, 0.0)
@@ -38,6 +39,7 @@ def test_a_good_drafter_is_told_from_a_bad_one():
     assert all(entry.round_cost > 0.5 and entry.speedup > 0 for entry in assumed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ngram", "ppd"])
 def test_rounds_of_all_sizes(kind):
     target = tiny_model(num_hidden_layers=8)
@@ -54,6 +56,7 @@ def test_rounds_of_all_sizes(kind):
         plan(target, drafter, PROMPTS, (4,), 24, acceptance=0.5)
 
 
+@pytest.mark.slow
 def test_drafts_that_are_shorter_than_asked_for():
     short = pd.PardDrafter.from_causal_lm(tiny_model("gpt2", max_position_embeddings=24), mask_token_id=MASK)
     ahead = pd.PromptedDrafter(with_prompts(tiny_model(), 3))
@@ -70,12 +73,14 @@ def test_a_drafter_of_blocks_goes_as_far_as_it_can():
     assert [entry.num_draft_tokens for entry in plans] == [2, 3]
 
 
+@pytest.mark.slow
 def test_the_command():
     result = CliRunner().invoke(app, ["plan", "--prompts", "1", "-k", "16", "--acceptance", "0", "--dtype", "float32"])
     assert result.exit_code == 0, result.output
     assert "does not pay" in result.output
 
 
+@pytest.mark.slow
 def test_a_small_model_that_is_no_drafter_yet():
     command = ["plan", "--prompts", "1", "-k", "4", "--acceptance", "0.9", "--dtype", "float32"]
     folders = ["--target", str(FAMILY / "target"), "--drafter", str(FAMILY / "draft")]
@@ -84,6 +89,7 @@ def test_a_small_model_that_is_no_drafter_yet():
     assert "4.10" in result.output  # 1 + 0.9 + 0.81 + 0.729 + 0.6561
 
 
+@pytest.mark.slow
 def test_the_check_measures_other_prompts(tmp_path):
     command = ["plan", "--prompts", "1", "-k", "2", "-k", "4", "--check", "2", "--max-new-tokens", "16", "--dtype", "float32"]
     result = CliRunner().invoke(app, [*command, "--plot", str(tmp_path / "plan.png")])

@@ -98,6 +98,7 @@ def test_later_turns_follow_the_targets_own_answers():
     assert tokenizer.decode(encode_question(tokenizer, "Hello")[0]) == "Hello"
 
 
+@pytest.mark.slow
 def test_the_embedded_questions_are_held_out():
     """None shares 13 words in a row with what the family learned from: all lessons, and a fourth of what it was pretrained on."""
     questions = load_questions(QUESTIONS)

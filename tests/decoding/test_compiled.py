@@ -74,6 +74,7 @@ def test_the_callers_own_cache_is_filled(prompt):
     assert int(cache.get_seq_length()) == out.shape[1] - 1
 
 
+@pytest.mark.slow
 def test_inputs_that_cannot_be_compiled_run_uncompiled(prompt):
     gpt2 = tiny_model("gpt2")
     drafter = near_copy(gpt2, 0.05)

@@ -67,6 +67,7 @@ def generate(target, ids, mask, **options):
     return target.generate(ids, attention_mask=mask, do_sample=False, eos_token_id=None, pad_token_id=0, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(list(ARCHITECTURES)),

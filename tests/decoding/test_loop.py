@@ -222,6 +222,7 @@ def test_a_static_cache_of_the_callers(target, drafter, prompt):
     assert int(cache.get_seq_length()) == plain.shape[1] - 1
 
 
+@pytest.mark.slow
 def test_typical_acceptance_takes_more_than_the_exact_rules(target, drafter, prompt):
     emitted = {}
     for rule in ("sample_match", "typical"):

@@ -56,6 +56,7 @@ def test_drafts_are_accepted_and_rejected(target, drafter, prompt):
     assert rejected > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
 def test_sample_match_draws_as_plain_sampling_does(target, drafter, prompt, temperature):
     options = {"do_sample": True, "temperature": temperature, "top_k": 10, "top_p": 0.9, "max_new_tokens": 40}

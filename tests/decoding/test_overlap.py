@@ -50,6 +50,7 @@ class Delayed(pd.Drafter, pd.Drafting):
         return own
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     st.sampled_from(list(DRAFTERS)),
@@ -75,6 +76,7 @@ def test_overlap_changes_nothing(which, prompts, size, window, new, graft, sampl
     assert not any("drafter" in one.name for one in threading.enumerate())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree_size", [None, 6])
 @pytest.mark.parametrize("kind", MAKE)
 def test_rejection_is_exact(kind, tree_size):
@@ -158,6 +160,7 @@ class Boom(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["drafter", "target"])
 def test_an_error_in_one_lane_ends_both(where, prompt):
     target = tiny_model()

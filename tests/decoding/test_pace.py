@@ -122,6 +122,7 @@ def test_latency_is_measured_once(tmp_path, monkeypatch):
         row_latency(target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_auto_is_lossless(tmp_path, monkeypatch, batch_size):
     monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path)

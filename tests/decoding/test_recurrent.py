@@ -57,6 +57,7 @@ def target_of(name):
 CANNOT = {"jamba", "mamba"}  # their forwards forget the state when several tokens follow it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CONFIGS.keys() - CANNOT))
 def test_chains_over_a_recurrent_state(name):
     for seed in range(3):
@@ -108,6 +109,7 @@ def test_a_recurrent_drafter_is_lossless(name, prompt):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["falcon_h1", "qwen3_next"])
 def test_a_recurrent_drafter_in_transformers_own_loop(name, prompt, monkeypatch):
     for method in ("_assisted_decoding", "_validate_generation_mode"):

@@ -146,6 +146,7 @@ def test_a_wrong_rule_is_found_out():
     assert p_value(accepts_too_much, [], sampled_chain) < 1e-6
 
 
+@pytest.mark.slow
 def test_sampling_without_correction_is_found_out():
     """Rejection of drafts that were not sampled from the `q` they claim."""
 

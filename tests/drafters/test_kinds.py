@@ -46,6 +46,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.slow
 @settings(max_examples=90, deadline=None)
 @given(
     st.sampled_from(list(DRAFTERS)),
@@ -56,7 +57,7 @@ class Clock:
     st.integers(0, 10_000),
 )
 def test_never_slower_by_a_random_clock_changes_nothing(which, prompts, size, new, sampled, seed):
-    from hf_paradraft.decoding import loop, shape
+    from hf_paradraft.decoding import loop, shape, steps
 
     target, drafter = TARGETS[which[1]], DRAFTERS[which]
     length = drafter.config.num_prompt_tokens if isinstance(drafter, pd.PpdDrafter) else 6
@@ -69,7 +70,7 @@ def test_never_slower_by_a_random_clock_changes_nothing(which, prompts, size, ne
     plain = target.generate(ids, **options)
     with pytest.MonkeyPatch.context() as patch:
         clock = Clock(seed)
-        for module in (loop, shape):
+        for module in (loop, shape, steps):
             patch.setattr(module, "perf_counter", clock)
         torch.manual_seed(seed)
         assert torch.equal(plain, target.generate(ids, assistant_model=drafter, **options))
@@ -133,7 +134,7 @@ NOTHING = {
 
 @pytest.mark.parametrize("size", [None, 8, "auto"])
 @pytest.mark.parametrize("name", NOTHING)
-@pytest.mark.parametrize("new", [15, 60])
+@pytest.mark.parametrize("new", [15, pytest.param(60, marks=pytest.mark.slow)])
 def test_who_never_guesses_is_seldom_asked(name, size, new, prompt):
     drafter = Silent(NOTHING[name])
     drafter.speculation_config.tree_size = size

@@ -44,6 +44,7 @@ def test_the_output_is_the_targets(name, prompts, m, num_draft_tokens, tree_size
     assert torch.equal(plain, TARGET.generate(ids, **options, assistant_model=drafter))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_are_the_models_own_text(name, prompt):
     """Each draft of 9 is what plain decoding of the small model gives, whatever was rejected before."""
@@ -81,6 +82,7 @@ def test_right_guesses_save_forwards(prompt, monkeypatch):
     assert stats.mean_emitted > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_context_that_is_shorter_than_the_text(name):
     small = tiny_model(name, max_position_embeddings=32)

@@ -148,6 +148,7 @@ def test_another_kind_of_adapter_is_no_drafter(tmp_path):
         pd.AutoDrafter.from_pretrained(tmp_path)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from(NAMES),

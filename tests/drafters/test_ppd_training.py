@@ -75,12 +75,22 @@ def test_one_forward_gives_what_each_insertion_would(tmp_path, e):
             assert token.tolist() == ids[row, t + 2 : t + 4].tolist()
 
 
+def test_the_head_is_run_where_it_is_wanted():
+    """Of a long text with a large vocabulary, logits of all rows would be most of the memory."""
+    base = get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=2)).get_base_model()
+    rows = []
+    base.lm_head.register_forward_pre_hook(lambda module, args: rows.append(args[0].shape[:-1].numel()))
+    guess_at(base, base, PpdConfig(num_prompt_tokens=2), torch.randint(0, 30, (2, 60)), torch.tensor([[3, 20, 40], [7, -1, -1]]))
+    assert sum(rows) == 2 + 4 * 3 + 4 * 2  # the forward's own, one a text; teachers with the token before; guesses
+
+
 def test_only_answers_are_guessed():
     batch = PromptCollator(2, 50)([{"input_ids": list(range(1, 11)), "labels": [-100] * 4 + list(range(5, 11))}])
     points = batch["points"][0][batch["points"][0] >= 0].tolist()
     assert points == [3, 4, 5, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hard_labels", [False, True])
 def test_training_lowers_its_loss(tmp_path, hard_labels):
     trainer = trainer_of(tmp_path, options=PpdTraining(points=8, hard_labels=hard_labels), max_steps=120, learning_rate=0.1)

@@ -24,6 +24,7 @@ def plain_and_drafted(target, drafter, prompts, **options):
 ROWS = st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=12), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(list(ARCHITECTURES)), ROWS, st.integers(1, 30), st.integers(1, 6), st.booleans())
 def test_copied_drafts_change_nothing(name, prompts, new, longest, adaptive):
@@ -57,6 +58,7 @@ def test_copying_learns_how_often_matches_hold():
     assert drafting.propose([pd.Prefix(torch.tensor([text]), 2, kept)])[0].beliefs[0] == pytest.approx(2 / 6)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(list(ARCHITECTURES)),
@@ -72,6 +74,7 @@ def test_a_small_model_changes_nothing(name, prompts, new, length, size, cache):
     assert torch.equal(plain, drafted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("size", [None, 12])
 def test_what_it_drafts_is_what_it_would_say(name, size, prompt):

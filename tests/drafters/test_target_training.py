@@ -24,6 +24,7 @@ from hf_paradraft.training.row_trainer import CodConfig, RowCollator
 OPTIONS = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "use_cpu": True, "max_length": 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["medusa", "eagle"])
 @pytest.mark.parametrize("loss", ["ce", "tv"])
 def test_parallelspec_learns(style, loss, folder):
@@ -109,6 +110,7 @@ def test_a_block_sees_its_context_and_itself():
     assert mask.int().tolist() == [[1, 1, 0, 0, 1, 1, 0, 0]] * 2 + [[0, 0, 0, 0, 0, 0, 1, 1]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "confidence"), [(4, True), (0, False)])
 def test_dspark_learns(rank, confidence, folder):
     rows = folder / "rows.jsonl"
@@ -134,6 +136,7 @@ def test_dspark_learns(rank, confidence, folder):
     assert torch.equal(plain, target.generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=EOS, assistant_model=again))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["parallelspec", "dspark"])
 def test_a_resumed_run_is_the_run_that_would_have_been(what, folder):
     run = train_parallelspec if what == "parallelspec" else train_dspark

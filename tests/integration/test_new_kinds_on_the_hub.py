@@ -76,6 +76,7 @@ def test_a_parallelspec_drafter_of_another_target(caplog):
         pd.ParallelSpecDrafter.from_target(TARGET, num_masks=0)
 
 
+@pytest.mark.slow
 def test_the_page_from_a_chat_model_to_a_drafter(tmp_path, monkeypatch):
     """Every command of docs/public-model.md, in order, on a tiny model of the same architecture."""
     monkeypatch.chdir(tmp_path)
@@ -121,6 +122,7 @@ def test_packed_targets_that_cannot_be_read(tmp_path):
         open_target(str(tmp_path / "bad.gguf"), {})
 
 
+@pytest.mark.slow
 def test_overlap_is_a_case_of_the_benchmark(tmp_path):
     arguments = ["bench", "--case", "overlap", "--per-category", "1", "-k", "4", "--repeats", "1", "--max-new-tokens", "8"]
     result = CliRunner().invoke(app, [*arguments, "--no-equality", "--json", str(tmp_path / "out.json")])

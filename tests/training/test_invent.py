@@ -33,6 +33,7 @@ def test_where_the_user_speaks():
         user_turn(tokenizer)
 
 
+@pytest.mark.slow
 def test_prompts_are_new_finished_and_the_same_when_a_run_goes_on(tmp_path):
     target, tokenizer = tiny_model(initializer_range=0.1), chat_tokenizer()
     options = {"max_tokens": 30, "batch_size": 4}
@@ -80,6 +81,7 @@ def test_batches_by_length():
     assert sorted(index for some in found for index in some) == list(range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafted", [False, True])
 def test_the_order_of_the_file_stays(drafted, tmp_path):
     """Prompts of many lengths, answered in other batches: each answer is the one that its prompt has alone."""

@@ -77,6 +77,7 @@ def test_a_drafter_drafts_as_far_as_it_was_trained(model_dir, texts, tmp_path):
     assert pd.AutoDrafter.from_pretrained(tmp_path / "out").speculation_config.num_draft_tokens == 15
 
 
+@pytest.mark.slow
 def test_resume_gives_the_same_run(model_dir, texts, tmp_path):
     """Also in the middle of a later epoch."""
     common = {**ARGUMENTS, "learning_rate": 1e-3, "save_steps": 5, "lr_scheduler_type": "constant"}

@@ -50,6 +50,7 @@ def test_prompts_are_where_they_are_worth_most(m, num_nodes, budget, seed):
     assert found >= 0.99 * max(worth)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 30), st.integers(0, 10_000))
 def test_the_promise_is_what_a_simulation_brings(m, e, more, seed):

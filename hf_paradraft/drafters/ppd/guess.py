@@ -1,4 +1,4 @@
-"""What prompts guess at many places of a text, and what the model itself says there: one forward."""
+"""What prompts guess at many places of a text, and what the model says there: one forward, with its head at those places."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,9 @@ import torch
 from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel
 
+from ...decoding.features import Features
 from ...decoding.tree_attention import additive, attention_windows, or_sdpa
+from ..borrowed import Borrowed
 from .config import PpdConfig
 from .rows import prompt_rows
 from .tuner import prompt_embedding
@@ -50,17 +52,22 @@ def guess_at(
     for kind, window in attention_windows(base).items():
         seen = sees if window is None else sees & (apart < window)
         masks[kind] = additive(seen, texts.dtype)
-    logits = forward(
-        inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
-        attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,
-        position_ids=positions,
-        use_cache=False,
-    ).logits.float()
-    guesses = logits[:, length:].unflatten(1, (points.shape[1], m, e)).mean(3)
-    behind = torch.stack([row["teachers"] for row in rows]).to(ids.device)
-    row = torch.arange(batch_size, device=ids.device)[:, None, None]
-    there, at = points >= 0, points.clamp(min=0)
-    last = length - 1  # texts too short for a point are looked at where they end, and left out
-    own = logits[row[..., 0], at].argmax(-1) == ids.gather(1, (at + 1).clamp(max=last))
-    following = ids[row, (behind + 1).clamp(max=last)]
-    return guesses[there], logits[row, behind].detach()[there], following[there], own[there]
+    few = {"logits_to_keep": 1} if base._supports_logits_to_keep() else {}  # the head is run below, where it is wanted
+    with Features(base, ("normed",)) as features:
+        forward(
+            inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
+            attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,
+            position_ids=positions,
+            use_cache=False,
+            **few,
+        )
+        states = features.rows["normed"]
+    there = points >= 0
+    head, row = Borrowed(base), there.nonzero(as_tuple=True)[0][:, None]  # (T, 1), which text
+    behind = torch.stack([own["teachers"] for own in rows]).to(ids.device)[there]
+    known = torch.cat([points[there][:, None], behind], dim=1)  # (T, m + 1)
+    following = ids[row, known + 1]
+    with torch.no_grad():
+        said = head.logits(states[row, known]).float()
+    guesses = head.logits(states[:, length:].unflatten(1, (points.shape[1], m, e))[there]).float().mean(2)
+    return guesses, said[:, 1:], following[:, 1:], said[:, 0].argmax(-1) == following[:, 0]

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from ...files import write_whole
+from ...hardware import fast_dtype
 from ...hub.card import hub_name
 from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
@@ -68,7 +69,9 @@ def train_ppd(
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
     torch.manual_seed(arguments.get("seed", 42))  # the prompts' first values
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, trust_remote_code=False), config)
+    dtype = fast_dtype()
+    logger.warning("The model is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=False), config)
     trainer = PpdTrainer(
         adapted,
         training,
