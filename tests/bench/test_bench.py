@@ -60,6 +60,7 @@ def test_forwards_are_counted(results):
         assert 0 < result.forwards <= result.tokens
 
 
+@pytest.mark.slow
 def test_records_and_report(results):
     rows = records(results)
     names = ["plain", "assisted-k3", "assisted-default", "prompt-lookup", "pard-chain-k2", "pard-chain-k4"]
@@ -76,6 +77,7 @@ def test_records_and_report(results):
     assert markdown(rows).count("\n") == 2 + len(rows)
 
 
+@pytest.mark.slow
 def test_what_happened_inside(results):
     rows = records(results)
     assert "time_split" not in rows[0]
@@ -98,6 +100,7 @@ def test_figures_come_from_the_records_alone(results, tmp_path):
     assert all(file.stat().st_size > 1000 for file in (tmp_path / "more").iterdir())
 
 
+@pytest.mark.slow
 def test_prompt_tokens_their_trees_and_sizes():
     torch.manual_seed(0)
     accuracy = [[0.5 * 0.5**rank for rank in range(8)]] * 3

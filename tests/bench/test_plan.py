@@ -66,6 +66,7 @@ def test_drafts_that_are_shorter_than_asked_for():
         plan(tiny_model(), pd.NgramDrafter(), PROMPTS, (4,), 1)
 
 
+@pytest.mark.slow
 def test_a_drafter_of_blocks_goes_as_far_as_it_can():
     target = tiny_model(num_hidden_layers=8)
     drafter = block_drafter(target, MASK, block_size=3, num_features=2, markov_rank=4)

@@ -168,16 +168,18 @@ def p_value(drafter, rule, tree_size, options, skipped=0):
     return chisquare(got, [scale * value for value in expected]).pvalue
 
 
+CASES = [(name, size, "top-k") for name in DRAFTERS for size in (None, 6)]
+CASES += [(name, 6, "top-p") for name in ("pard", "ppd", "copied trees", "pard with a head")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("tree_size", "warper"), [(None, "top-k"), (6, "top-k"), (6, "top-p")])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(("name", "tree_size", "warper"), CASES)
 def test_rejection(name, tree_size, warper):
     assert p_value(DRAFTERS[name](), "rejection", tree_size, WARPERS[warper]) > 1e-3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tree_size", [None, 6])
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(("name", "tree_size"), [("dspark", None), ("eagle3", None), *((name, 6) for name in READERS)])
 def test_rejection_by_those_who_read_the_target(name, tree_size):
     """They guess from the second token on: the prompt's features come with the forward that gives the first."""
     assert p_value(READERS[name](), "rejection", tree_size, WARPERS["top-k"], skipped=1) > 1e-3

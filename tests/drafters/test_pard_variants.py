@@ -179,6 +179,7 @@ def test_a_trimmed_drafter_in_transformers_own_loop():
     assert hook.install()
 
 
+@pytest.mark.slow
 def test_a_trimmed_drafter_under_rejection():
     """In distribution: the first two tokens of many calls against the target's own."""
     target = tiny_model("llama", vocab_size=6, initializer_range=0.9, eos_token_id=None)

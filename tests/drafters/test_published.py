@@ -169,7 +169,7 @@ SEEN = (PROMPTS != 0).long()
 SOME = ("z-lab, sliding", "DeepSpec rnn", "SafeAI", "speculators P-EAGLE")
 SLOW = pytest.mark.slow
 CHANGED = [
-    *((name, None) for name in LAYOUTS),
+    *(pytest.param(name, None, marks=() if name in SOME else SLOW) for name in LAYOUTS),
     *(pytest.param(name, 9, marks=() if name in SOME else SLOW) for name in LAYOUTS),
     *(pytest.param(name, "auto", marks=SLOW) for name in SOME),
 ]
@@ -232,7 +232,10 @@ def features_behind(drafter, target, ids):
         return {key: states[:, :-1] for key, states in features.rows.items()}
 
 
-@pytest.mark.parametrize(("name", "piece"), [*((name, None) for name in LAYOUTS), *((name, 2) for name in SOME)])
+PIECES = [*(pytest.param(name, None, marks=() if name in SOME else SLOW) for name in LAYOUTS), *((name, 2) for name in SOME)]
+
+
+@pytest.mark.parametrize(("name", "piece"), PIECES)
 def test_caches_give_what_whole_prefixes_give(name, piece, load):
     """Over rounds, rejections, trees and ragged rows, with prompts in pieces."""
     drafter = load(name, attach=False)
@@ -455,6 +458,7 @@ def test_other_targets(make, name, load):
     assert torch.equal(target.generate(ids, **options), target.generate(ids, **options, assistant_model=drafter))
 
 
+@pytest.mark.slow
 def test_confidences_cut_chains(load):
     """A drafter that is sure of nothing drafts little, where never_slower asks for it; the output stays."""
     config, tensors = LAYOUTS["DeepSpec DSpark"]()

@@ -88,6 +88,7 @@ def test_a_license_that_is_asked_for_goes_into_the_folders_own_card(hub, tmp_pat
     assert (folder / "README.md").read_text() == own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder_of", [pard_folder, ppd_folder])
 def test_a_cut_connection_leaves_what_was_there(hub, tmp_path, folder_of, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the client's own attempts

@@ -22,6 +22,7 @@ TARGET = tiny_model("llama", num_hidden_layers=8)
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["z-lab", "DeepSpec DSpark", "speculators EAGLE-3", "SpecForge P-EAGLE"])
 def test_published_and_pulled(name, hub, tmp_path):
     folder = write(tmp_path / "drafter", *LAYOUTS[name]())

@@ -55,6 +55,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.slow
 def test_it_learns_to_draft(model_dir, texts, tmp_path):
     drafter = train_pard(model_dir, texts, tmp_path / "out", eval_file=texts, max_steps=60, learning_rate=1e-2, **ARGUMENTS)
     record = drafter.paradraft["training"]
@@ -247,6 +248,7 @@ def test_overwriting_leaves_nothing_that_would_be_published_with_the_new_weights
     assert pd.AutoDrafter.from_pretrained(out) is not None
 
 
+@pytest.mark.slow
 def test_flex_attentions_loss_is_sdpas(tmp_path):
     """The block mask of the GPU's path and the boolean mask of the CPU's are one rule."""
     losses = []
