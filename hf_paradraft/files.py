@@ -1,6 +1,7 @@
 """Files: a folder or a copy of a Hub repository, its JSON, its rows, the headers of its weights; writing whole or not at all."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def tensor_names(folder: Path) -> list[str]:
 
 def write_whole(file: Path, text: str) -> None:
     """Write a text file, whole or not at all: a stop in between leaves what was there."""
-    temporary = file.with_name(f".{file.name}.new")
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.new")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(file)
 

@@ -55,8 +55,6 @@ class Features:
         self.handles: list[Any] = []
         if not self.keys:
             return
-        if self.keys == ("normed",):
-            return
         self.layers = layers_of(model)
         wrong = [key for key in self.keys if key != "normed" and not (type(key) is int and -1 <= key < len(self.layers))]
         if wrong:

@@ -91,7 +91,7 @@ class Growing:
             self._draw(nodes, logits)
             return
         top, ids = logits.float().log_softmax(-1).topk(min(self.ranks, logits.shape[1]))
-        scores = top.double().cpu().numpy()
+        scores = top.cpu().double().numpy()
         scores = numpy.where(numpy.isfinite(scores[:, :1]), scores, -numpy.inf)  # logits that are not numbers guess nothing
         if self.factors is not None:
             promised = numpy.log([float(self.factors[self.tree.below(node)]) for node in nodes])

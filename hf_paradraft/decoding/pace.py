@@ -78,7 +78,7 @@ class Pace:
         self.hits = numpy.full(num_draft_tokens + 1, 2.0)
         self.mass = numpy.full(num_draft_tokens + 1, 2.0)
         self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, self.habit.pause
-        self.least = 0.0  # chance of a path from which on a node brings tokens faster than a round does, by the last round
+        self.least = 0.0  # chance of a path below which a node surely brings tokens slower than a round does, by the last round
         self.nodes: deque[int] = deque([MAX_TREE // 2], maxlen=8)  # of trees that were worth verifying
         self.drafting = False  # in the last round
         self.empty, self.rests = 0, False  # times in a row that the drafter had no guess; whether it rests for that

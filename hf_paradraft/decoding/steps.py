@@ -67,6 +67,8 @@ class Steps:
     def grow(self, growing: dict[int, Growing], num_rows: int, begun: float) -> None:
         """Let trees grow level by level, read by a head or by the drafter's own forwards.
 
+        Under `rejection` nothing is decided by what a path promises: a tree that stopped for that would depend on what was drawn.
+
         Args:
             growing: by row.
             num_rows: of the batch.
@@ -82,19 +84,21 @@ class Steps:
             reach = sum(own.tree.reach(wanted[row]) for row, own in growing.items())
             if not reach:
                 break
-            expected = reach * (fmean(self.gains) if self.gains else 1.0)
+            expected = reach * fmean([1.0, *self.gains])  # never nothing: a tree that was full of siblings may go deeper later
             if self.seconds and not self.pace.goes_on(expected, median(self.seconds), promised, perf_counter() - begun):
                 break
             clock = perf_counter()
-            if extend is None:
-                for row, own in growing.items():
+            asked = [(torch.zeros(0, dtype=torch.long), list[int]())] * num_rows
+            for row, own in growing.items():
+                if own.guess.extend is None:
                     own.look(wanted[row])
-            else:
-                nothing = torch.zeros(0, dtype=torch.long)
-                asked = [growing[row].asked(wanted[row]) if row in growing else (nothing, []) for row in range(num_rows)]
+                else:
+                    asked[row] = own.asked(wanted[row])
+            if extend is not None:
                 read = extend([tokens for tokens, _ in asked], [parents for _, parents in asked])
-                for row, own in growing.items():
-                    own.learn(wanted[row], read[row][: len(wanted[row])])
+                for row, (tokens, _) in enumerate(asked):
+                    if len(tokens):
+                        growing[row].learn(wanted[row], read[row][: len(tokens)])
             self.seconds.append(perf_counter() - clock)
             before, promised = promised, sum(own.tree.reach(own.tree.chosen) + 1 for own in growing.values())
             self.gains.append((promised - before) / reach)

@@ -1,4 +1,4 @@
-"""One training run of a drafter that stands on its target: frozen, in the same process, its states taken as they come."""
+"""One training run of a drafter that stands on its target, which is frozen and runs in the same process."""
 
 from __future__ import annotations
 

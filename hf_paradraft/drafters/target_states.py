@@ -53,7 +53,7 @@ class TargetStates:
         keys: what is wanted of every text.
         vocabulary: int64 `(V',)`, the tokens whose chances are wanted; None: all.
         folder: of the cache; None: the target runs every time.
-        max_bytes: of the folder; what is beyond is run every time.
+        max_bytes: of the folder, of which several processes have a share each; what is beyond is run every time.
 
     Raises:
         ValueError: the folder has the states of another target, or others of its layers.
@@ -67,18 +67,28 @@ class TargetStates:
         folder: Path | None = None,
         max_bytes: float = 50e9,
     ):
-        self.target, self.keys, self.folder, self.max_bytes = target, tuple(dict.fromkeys((*keys, "normed"))), folder, max_bytes
-        self.vocabulary = vocabulary
-        self.head, self.rows = Borrowed(target), Borrowed(target, vocabulary)
-        self.bytes = 0
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            own = {"weights": fingerprint(target), "dtype": str(target.dtype), "keys": [str(key) for key in self.keys]}
-            record = folder / "target.json"
-            if record.exists() and read_json(record) != own:
-                raise ValueError(f"{folder} keeps the states of another target, or of other layers: name another folder.")
+        self.target, self.keys = target, tuple(dict.fromkeys((*keys, "normed")))
+        self.vocabulary, self.folder = vocabulary, folder
+        self.head = Borrowed(target)
+        if folder is None:
+            return
+        self.rows = Borrowed(target, vocabulary)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {**target.config.get_text_config().to_dict(), "_name_or_path": None, "transformers_version": None}
+        own = {
+            "weights": fingerprint(target),
+            "config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16],
+            "dtype": str(target.dtype),
+            "keys": [str(key) for key in self.keys],
+        }
+        record = folder / "target.json"
+        if not record.exists():
             write_whole(record, json.dumps(own, indent=1) + "\n")
-            self.bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        if read_json(record) != own:
+            raise ValueError(f"{folder} keeps the states of another target, or of other layers: name another folder.")
+        present = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        self.room = (max_bytes - present) / processes
 
     def __call__(self, ids: LongTensor, lengths: LongTensor) -> dict[Any, Tensor]:
         """States by key, `(B, N, hidden)`; of padding they mean nothing.
@@ -132,10 +142,12 @@ class TargetStates:
     def _keep(self, file: Path, own: dict[str, Tensor]) -> None:
         """Write a text's states, whole or not at all, where there is room for them."""
         size = sum(value.nbytes for value in own.values())
-        if self.bytes + size > self.max_bytes:
+        if file.exists():  # another process was first, or the text is twice in a batch
+            return
+        if size > self.room:
             logger.warning_once(f"{file.parent} is full: the states of further texts are computed whenever they are needed.")
             return
-        self.bytes += size
+        self.room -= size
         temporary = file.with_suffix(f".{os.getpid()}.new")  # several processes may share a folder
         save_file(own, temporary)
         temporary.replace(file)

@@ -81,7 +81,7 @@ def test_the_head_is_run_where_it_is_wanted():
     rows = []
     base.lm_head.register_forward_pre_hook(lambda module, args: rows.append(args[0].shape[:-1].numel()))
     guess_at(base, base, PpdConfig(num_prompt_tokens=2), torch.randint(0, 30, (2, 60)), torch.tensor([[3, 20, 40], [7, -1, -1]]))
-    assert sum(rows) == 2 + 4 * 3 + 4 * 2  # the forward's own, one a text; teachers with the token before; guesses
+    assert rows == [2 * (4 * 3 + 3 * 2)]  # of each text: at four points what it says with the token before; three points' guesses
 
 
 def test_only_answers_are_guessed():

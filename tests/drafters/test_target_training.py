@@ -224,12 +224,13 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
                 torch.testing.assert_close(found[key][row, :length], expected[key][row, :length])
         torch.testing.assert_close(states.probabilities(found, rows, places), wanted)
 
+    monkeypatch.setattr("hf_paradraft.drafters.target_states.ROWS", 3)  # logits in pieces
     cached = TargetStates(target, (0, 1), vocabulary, tmp_path / "cache", 1e9)
     same(cached(ids, lengths), cached)
     assert len(list((tmp_path / "cache").glob("*.safetensors"))) == 3
     again = TargetStates(target, (0, 1), vocabulary, tmp_path / "cache", 1e9)
-    assert again.bytes > 0
-    full = TargetStates(target, (0, 1), vocabulary, tmp_path / "full", cached.bytes * 0.5)
+    assert again.room == pytest.approx(cached.room, abs=1000)  # with the files' headers
+    full = TargetStates(target, (0, 1), vocabulary, tmp_path / "full", (1e9 - cached.room) * 0.5)
     same(full(ids, lengths), full)
     assert 1 <= len(list((tmp_path / "full").glob("*.safetensors"))) < 3
     same(full(ids, lengths), full)
@@ -237,6 +238,9 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
     same(again(ids, lengths), again)
     with pytest.raises(ValueError, match="another target, or of other layers"):
         TargetStates(target, (0,), vocabulary, tmp_path / "cache", 1e9)
+    target.config.rms_norm_eps = 0.1
+    with pytest.raises(ValueError, match="another target"):
+        TargetStates(target, (0, 1), vocabulary, tmp_path / "cache", 1e9)
     with pytest.raises(ValueError, match="another target"):
         TargetStates(tiny_model("llama", seed=5), (0, 1), vocabulary, tmp_path / "cache", 1e9)
 

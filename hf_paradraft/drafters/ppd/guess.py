@@ -6,9 +6,7 @@ import torch
 from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel
 
-from ...decoding.features import Features
 from ...decoding.tree_attention import additive, attention_windows, or_sdpa
-from ..borrowed import Borrowed
 from .config import PpdConfig
 from .rows import prompt_rows
 from .tuner import prompt_embedding
@@ -52,22 +50,23 @@ def guess_at(
     for kind, window in attention_windows(base).items():
         seen = sees if window is None else sees & (apart < window)
         masks[kind] = additive(seen, texts.dtype)
-    few = {"logits_to_keep": 1} if base._supports_logits_to_keep() else {}  # the head is run below, where it is wanted
-    with Features(base, ("normed",)) as features:
-        forward(
-            inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
-            attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,
-            position_ids=positions,
-            use_cache=False,
-            **few,
-        )
-        states = features.rows["normed"]
     there = points >= 0
-    head, row = Borrowed(base), there.nonzero(as_tuple=True)[0][:, None]  # (T, 1), which text
-    behind = torch.stack([own["teachers"] for own in rows]).to(ids.device)[there]
-    known = torch.cat([points[there][:, None], behind], dim=1)  # (T, m + 1)
-    following = ids[row, known + 1]
-    with torch.no_grad():
-        said = head.logits(states[row, known]).float()
-    guesses = head.logits(states[:, length:].unflatten(1, (points.shape[1], m, e))[there]).float().mean(2)
+    row = there.nonzero(as_tuple=True)[0][:, None]  # (T, 1), which text
+    behind = torch.stack([own["teachers"] for own in rows])[there.cpu()]
+    known = torch.cat([points[there].cpu()[:, None], behind], dim=1)  # (T, m + 1), places of the text
+    wanted, place = known.unique(return_inverse=True)
+    columns = [*wanted.tolist(), *range(length, positions.shape[1])]
+    # A list, for processes that copy their inputs to several devices cut tensors apart.
+    few = {"logits_to_keep": columns} if base._supports_logits_to_keep() else {}
+    logits = forward(
+        inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
+        attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,
+        position_ids=positions,
+        use_cache=False,
+        **few,
+    ).logits
+    logits = logits if few else logits[:, columns]
+    said = logits[row, place.to(ids.device)].detach().float()
+    guesses = logits[:, len(wanted) :].unflatten(1, (points.shape[1], m, e))[there].float().mean(2)
+    following = ids[row, known.to(ids.device) + 1]
     return guesses, said[:, 1:], following[:, 1:], said[:, 0].argmax(-1) == following[:, 0]
