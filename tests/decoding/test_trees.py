@@ -22,7 +22,7 @@ from hf_paradraft.protocol import Draft
 PAIRS = {name: (model := tiny_model(name), near_copy(model, 0.05)) for name in ARCHITECTURES}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from(list(ARCHITECTURES)),
     st.lists(st.integers(0, EOS - 1), min_size=1, max_size=16),
