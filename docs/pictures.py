@@ -1,4 +1,4 @@
-"""The pictures of a round, from one round of the embedded family: `make pictures`."""
+"""The pictures of a round, and who worked when, from runs of the embedded family: `make pictures`."""
 
 import sys
 from pathlib import Path
@@ -107,8 +107,45 @@ def roll_back(trace: RoundTrace, tokenizer) -> Figure:
     return figure
 
 
+def timeline(runs: dict[str, list[RoundTrace]]) -> Figure:
+    """When the target and the drafter worked, in the rounds of each run; above each, how much of its time either was idle."""
+    figure = Figure(figsize=(9, 1.5 * len(runs) + 0.5), layout="constrained")
+    for axes, (name, rounds) in zip(figure.subplots(len(runs), sharex=True), runs.items(), strict=True):
+        begun, target, drafter = 0.0, [], []
+        for one in rounds:
+            behind = begun + one.verify_seconds
+            if one.hidden_seconds:  # at once; what is left of drafting is waited for
+                target.append((begun, one.verify_seconds))
+                drafter += [(begun, one.hidden_seconds), (behind, one.draft_seconds)]
+            else:
+                drafter.append((begun, one.draft_seconds))
+                target.append((begun + one.draft_seconds, one.verify_seconds))
+            begun += one.total_seconds
+        idle = {who: 1 - sum(length for _, length in bars) / begun for who, bars in (("target", target), ("drafter", drafter))}
+        tokens = sum(len(one.emitted) for one in rounds)
+        for row, (bars, colour) in enumerate(((drafter, ORANGE), (target, BLUE))):
+            axes.broken_barh([(1000 * start, 1000 * length) for start, length in bars], (row - 0.4, 0.8), color=colour)
+        axes.set_yticks([0, 1], ["drafter", "target"])
+        shares = ", ".join(f"{who} {100 * share:.0f} % idle" for who, share in idle.items())
+        axes.set_title(f"{name}: {tokens} tokens in {1000 * begun:.0f} ms; {shares}", fontsize=10, loc="left")
+    axes.set_xlabel("milliseconds")
+    return figure
+
+
+def lanes(target, drafter, ids: torch.LongTensor) -> dict[str, list[RoundTrace]]:
+    """Rounds one after the other and at once, a core each."""
+    runs = {}
+    for name, overlap in (("one after the other, on one core", False), ("at once, a core each", True)):
+        torch.set_num_threads(2 if overlap else 1)
+        drafter.speculation_config = pd.SpeculationConfig(8, None, overlap=overlap, trace=True, never_slower=False)
+        for _ in range(2):  # the first one warms up
+            target.generate(ids, assistant_model=drafter, do_sample=False, max_new_tokens=60)
+        runs[name] = drafter.last_stats.trace[1:13]
+    return runs
+
+
 def main() -> None:
-    """Write all four."""
+    """Write all of them."""
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32).eval()
     drafter = pd.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32).eval()
@@ -125,6 +162,7 @@ def main() -> None:
         "roll-back": roll_back(trace, tokenizer),
     }.items():
         figure.savefig(folder / f"{name}.png", dpi=110)
+    timeline(lanes(target, drafter, ids)).savefig(folder.parent / "lanes.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -86,10 +86,12 @@ def speculative_decoding(
                 for row, draft, own, best in zip(rows, drafts, logits, choices, strict=True)
             ]
 
+            hidden_seconds = 0.0
             if call.overlap is not None:
                 call.settle(drafts, taken)
-                stats.hidden_seconds += call.overlap.hidden
+                hidden_seconds = call.overlap.hidden
                 draft_seconds += call.overlap.waited
+            stats.hidden_seconds += hidden_seconds
 
             # 4. roll back, tell everyone
             call.verifier.keep([None if one is None else one.kept for one in taken])
@@ -109,7 +111,7 @@ def speculative_decoding(
                     own_stats.add_round(0, 0)
                     own_stats.add_row(*counts)
                 if call.config.trace:
-                    times = draft_seconds, verify_seconds, seconds
+                    times = draft_seconds, verify_seconds, seconds, hidden_seconds
                     stats.trace.append(RoundTrace(index, draft.token_ids, draft.parents, one.path, emitted.tolist(), *times))
                 if streamer is not None:
                     streamer.put(emitted[None].cpu())

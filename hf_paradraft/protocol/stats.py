@@ -15,6 +15,7 @@ class RoundTrace:
         accepted: the accepted nodes, from the root down.
         emitted: ids of the new tokens.
         draft_seconds, verify_seconds, total_seconds: of the whole batch's round.
+        hidden_seconds: of the drafter, during the verification; 0 without `overlap`.
     """
 
     row: int
@@ -25,6 +26,7 @@ class RoundTrace:
     draft_seconds: float
     verify_seconds: float
     total_seconds: float
+    hidden_seconds: float = 0.0
 
 
 @dataclass
