@@ -3,15 +3,18 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 
-from huggingface_hub import CommitInfo, HfApi, ModelCard
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 
 from ..files import BESIDE, PUBLISHED, read_json, shipped
 from .card import CardFields, hub_name, plot_bench, render_card
 
+WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")  # in one piece or in several
 PEFT_CARD = "# Model Card for Model ID"  # what PEFT writes beside every adapter
 
 
@@ -64,7 +67,9 @@ def push_drafter(
             own = ModelCard.load(card)
             own.data.license = license
             own.save(card)
-        stale = [file for file in BESIDE if not (whole / file).exists()]
+        stale = list(BESIDE)
+        if any(whole.glob("model*.safetensors")):
+            stale += WEIGHTS
         return upload(whole, repo_id, "model", private, revision, create_pr, token, commit_message, without=stale)
 
 
@@ -78,11 +83,12 @@ def upload(
     token: str | bool | None = None,
     commit_message: str = "Upload",
     space_sdk: str | None = None,
-    without: list[str] | None = None,
+    without: Sequence[str] = (),
 ) -> CommitInfo:
-    """Make the repository if need be, and commit a folder to it; arguments as for `push_drafter` and `HfApi.upload_folder`.
+    """Make the repository if need be, and commit a folder to it; arguments as for `push_drafter` and `HfApi.create_commit`.
 
-    Files of `without` that an earlier commit left are taken away.
+    One commit, where `HfApi.upload_folder` makes several of a long upload: nobody finds half of it. Files that fit patterns of
+    `without` and were left by an earlier commit are taken away.
     """
     api, new = HfApi(token=token), False
     try:
@@ -93,14 +99,19 @@ def upload(
                 api.repo_info(repo_id, revision=revision, repo_type=repo_type)
             except RevisionNotFoundError:
                 api.create_branch(repo_id, branch=revision, repo_type=repo_type, exist_ok=True)
-        return api.upload_folder(
+        files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+        had = [] if new else api.list_repo_files(repo_id, repo_type=repo_type, revision=None if create_pr else revision)
+        stale = [name for name in had if name not in files and any(fnmatch(name, pattern) for pattern in without)]
+        return api.create_commit(
             repo_id=repo_id,
-            folder_path=folder,
+            operations=[
+                *(CommitOperationDelete(name) for name in stale),
+                *(CommitOperationAdd(name, file) for name, file in files.items()),
+            ],
+            commit_message=commit_message,
             repo_type=repo_type,
             revision=revision,
             create_pr=create_pr,
-            commit_message=commit_message,
-            delete_patterns=without,
         )
     except (HTTPError, RuntimeError) as error:  # the client's own RuntimeError hides what an upload died of
         if new and _is_empty(api, repo_id, repo_type):

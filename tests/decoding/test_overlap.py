@@ -123,6 +123,7 @@ def test_the_schedule_with_a_perfect_drafter(prompt):
     assert stats.emitted_per_round == [1, 5, 5, 5, 5, 5, 5, 5, 5]
     assert [len(one.drafted) for one in stats.trace[:4]] == [0, 4, 4, 4]
     assert stats.hidden_seconds > 0
+    assert sum(one.hidden_seconds for one in stats.trace) == pytest.approx(stats.hidden_seconds)
 
 
 def test_the_schedule_with_a_useless_drafter(prompt):

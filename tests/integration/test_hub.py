@@ -331,13 +331,13 @@ def test_a_failed_push_leaves_no_empty_repository(hub, tmp_path, monkeypatch):
         raise RuntimeError("the line broke")
 
     with monkeypatch.context() as patch:
-        patch.setattr(HfApi, "upload_folder", fails)
+        patch.setattr(HfApi, "create_commit", fails)
         with pytest.raises(OSError, match="was not published"):
             push_folder(folder, REPO)
     assert not HfApi().repo_exists(REPO)
     push_folder(folder, REPO)
     with monkeypatch.context() as patch:
-        patch.setattr(HfApi, "upload_folder", fails)
+        patch.setattr(HfApi, "create_commit", fails)
         with pytest.raises(OSError, match="as it was"):
             push_folder(folder, REPO)
     assert HfApi().repo_exists(REPO)  # what was there before stays
@@ -345,16 +345,33 @@ def test_a_failed_push_leaves_no_empty_repository(hub, tmp_path, monkeypatch):
 
 def test_a_reply_lost_after_the_hub_did_its_work(hub, tmp_path, monkeypatch):
     """The commit is there, and its repository is not taken for an empty one."""
-    folder, upload = pard_folder(tmp_path), HfApi.upload_folder
+    folder, upload = pard_folder(tmp_path), HfApi.create_commit
 
     def loses_the_reply(self, **kwargs):
         upload(self, **kwargs)
         raise RuntimeError("the line broke")
 
-    monkeypatch.setattr(HfApi, "upload_folder", loses_the_reply)
+    monkeypatch.setattr(HfApi, "create_commit", loses_the_reply)
     with pytest.raises(OSError, match="push again"):
         push_folder(folder, REPO)
     assert "model.safetensors" in hub.files(REPO)
+
+
+def test_weights_in_pieces_and_whole_replace_each_other(hub, tmp_path):
+    """One commit each; whoever pulls never finds the weights of two drafters."""
+    for number, size in enumerate(("5GB", "20KB", "5GB")):
+        torch.manual_seed(number)
+        drafter = near_copy(tiny_model(seed=number))
+        drafter.save_pretrained(tmp_path / str(number), max_shard_size=size)
+        make_tokenizer().save_pretrained(tmp_path / str(number))
+        before = len(hub.repos["models", REPO].commits) if number else 0
+        push_folder(tmp_path / str(number), REPO)
+        assert len(hub.repos["models", REPO].commits) - before <= 2  # an empty one where it was made
+        names = set(hub.files(REPO))
+        assert ("model.safetensors" in names) == (size == "5GB")
+        assert any(name.startswith("model-0") for name in names) == ("model.safetensors.index.json" in names) == (size != "5GB")
+        pulled = pd.AutoDrafter.from_pretrained(REPO).state_dict()
+        assert all(torch.equal(pulled[name], tensor) for name, tensor in drafter.state_dict().items())
 
 
 def test_the_headline_is_the_drafters_own_at_batch_1(hub, tmp_path):
