@@ -82,17 +82,28 @@ class MarkovHead(nn.Module):
         with torch.no_grad():
             return self(tokens.to(self.before.weight.device), torch.empty(0))[0], [None] * len(tokens)
 
-    def chain(self, logits: Tensor, last: LongTensor, vocabulary: LongTensor | None) -> Tensor:
+    def chain(
+        self,
+        logits: Tensor,
+        last: LongTensor,
+        vocabulary: LongTensor | None,
+        states: Tensor | None = None,
+        memory: Tensor | None = None,
+    ) -> Tensor:
         """Logits `(B, K, V')`, with the bias of the most probable token before each.
 
         Args:
             logits: `(B, K, V')`.
             last: int64 `(B,)`, known tokens.
             vocabulary: int64 `(V',)`, or None.
+            states: `(B, K, d)`, of the rows that guess; `vanilla` wants none.
+            memory: `(B, r)` of the `rnn`, before the first guess.
         """
         rows, token = [], last
-        for row in logits.unbind(1):
-            rows.append(row + self.guess(token, token, [])[0].to(row))
+        for place, row in enumerate(logits.unbind(1)):
+            state = torch.empty(0) if states is None else states[:, place]
+            bias, memory = self(token.to(self.before.weight.device), state, memory)
+            rows.append(row + bias.to(row)[..., : row.shape[-1]])
             best = rows[-1].argmax(-1)
             token = best if vocabulary is None else vocabulary.to(best.device)[best]
         return torch.stack(rows, dim=1)

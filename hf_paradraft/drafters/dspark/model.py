@@ -84,13 +84,8 @@ class DSparkDrafter(DFlashDrafter):
         logits = self.base_logits(states)
         if self.markov is None:
             return logits
-        token, memory, rows = input_ids[:, -1].to(self.device), self.first_memory(input_ids[:, -1], whole), []
-        for place in range(logits.shape[1]):
-            bias, memory = self.markov(token, states[:, place], memory)
-            rows.append(logits[:, place] + bias.to(logits)[..., : logits.shape[-1]])
-            best = rows[-1].argmax(-1)
-            token = (best if self.vocabulary is None else self.vocabulary.to(best.device)[best]).to(self.device)
-        return torch.stack(rows, dim=1)
+        memory = self.first_memory(input_ids[:, -1], whole)
+        return self.markov.chain(logits, input_ids[:, -1], self.vocabulary, states, memory)
 
 
 class DSparkDrafting(BlockDrafting):
