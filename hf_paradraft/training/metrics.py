@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..protocol import SpeculationStats
@@ -38,7 +39,7 @@ def acceptance(
     drafter.eval()
     drafter.speculation_config = replace(options, tree_size=None, never_slower=False)  # chains, and every round counts
     stats = SpeculationStats()
-    for sample in samples:
+    for sample in tqdm(samples, desc="acceptance", unit="prompts", leave=False):
         begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
         ids = torch.tensor([sample["input_ids"][: begin or max(1, len(sample["input_ids"]) // 4)]], device=drafter.device)
         target.generate(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...training.data import IGNORED
@@ -62,7 +63,7 @@ def calibrate(drafter: Any, target: PreTrainedModel, samples: Dataset, num_ancho
     """
     collator = AnchorCollator(num_anchors, drafter.block.block_size)
     logits, right = [], []
-    for sample in samples:
+    for sample in tqdm(samples, desc="calibrate", unit="texts", leave=False):
         batch = {name: own.to(drafter.device) for name, own in collator([sample]).items()}
         seen = torch.arange(batch["input_ids"].shape[1], device=drafter.device) < batch["lengths"][:, None]
         states = states_of(target, drafter.features, batch["input_ids"], seen)
