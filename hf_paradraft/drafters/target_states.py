@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -46,7 +47,7 @@ class TargetStates:
 
     Kept on disk, a text costs the target one forward in a whole training, and a row of its head over V' tokens instead of V
     whenever it is learned from: what normalises the distribution is kept too. A file for each text, named by its tokens, so that
-    a run that stopped, another epoch, and another drafter on the same texts find what was there.
+    a run that stopped, another epoch, and another drafter that reads some of the same layers find what was there.
 
     Args:
         target: frozen.
@@ -56,7 +57,7 @@ class TargetStates:
         max_bytes: of the folder, of which several processes have a share each; what is beyond is run every time.
 
     Raises:
-        ValueError: the folder has the states of another target, or others of its layers.
+        ValueError: the folder has the states of another target, or lacks some of the layers.
     """
 
     def __init__(
@@ -79,12 +80,13 @@ class TargetStates:
             "weights": fingerprint(target),
             "config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16],
             "dtype": str(target.dtype),
-            "keys": [str(key) for key in self.keys],
         }
         record = folder / "target.json"
         if not record.exists():
-            write_whole(record, json.dumps(own, indent=1) + "\n")
-        if read_json(record) != own:
+            write_whole(record, json.dumps({**own, "keys": self.keys}, indent=1) + "\n")
+        known = read_json(record)
+        self.kept = tuple(known.pop("keys", ()))  # more than what is wanted here, where another drafter was first
+        if known != own or not set(self.keys) <= set(self.kept):
             raise ValueError(f"{folder} keeps the states of another target, or of other layers: name another folder.")
         present = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
@@ -101,7 +103,8 @@ class TargetStates:
             return states_of(self.target, self.keys, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
         texts = [row[:length] for row, length in zip(ids.cpu(), lengths.tolist(), strict=True)]
         files = [self.folder / f"{hashlib.sha256(text.numpy().tobytes()).hexdigest()[:40]}.safetensors" for text in texts]
-        found = [load_file(file) if file.exists() else None for file in files]
+        names = [*map(str, self.keys), "normaliser"]
+        found = [_read(file, names) if file.exists() else None for file in files]
         if missing := [row for row, own in enumerate(found) if own is None]:
             some, width = ids[missing], int(lengths[missing].max())
             for row, own in zip(missing, self._run(some[:, :width], lengths[missing]), strict=True):
@@ -131,7 +134,7 @@ class TargetStates:
 
     def _run(self, ids: LongTensor, lengths: LongTensor) -> list[dict[str, Tensor]]:
         """What is kept of each text, `(length, …)`, on the CPU."""
-        states = states_of(self.target, self.keys, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
+        states = states_of(self.target, self.kept, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
         found = []
         for row, length in enumerate(lengths.tolist()):
             own = {str(key): value[row, :length] for key, value in states.items()}
@@ -151,3 +154,8 @@ class TargetStates:
         temporary = file.with_suffix(f".{os.getpid()}.new")  # several processes may share a folder
         save_file(own, temporary)
         temporary.replace(file)
+
+
+def _read(file: Path, names: list[str]) -> dict[str, Tensor]:
+    with safe_open(file, framework="pt") as opened:
+        return {name: opened.get_tensor(name) for name in names}

@@ -237,7 +237,12 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
     monkeypatch.setattr("hf_paradraft.drafters.target_states.states_of", None)  # nothing is run again
     same(again(ids, lengths), again)
     with pytest.raises(ValueError, match="another target, or of other layers"):
-        TargetStates(target, (0,), vocabulary, tmp_path / "cache", 1e9)
+        TargetStates(target, (-1,), vocabulary, tmp_path / "cache", 1e9)
+    some = TargetStates(target, (1,), vocabulary, tmp_path / "cache", 1e9)  # a drafter that reads less
+    found = some(ids, lengths)
+    assert found.keys() == {1, "normed", "normaliser"}
+    torch.testing.assert_close(found[1][0], expected[1][0])
+    torch.testing.assert_close(some.probabilities(found, rows, places), wanted)
     target.config.rms_norm_eps = 0.1
     with pytest.raises(ValueError, match="another target"):
         TargetStates(target, (0, 1), vocabulary, tmp_path / "cache", 1e9)
