@@ -14,7 +14,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(PYTEST) -n auto --dist loadgroup
 
-# Quality, and the tests that take some three seconds at most: two minutes on two cores.
+# Quality, and the tests that take some three seconds at most: about two minutes on two cores.
 check: quality
 	$(PYTEST) -n auto --dist loadgroup -m "not slow and not browser and not gpu"
 
