@@ -14,7 +14,8 @@ from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 from ..files import BESIDE, PUBLISHED, read_json, shipped
 from .card import CardFields, hub_name, plot_bench, render_card
 
-WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")  # in one piece or in several
+MODEL = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")  # in one piece or in several
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 PEFT_CARD = "# Model Card for Model ID"  # what PEFT writes beside every adapter
 
 
@@ -47,7 +48,7 @@ def push_drafter(
 
     Raises:
         OSError: the Hub refused; nothing has been published.
-        ValueError: a damaged `bench.json`.
+        ValueError: a damaged `bench.json`, a card that the Hub does not take, or a proposal for another branch than main.
     """
     folder = Path(folder)
     with tempfile.TemporaryDirectory() as name:
@@ -67,9 +68,9 @@ def push_drafter(
             own = ModelCard.load(card)
             own.data.license = license
             own.save(card)
-        stale = list(BESIDE)
-        if any(whole.glob("model*.safetensors")):
-            stale += WEIGHTS
+        stale = (
+            [*BESIDE, *MODEL, *ADAPTER] if any(whole.glob("model*.safetensors")) else BESIDE
+        )  # a base may lie beside an adapter
         return upload(whole, repo_id, "model", private, revision, create_pr, token, commit_message, without=stale)
 
 
@@ -89,7 +90,13 @@ def upload(
 
     One commit, where `HfApi.upload_folder` makes several of a long upload: nobody finds half of it. Files that fit patterns of
     `without` and were left by an earlier commit are taken away.
+
+    Raises:
+        OSError: the Hub refused.
+        ValueError: a card that the Hub does not take, or a proposal for another branch than main.
     """
+    if create_pr and revision not in (None, "main"):
+        raise ValueError(f"A proposal is made for main, and not for {revision}: leave out create_pr or revision.")
     api, new = HfApi(token=token), False
     try:
         new = not api.repo_exists(repo_id, repo_type=repo_type)
@@ -113,10 +120,12 @@ def upload(
             revision=revision,
             create_pr=create_pr,
         )
-    except (HTTPError, RuntimeError) as error:  # the client's own RuntimeError hides what an upload died of
+    except (HTTPError, RuntimeError, ValueError) as error:  # the client's own RuntimeError hides what an upload died of
         if new and _is_empty(api, repo_id, repo_type):
             with suppress(HTTPError, RuntimeError):  # the Hub may be gone for this, too
                 api.delete_repo(repo_id, repo_type=repo_type, missing_ok=True)
+        if isinstance(error, ValueError) and not isinstance(error, HTTPError):
+            raise  # it says by itself what is wrong with the card
         raise OSError(
             f"{repo_id} was not published, and what the Hub had is as it was; push again to go on from here. {error}"
         ) from error

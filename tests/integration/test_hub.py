@@ -374,6 +374,25 @@ def test_weights_in_pieces_and_whole_replace_each_other(hub, tmp_path):
         assert all(torch.equal(pulled[name], tensor) for name, tensor in drafter.state_dict().items())
 
 
+def test_a_whole_drafter_replaces_an_adapter(hub, tmp_path):
+    push_folder(ppd_folder(tmp_path), REPO)
+    push_folder(pard_folder(tmp_path), REPO)
+    assert not {"adapter_config.json", "adapter_model.safetensors"} & set(hub.files(REPO))
+    assert isinstance(pd.AutoDrafter.from_pretrained(REPO), pd.PardDrafter)
+    with pytest.raises(ValueError, match="made for main"):
+        push_folder(tmp_path / "drafter", REPO, create_pr=True, revision="next")
+
+
+def test_a_card_that_is_refused_leaves_no_empty_repository(hub, tmp_path, monkeypatch):
+    def refuses(*_, **__):
+        raise ValueError("Invalid metadata in README.md.")
+
+    monkeypatch.setattr(HfApi, "create_commit", refuses)
+    with pytest.raises(ValueError, match="Invalid metadata"):
+        push_folder(pard_folder(tmp_path), REPO)
+    assert not HfApi().repo_exists(REPO)
+
+
 def test_the_headline_is_the_drafters_own_at_batch_1(hub, tmp_path):
     folder = pard_folder(tmp_path)
     common = {"tokens_per_second": 1.0, "speedup_quartiles": [1, 1, 1], "tau": 2.0, "by_category": {}, "tau_by_category": {}}
