@@ -8,6 +8,8 @@ from rich.table import Table
 
 from .records import Record
 
+COLUMNS = 4  # categories beside each other, where there are many
+
 
 def groups(rows: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
     """Records that can be compared, with a title: the same batch size and temperature."""
@@ -41,20 +43,30 @@ def table(rows: Sequence[Record], title: str) -> Group:
         average = Table(title=f"{title}, {kind}", title_justify="left")
         average.add_column("method", no_wrap=True)
         for name in ("tokens/s", "speed-up", "quartiles", "τ", "equal (fp32)"):
-            average.add_column(name, justify="right")
-        detail = Table(title=f"speed-up by category, {kind}", title_justify="left")
-        detail.add_column("method", no_wrap=True)
-        for category in some[0]["by_category"]:
-            detail.add_column(category, justify="right")
+            average.add_column(name, justify="right", no_wrap=name == "quartiles")
         best = max(row["speedup"] for row in some)
         for row in some:
-            style = "bold green" if row["speedup"] == best else None
-            average.add_row(row["method"], *_cells(row), style=style)
-            detail.add_row(row["method"], *(f"{value:.2f}" for value in row["by_category"].values()), style=style)
-        made += [average, detail] if len(some[0]["by_category"]) > 1 else [average]
+            average.add_row(row["method"], *_cells(row), style="bold green" if row["speedup"] == best else None)
+        made += [average, *_by_category(some, kind)] if len(some[0]["by_category"]) > 1 else [average]
         if ours := [row for row in some if "time_split" in row]:
             made.append(_inside(ours, kind))
     return Group(*made)
+
+
+def _by_category(rows: Sequence[Record], kind: str) -> Iterator[Table]:
+    """Many categories are shown a few at a time."""
+    names = list(rows[0]["by_category"])
+    columns = COLUMNS if len(names) > COLUMNS + 2 else len(names)
+    best = max(row["speedup"] for row in rows)
+    for begin in range(0, len(names), columns):
+        made = Table(title=f"speed-up by category, {kind}", title_justify="left")
+        made.add_column("method", no_wrap=True)
+        for name in names[begin : begin + columns]:
+            made.add_column(name, justify="right", overflow="fold")
+        for row in rows:
+            values = [f"{row['by_category'][name]:.2f}" for name in names[begin : begin + columns]]
+            made.add_row(row["method"], *values, style="bold green" if row["speedup"] == best else None)
+        yield made
 
 
 def _inside(rows: Sequence[Record], kind: str) -> Table:

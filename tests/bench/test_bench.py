@@ -77,6 +77,21 @@ def test_records_and_report(results):
     assert markdown(rows).count("\n") == 2 + len(rows)
 
 
+@pytest.mark.parametrize("count", [1, 6, 13])
+def test_tables_can_be_read_in_80_columns(count):
+    values = {f"category {index}": 1.01 + index / 100 for index in range(count)}
+    row = {
+        "method": "pard-tree-k12-n16-graft", "batch_size": 1, "temperature": 0, "tokens_per_second": 1234.0, "speedup": 2.0,
+        "speedup_quartiles": [0.66, 2.0, 12.06], "tau": 3.0, "matches_reference": 1.0, "by_category": values,
+    }  # fmt: skip
+    console = Console(record=True, width=80)
+    console.print(table([row], "title"))
+    shown = console.export_text()
+    assert "0.66–12.06" in shown
+    assert "…" not in shown
+    assert count == 1 or all(f"{value:.2f}" in shown for value in values.values())
+
+
 @pytest.mark.slow
 def test_what_happened_inside(results):
     rows = records(results)
