@@ -4,13 +4,17 @@ import numpy
 import pytest
 import torch
 from tiny import EOS, MASK, near_copy, tiny_model
+from transformers import LogitsProcessorList
 
 import hf_paradraft as pd
 from hf_paradraft.decoding.cost import RoundCost, round_cost
+from hf_paradraft.decoding.grow import Growing
 from hf_paradraft.decoding.latency import RowLatency, row_latency
 from hf_paradraft.decoding.pace import Pace
 from hf_paradraft.decoding.shape import best_first_tree
-from hf_paradraft.protocol import Draft
+from hf_paradraft.decoding.steps import Steps
+from hf_paradraft.protocol import Draft, Prefix
+from hf_paradraft.trees.growing import ROOT
 
 K = 8
 
@@ -183,6 +187,45 @@ def test_no_larger_tree_is_built_than_may_be_worth_it():
         for _ in range(8):
             pace.cut([tree_of(pace.most_nodes)])
         assert (pace.most_nodes < 8) == few
+
+
+def test_paths_that_cannot_pay_are_not_followed():
+    for slope in (0.0, 0.02):
+        pace = Pace(K, chain=False, cost=RoundCost(RowLatency([1, 64], [1.0, 1.0 + 63 * slope])))
+        assert pace.least == 0
+        (kept,) = pace.cut([tree_of()])
+        reach: list[float] = []
+        for belief, parent in zip(kept.beliefs, kept.parents, strict=True):
+            reach.append(belief * (reach[parent] if parent >= 0 else 1.0))
+        assert (0 < pace.least < min(reach)) if slope else pace.least == 0
+
+
+def growing(chances, size, least=0.0):
+    """A tree behind a head that changes nothing."""
+    guess = pd.GuessedLogits(
+        torch.tensor(chances).log(), bias=lambda depths, tokens, states: (torch.zeros(len(tokens), 3), states)
+    )
+    prefix = Prefix(torch.tensor([[1, 2]]), len(chances), 0)
+    return Growing(guess, prefix, LogitsProcessorList(), size, 3, False, None, least)
+
+
+def test_a_tree_follows_what_is_worth_it():
+    own = growing([[0.6, 0.25, 0.15]] * 3, 8, least=0.2)
+    own.look([ROOT])
+    assert [own.tree.tokens[node] for node in own.wanted()] == [0, 1]
+    own.look(own.wanted())
+    assert [own.tree.path(node) for node in own.wanted()] == [[0, 0]]
+
+
+def test_a_tree_that_was_flat_may_go_deeper_later():
+    """Levels brought nothing so far, for siblings had filled the tree; that is no reason never to look again."""
+    pace = Pace(K, chain=False)
+    pace.goes_on = lambda gain, *times: gain > 0
+    steps, own = Steps(pace), growing([[0.98, 0.01, 0.01]] * 3, 3)
+    steps.seconds.append(0.01)
+    steps.gains += [0.0] * 32
+    steps.grow({0: own}, 1, 0.0)
+    assert own.draft().parents == [-1, 0, 1]
 
 
 def riders(count):

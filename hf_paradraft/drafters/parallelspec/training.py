@@ -73,15 +73,15 @@ class ParallelSpecTrainer(RowTrainer):
         logits, guessed = model(**inputs, columns=columns, features=features)
         losses = cross_entropy(logits, labels)
         if states is not None:
-            learned = labels != IGNORED
-            rows, places = learned.nonzero(as_tuple=True)[0], inputs["position_ids"][:, columns][learned]
+            learned = (labels != IGNORED).nonzero(as_tuple=True)
+            rows, places = learned[0], inputs["position_ids"][:, columns][learned]
             if self.loss == "tv":
                 rejected = rejection(logits[learned], self.states.probabilities(states, rows, places))
-                losses = (0.1 * losses).index_put(learned.nonzero(as_tuple=True), 0.9 * rejected, accumulate=True)
+                losses = (0.1 * losses).index_put(learned, 0.9 * rejected, accumulate=True)
             if own.reads_features:
                 wanted = states["normed"][rows, places].float()
                 near = F.smooth_l1_loss(guessed[learned].float(), wanted, reduction="none").mean(-1)
-                losses = losses.index_put(learned.nonzero(as_tuple=True), near, accumulate=True)
+                losses = losses.index_put(learned, near, accumulate=True)
         return losses * self.decay ** depths.clamp(min=0), logits
 
 
