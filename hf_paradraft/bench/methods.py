@@ -89,18 +89,24 @@ def drafted(variant: Variant, compiled: bool = False) -> Method:
     return Method(variant.name, {"assistant_model": drafter}, using, drafter, batches=True)
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many CPU threads inside of the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def on_cores(method: Method, count: int) -> Method:
     """The same, with so many CPU threads for as long as a call lasts."""
     own = method.using
 
     @contextmanager
     def using() -> Iterator[None]:
-        before = torch.get_num_threads()
-        torch.set_num_threads(count)
-        try:
-            with own():
-                yield
-        finally:
-            torch.set_num_threads(before)
+        with threads(count), own():
+            yield
 
     return replace(method, using=using)

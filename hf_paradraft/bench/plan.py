@@ -1,24 +1,29 @@
 """Will this pair pay on this machine, and with which K? A prediction from a short measurement."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from time import perf_counter
 
+import numpy
 import torch
 from torch import LongTensor
 from transformers import PreTrainedModel
 
+from ..decoding.overlap import check_overlap, device_of
+from ..decoding.window import overlapped_rates
 from ..drafters.kind import Variant, chains_and_trees
 from ..drafters.kinds import kind_of
 from ..drafters.ngram import NgramDrafter
 from ..protocol import Drafter, SpeculationStats
 from .measure import Settings, bench
-from .methods import drafted, plain
+from .methods import drafted, plain, threads
 from .questions import Prompt
 from .results import records
 
 PLAIN_ROUNDS = 24
+PEARL = "pearl-"  # before the name of a way that is overlapped
 
 
 @dataclass
@@ -40,6 +45,19 @@ class Plan:
     speedup: float
 
 
+@dataclass
+class _Measured:
+    """Seconds of first forwards and rounds, plain and by way with their drafts, and the drafter's; lengths, what was accepted."""
+
+    plain_first: list[float]
+    plain: list[float]
+    drafted_first: list[float]
+    drafted: dict[str, list[tuple[int, float]]]
+    drafting: dict[str, list[float]]
+    lengths: list[int]
+    stats: dict[str, SpeculationStats]
+
+
 def expected_tau(acceptance: Sequence[float], num_draft_tokens: int) -> float:
     """1 + Σ_d Π_{i ≤ d} a_i over the first K positions; the last known rate stands for those never reached."""
     tau, chance = 1.0, 1.0
@@ -57,6 +75,7 @@ def plan(
     draft_lengths: Sequence[int] = (2, 4, 6, 8, 12, 16),
     max_new_tokens: int = 64,
     acceptance: float | None = None,
+    overlap: bool = False,
 ) -> list[Plan]:
     """Predict speed-ups, prompts included.
 
@@ -71,14 +90,18 @@ def plan(
         max_new_tokens: of an answer, at most; how long answers are is measured too.
         acceptance: P(a drafted token is right | the ones before were), instead of the measured rates: for a drafter that is not
             trained yet.
+        overlap: chains that are drafted while the target verifies too (PEARL), each side with half of the CPU's threads, or with
+            a device of its own.
 
     Returns:
-        One entry per way to draft, in their order.
+        One entry per way to draft, in their order; overlapped ones last.
 
     Raises:
-        ValueError: an assumed acceptance for drafts that are not of one length.
+        ValueError: an assumed acceptance for drafts that are not of one length; a drafter that cannot overlap.
     """
     ways = variants_of(drafter, draft_lengths)
+    if overlap:
+        check_overlap(target, drafter, target._is_stateful)
     whole = isinstance(drafter, NgramDrafter) or any(way.config.tree_size is not None for way in ways)
     if whole and acceptance is not None:
         raise ValueError("An acceptance can be assumed for a model that drafts chains, not for prompt tokens or copied drafts.")
@@ -101,7 +124,8 @@ def plan(
             return perf_counter() - clock, drafter.last_stats if way is not None else None
 
     def measure(some: Sequence[Prompt]) -> _Measured:
-        found = _Measured([], [], [], {way.name: [] for way in ways}, [], {way.name: SpeculationStats() for way in ways})
+        names = [way.name for way in ways]
+        found = _Measured([], [], [], {n: [] for n in names}, {n: [] for n in names}, [], {n: SpeculationStats() for n in names})
         for prompt in some:
             ids = prompt.ids.to(target.device)
             found.plain_first.append(ask(ids, 1, None, False)[0])
@@ -113,6 +137,7 @@ def plan(
                 later = [entry for entry in stats.trace[1:] if entry.drafted or whole]
                 rounds = [entry for entry in later if len(entry.drafted) == length or whole] or later  # a short context cuts all
                 found.drafted[way.name] += [(len(entry.drafted), entry.total_seconds) for entry in rounds]
+                found.drafting[way.name] += [entry.draft_seconds for entry in rounds]
                 if whole:
                     found.lengths.append(stats.num_emitted)
                     found.stats[way.name] += stats
@@ -136,7 +161,36 @@ def plan(
         tau = found.stats[way.name].mean_emitted if whole else expected_tau(rates, way.config.num_draft_tokens)
         drafting = median(found.drafted_first) + max(0, new_tokens / tau - 1) * cost
         made.append(Plan(way.name, way.config.num_draft_tokens, cost / median(found.plain), tau, plain_time / drafting))
+    if overlap:
+        both = target.device.type == "cpu" and device_of(drafter) in (None, target.device)
+        with threads(max(1, torch.get_num_threads() // 2)) if both else nullcontext():
+            apart = measure(prompts)
+        made += [_pearl(way, apart, rates, median(found.plain), plain_time, new_tokens) for way in pearls(ways)]
     return made
+
+
+def _pearl(way: Variant, apart: _Measured, rates: Sequence[float], plain: float, plain_time: float, new_tokens: float) -> Plan:
+    """An overlapped chain, from what both sides take apart and from the chance that each guess is right."""
+    name, length = way.name.removeprefix(PEARL), way.config.num_draft_tokens
+    right = numpy.array([rates[min(place, len(rates) - 1)] if rates else 0.0 for place in range(length)])
+    drafting, alone = median(apart.drafting[name]), median(apart.plain)
+    verifying = max(alone, _cost(apart.drafted[name]) - drafting)
+    rate = overlapped_rates(right, lambda sizes: drafting + 0.0 * sizes, lambda rows: numpy.where(rows == 1, alone, verifying))[
+        -1
+    ]
+    whole = numpy.cumprod(right)
+    tau = float((whole.sum() + 1 - whole[-1]) / (right[0] + 1 - whole[-1]))
+    seconds = median(apart.drafted_first) + (new_tokens - 1) / float(rate)
+    return Plan(way.name, length, tau / float(rate) / plain, tau, plain_time / seconds)
+
+
+def pearls(ways: Sequence[Variant]) -> list[Variant]:
+    """The same chains, drafted while the target verifies."""
+    return [
+        Variant(f"{PEARL}{way.name}", way.drafter, replace(way.config, overlap=True, never_slower=False))
+        for way in ways
+        if way.config.tree_size is None
+    ]
 
 
 def variants_of(drafter: Drafter, draft_lengths: Sequence[int]) -> list[Variant]:
@@ -160,22 +214,11 @@ def _cost(rounds: Sequence[tuple[int, float]]) -> float:
     return sum(len(times) * median(times) for times in by_size.values()) / len(rounds)
 
 
-@dataclass
-class _Measured:
-    """Seconds of first forwards and of rounds, plain and by way with their drafts; answers' lengths, and what was accepted."""
-
-    plain_first: list[float]
-    plain: list[float]
-    drafted_first: list[float]
-    drafted: dict[str, list[tuple[int, float]]]
-    lengths: list[int]
-    stats: dict[str, SpeculationStats]
-
-
 def measured(
     target: PreTrainedModel, drafter: Drafter, prompts: Sequence[Prompt], plans: Sequence[Plan], max_new_tokens: int
 ) -> list[float]:
     """What came of the plans: tokens per second over plain `generate`'s, on prompts that they have not seen."""
-    ways = variants_of(drafter, [entry.num_draft_tokens for entry in plans])
+    ways = variants_of(drafter, [entry.num_draft_tokens for entry in plans if not entry.name.startswith(PEARL)])
+    ways += pearls(ways) if len(plans) > len(ways) else []
     plain_row, *rows = records(bench(target, [plain(), *map(drafted, ways)], prompts, Settings(max_new_tokens)))
     return [row["tokens_per_second"] / plain_row["tokens_per_second"] for row in rows]

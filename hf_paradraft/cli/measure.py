@@ -162,6 +162,9 @@ def plan(
     acceptance: Annotated[
         float | None, typer.Option(min=0, max=1, help="Assume this share of right guesses; any small model then.")
     ] = None,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Drafting while verifying (PEARL) too: a device, or half of the cores, for each.")
+    ] = False,
     check: Annotated[int, typer.Option(min=0, help="Then decode as many other prompts, and compare with the prediction.")] = 0,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw predicted against measured here; with --check.")] = None,
     dtype: DtypeOption = Dtype.auto,
@@ -188,6 +191,7 @@ def plan(
         lengths,
         max_new_tokens,
         acceptance,
+        overlap,
     )
     speedups: list[float] = []
     if check > 0:

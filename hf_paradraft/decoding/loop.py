@@ -86,20 +86,16 @@ def speculative_decoding(
                 for row, draft, own, best in zip(rows, drafts, logits, choices, strict=True)
             ]
 
-            hidden_seconds = 0.0
-            if call.overlap is not None:
-                call.settle(drafts, taken)
-                hidden_seconds = call.overlap.hidden
-                draft_seconds += call.overlap.waited
+            call.settle(drafts, taken)
+            hidden_seconds = 0.0 if call.overlap is None else call.overlap.hidden
+            draft_seconds += 0.0 if call.overlap is None else call.overlap.waited
             stats.hidden_seconds += hidden_seconds
 
             # 4. roll back, tell everyone
             call.verifier.keep([None if one is None else one.kept for one in taken])
             call.drafting.observe([call.observation(i, one, drafts[i], logits) for i, one in enumerate(taken)])
-            paths = [None if one is None else one.path for one in taken]
             seconds = perf_counter() - begun
-            asked = any(map(len, drafts)) if call.overlap is not None else any(prefix.room for prefix in prefixes)
-            call.pace.observe(drafts, paths, draft_seconds, verify_seconds, seconds, asked)
+            call.observe(prefixes, drafts, taken, (draft_seconds, verify_seconds, seconds))
             stats.add_round(draft_seconds, verify_seconds)
             for index, (row, draft, one) in enumerate(zip(rows, drafts, taken, strict=True)):
                 if one is None:

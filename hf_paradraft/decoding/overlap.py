@@ -9,9 +9,10 @@ Drafts are judged by the same rules as ever, and are drawn without looking at th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +21,8 @@ from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
 from ..protocol import Draft, Drafter, Prefix
+from .rows import Taken
+from .window import Window
 
 
 def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> None:
@@ -143,15 +146,29 @@ class Overlap:
     Args:
         lane: of the drafter.
         shape: makes drafts: `(prefixes) -> drafts`, run in the lane.
+        window: what is known of their speed.
+        chain: whether drafts are chains, whose windows may be shorter.
+        chooses: whether rounds may also draft first and verify then, where that is faster.
     """
 
-    def __init__(self, lane: Lane, shape: Callable[[list[Prefix]], list[Draft]]):
-        self.lane, self.shape = lane, shape
+    def __init__(
+        self, lane: Lane, shape: Callable[[list[Prefix]], list[Draft]], window: Window, chain: bool = True, chooses: bool = False
+    ):
+        self.lane, self.shape, self.window, self.chain, self.chooses = lane, shape, window, chain, chooses
+        self.on = True  # in this round
+        self.size = 0  # tokens guessed in this round, at most
         self.paths: list[list[int]] = []  # of each row, the nodes that the lane takes for accepted
         self.ahead: list[Draft] = []  # of each row, what it guessed behind them
         self.windows: list[Draft] = []  # of each row, what is verified next
         self.asked: list[LongTensor] = []  # of each row, the prefix that the drafter was asked about last
         self.waited = self.hidden = 0.0  # seconds of the last round: behind the verification, and during it
+
+    def begin(self, drafts: bool) -> None:
+        """Decide how the next round goes; in one that does not draft, nobody works ahead."""
+        self.on = drafts and (not self.chooses or self.window.turn())
+        self.waited = self.hidden = 0.0
+        if not self.on:
+            self.windows = []
 
     def drafts(self, prefixes: list[Prefix]) -> list[Draft]:
         """What is ready to be verified, cut to the room that is left."""
@@ -161,33 +178,43 @@ class Overlap:
             for window, none, prefix in zip(self.windows or nothing, nothing, prefixes, strict=True)
         ]
 
-    def _hypothetical(self, prefix: Prefix, draft: Draft, row: int, window: int) -> Prefix:
-        """A row's prefix as it will be if its draft is accepted as far as it goes."""
-        path = draft.tokens[self.paths[row]]
-        ids = torch.cat([prefix.ids, path[None]], dim=1)
-        before = self.asked[row] if self.asked else ids[0, :0]
-        most = min(len(before), ids.shape[1])
-        wrong = (before[:most] != ids[0, :most]).nonzero()
-        kept = int(wrong[0]) if len(wrong) else most
-        room = min(window, max(0, prefix.room - len(path)))  # one of them stands for the target's own token
-        return Prefix(ids, room, kept)
+    def _asked(self, prefixes: list[Prefix]) -> list[Prefix]:
+        """These prefixes, each with how much of it is as it was when the drafter was asked before."""
+        before = self.asked or [prefix.ids[0, :0] for prefix in prefixes]
+        self.asked = [prefix.ids[0].clone() for prefix in prefixes]
+        found = []
+        for prefix, old, new in zip(prefixes, before, self.asked, strict=True):
+            most = min(len(old), len(new))
+            wrong = (old[:most] != new[:most]).nonzero()
+            found.append(replace(prefix, kept=int(wrong[0]) if len(wrong) else most))
+        return found
+
+    def first(self, prefixes: list[Prefix]) -> list[Draft]:
+        """Drafts of a round that verifies afterwards."""
+        return self.shape(self._asked(prefixes))
 
     @contextmanager
-    def beside(self, prefixes: list[Prefix], drafts: list[Draft], window: int) -> Iterator[None]:
-        """Let the drafter guess on while the block verifies `drafts`.
+    def beside(self, prefixes: list[Prefix], drafts: list[Draft], most: int) -> Iterator[None]:
+        """Let the drafter guess on while the block verifies `drafts`, as if each were accepted as far as it goes.
 
         Args:
             prefixes: of the rows, with room for what may follow in all.
             drafts: that are being verified.
-            window: tokens guessed at most.
+            most: tokens guessed, at most.
         """
+        self.size = min(most, self.window.size()) if self.chain else most
         self.paths = [likely_path(draft) for draft in drafts]
-        asked = [self._hypothetical(*both, row, window) for row, both in enumerate(zip(prefixes, drafts, strict=True))]
-        if not any(prefix.room for prefix in asked):
-            self.ahead, self.waited, self.hidden = [Draft.chain(prefix.ids[0, :0]) for prefix in asked], 0.0, 0.0
+        hoped = []
+        for prefix, draft, path in zip(prefixes, drafts, self.paths, strict=True):
+            ids = torch.cat([prefix.ids, draft.tokens[path][None]], dim=1)
+            room = min(self.size, max(0, prefix.room - len(path)))  # one of them stands for the target's own token
+            hoped.append(Prefix(ids, room, 0))
+        if not any(prefix.room for prefix in hoped):
+            self.ahead = [Draft.chain(prefix.ids[0, :0]) for prefix in hoped]
+            self.size = 0
             yield
             return
-        self.asked = [prefix.ids[0] for prefix in asked]
+        asked = self._asked(hoped)
         with self.lane.beside(lambda: self.shape(asked)) as future:
             yield
             verified = perf_counter()
@@ -195,15 +222,37 @@ class Overlap:
         end = self.lane.ended
         self.hidden, self.waited = max(0.0, min(end, verified) - self.lane.begun), max(0.0, end - verified)
 
-    def settle(self, drafts: list[Draft], paths: list[list[int] | None], tokens: list[Tensor | None]) -> None:
+    def settle(self, drafts: list[Draft], taken: Sequence[Taken | None], tokens: Sequence[Tensor | None]) -> None:
         """Keep what was guessed behind rows that went as expected; drop the rest.
 
         Args:
             drafts: that were verified.
-            paths: accepted nodes of each row; None for one that has ended.
+            taken: what each row got of its own; None for one that has ended.
             tokens: the rows' new tokens, the target's own last.
         """
+        begin = 1 if self.on else 0  # a window's first guess was the token that the target gave before it
+        for draft, one in zip(drafts, taken, strict=True):
+            for place in range(0 if one is None else min(one.judged, len(draft), self.window.most - begin)):
+                self.window.observe_guess(begin + place, place < len(one.path))
+        if not self.on:
+            return
         self.windows = []
-        for draft, likely, ahead, path, new in zip(drafts, self.paths, self.ahead, paths, tokens, strict=True):
-            fits = path is not None and new is not None and path == likely and len(new) == len(path) + 1
+        for draft, likely, ahead, one, new in zip(drafts, self.paths, self.ahead, taken, tokens, strict=True):
+            fits = one is not None and new is not None and one.path == likely and len(new) == len(one.path) + 1
             self.windows.append(below(ahead, int(new[-1])) if fits else Draft.chain(draft.tokens[:0]))
+            if fits and len(ahead):
+                self.window.observe_guess(0, any(ahead.token_ids[node] == int(new[-1]) for node in ahead.children(-1)))
+
+    def observe(self, drafts: list[Draft], tokens: int, verify: float, whole: float) -> None:
+        """Learn from a round that drafted.
+
+        Args:
+            drafts: that were verified.
+            tokens: that all rows got.
+            verify, whole: seconds of the target's forward and of the round.
+        """
+        self.window.observe_round(self.on, tokens, whole)
+        if self.on and self.size:
+            self.window.judged += any(map(len, drafts))
+            self.window.verify.observe(1 + max(map(len, drafts)), whole - self.waited)
+            self.window.draft.observe(self.size, self.lane.ended - self.lane.begun + whole - self.waited - verify)

@@ -15,6 +15,7 @@ import numpy
 from ..protocol import Draft
 from ..protocol.config import MAX_TREE
 from .cost import RoundCost
+from .window import Window
 
 TRIAL = 4  # drafted rounds before anything is decided
 MISSES = 2  # chains in a row without an accepted token are enough to decide
@@ -32,10 +33,11 @@ FIRST_PAUSE, LONGEST_START = 8, 64  # plain rounds after a verdict against draft
 
 
 class Habit:
-    """What calls of one drafter for one target tell the next: whether drafting paid lately."""
+    """What calls of one drafter for one target tell the next: whether drafting paid lately, and what overlapping brought."""
 
     def __init__(self) -> None:
         self.pause = FIRST_PAUSE  # the next call's first one
+        self.windows: dict[tuple, Window] = {}  # by their size and what is drafted
 
     def paid(self) -> None:
         """It did."""

@@ -27,6 +27,7 @@ from .serve import make_verifier
 from .shape import Shape
 from .states import is_recurrent
 from .verify import ChainVerifier, TreeVerifier
+from .window import Window
 
 logger = logging.get_logger(__name__)
 PIECE = 2048  # tokens of a prompt that are read at once for a drafter that reads features, unless the caller says otherwise
@@ -83,6 +84,8 @@ class Call:
         """What is known of each row, and how many tokens may be guessed for it."""
         ready = not self.first or (self.drafts_first and not self.features.keys)  # features come with the first forward
         depth = self.pace.depth() if self.verifier.may_draft and ready else 0
+        if self.overlap is not None:
+            self.overlap.begin(depth > 0)
         found = []
         for row in self.rows:
             room = min(depth, self.ends.limit - row.length - 1, self.context - row.length + row.padding)
@@ -91,31 +94,33 @@ class Call:
 
     def draft(self, prefixes: list[Prefix]) -> list[Draft]:
         """A draft for each row; empty ones where nobody has room."""
-        if self.overlap is not None:
+        if self.overlap is not None and self.overlap.on:
             return self.overlap.drafts(prefixes)
         if not any(prefix.room for prefix in prefixes):
             return [Draft.chain(self.buffer[0, :0])] * len(prefixes)
-        processors = [row.logits_processor for row in self.rows]
-        drafts = self.shape(self.drafting, prefixes, processors, self.verifier.branches and not self.first)
+        if self.overlap is not None:
+            return self.overlap.first(prefixes)
+        drafts = self.shape_of(prefixes)
         for row, prefix in zip(self.rows, prefixes, strict=True):
             row.asked = prefix.ids.shape[1]
         return drafts
 
     def shape_of(self, prefixes: list[Prefix]) -> list[Draft]:
-        """What the drafter's lane does."""
-        return self.shape(self.drafting, prefixes, [row.logits_processor for row in self.rows], self.verifier.branches)
+        """Drafts of what the drafter guesses; trees, unless they would be verified with the prompt."""
+        processors = [row.logits_processor for row in self.rows]
+        branches = self.verifier.branches and (not self.first or (self.overlap is not None and self.overlap.on))
+        return self.shape(self.drafting, prefixes, processors, branches)
 
     def beside(self, prefixes: list[Prefix], drafts: list[Draft]) -> AbstractContextManager:
         """What runs while a forward verifies `drafts`: the drafter, in a lane of its own, or nothing."""
-        if self.overlap is None:
+        if self.overlap is None or not self.overlap.on:
             return nullcontext()
-        depth = self.config.num_draft_tokens if self.drafts_first or not self.first else 0
         room = [min(self.ends.limit - row.length - 1, self.context - row.length + row.padding) for row in self.rows]
         own = [
-            Prefix(prefix.ids, 0 if row.finished or not depth else max(0, most), 0)
+            Prefix(prefix.ids, 0 if row.finished else max(0, most), 0)
             for prefix, row, most in zip(prefixes, self.rows, room, strict=True)
         ]
-        return self.overlap.beside(own, drafts, depth)
+        return self.overlap.beside(own, drafts, self.config.num_draft_tokens)
 
     @property
     def lane(self) -> AbstractContextManager:
@@ -124,9 +129,23 @@ class Call:
 
     def settle(self, drafts: list[Draft], taken: list[Taken | None]) -> None:
         """Tell the drafter's lane how far its windows went."""
-        paths = [None if one is None else one.path for one in taken]
+        if self.overlap is None:
+            return
         new = [None if one is None else row.ids[0, one.begin : row.length] for row, one in zip(self.rows, taken, strict=True)]
-        self.overlap.settle(drafts, paths, new)
+        self.overlap.settle(drafts, taken, new)
+
+    def observe(
+        self, prefixes: list[Prefix], drafts: list[Draft], taken: list[Taken | None], seconds: tuple[float, float, float]
+    ) -> None:
+        """Learn what a round brought and cost: seconds of drafting, of verifying, and of all."""
+        asked, overlap = any(prefix.room for prefix in prefixes), self.overlap
+        if overlap is not None and asked:
+            got = sum(row.length - one.begin for row, one in zip(self.rows, taken, strict=True) if one is not None)
+            overlap.observe(drafts, got, *seconds[1:])
+        if overlap is not None and overlap.on:
+            asked = any(map(len, drafts))
+        paths = [None if one is None else one.path for one in taken]
+        self.pace.observe(drafts, paths, *seconds, asked)
 
     def observation(self, index: int, taken: Taken | None, draft: Draft | None, logits: torch.Tensor) -> Observation | None:
         """What the last forward brought a row, after `taken`; None where it had ended before."""
@@ -231,7 +250,9 @@ def begin_call(
         if not config.never_slower or device not in (None, model.device):  # on one device there is nothing to win
             if sampled:  # the lane's draws are its own: two threads would take turns at torch's generator
                 shape.generator = torch.Generator(buffer.device).manual_seed(int(torch.randint(2**62, ())))
-            call.overlap = Overlap(Lane(model.device, device), call.shape_of)
+            key = config.num_draft_tokens, config.tree_size, batch_size
+            window = habit.windows.setdefault(key, Window(config.num_draft_tokens))
+            call.overlap = Overlap(Lane(model.device, device), call.shape_of, window, chain, adaptive)
     return call
 
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import hf_paradraft as pd
 from hf_paradraft.bench import Prompt
-from hf_paradraft.bench.plan import expected_tau, plan
+from hf_paradraft.bench.plan import expected_tau, measured, plan
 from hf_paradraft.cli import app
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.dspark.training import block_drafter
@@ -37,6 +37,22 @@ def test_a_good_drafter_is_told_from_a_bad_one():
     assumed = plan(target, bad, PROMPTS, (1, 3), 24, acceptance=1.0)
     assert [entry.tau for entry in assumed] == [2.0, 4.0]
     assert all(entry.round_cost > 0.5 and entry.speedup > 0 for entry in assumed)
+
+
+@pytest.mark.slow
+def test_drafting_while_verifying():
+    target = tiny_model(num_hidden_layers=8)
+    copy, threads = pd.AutoregressiveDrafter(near_copy(target, 0.0)), torch.get_num_threads()
+    plans = plan(target, copy, PROMPTS, (2, 4), 24, overlap=True)
+    names = ["autoregressive-chain-k2", "autoregressive-chain-k4"]
+    assert [entry.name for entry in plans] == [*names, *(f"pearl-{name}" for name in names)]
+    assert [entry.tau for entry in plans] == pytest.approx([3, 5, 2, 4])  # windows that always pass whole
+    assert all(entry.speedup > 0 and entry.round_cost > 0.5 for entry in plans)
+    assert len(measured(target, copy, PROMPTS, plans, 16)) == 4
+    assert torch.get_num_threads() == threads
+    reader = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
+    with pytest.raises(ValueError, match="set overlap=False"):
+        plan(target, reader, PROMPTS, (2,), 24, overlap=True)
 
 
 @pytest.mark.slow

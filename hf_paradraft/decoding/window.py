@@ -1,0 +1,129 @@
+"""PEARL's window: how far to guess while the target verifies, and whether to overlap at all, from what was measured.
+
+The schedule has two states. A round that verifies a window brings what was accepted of it and one token of the target's; if all
+was, and that token was guessed, another window is ready. Any other round is followed by one that reads the newest token alone,
+while a new window is written. So with the chance that a guess is right, and the seconds of either side, its speed is known.
+"""
+
+from collections.abc import Callable
+
+import numpy
+from numpy.typing import NDArray
+
+Seconds = Callable[[NDArray], NDArray]
+
+DECAY = 0.98  # of a round's weight with each later round
+SEEN = 8  # windows that were judged before their size follows what was measured
+NEARLY = 0.98  # of the best promise is enough for a larger window, which needs a lucky guess less often
+BLOCK = 8  # rounds in a row that a way is looked at
+FIRST_PAUSE, LONGEST_PAUSE = 32, 512  # rounds of the faster way before the other is looked at again
+
+
+def plain_rates(right: NDArray, draft: Seconds, verify: Seconds) -> NDArray:
+    """Tokens per second of drafting and verifying one after the other, for windows of 1 … K tokens; float64 `(K,)`.
+
+    Args:
+        right: float64 `(K,)`, the chance that a guess is right if those before it were.
+        draft: seconds of guessing so many tokens.
+        verify: seconds of verifying so many rows and all else of a round.
+    """
+    sizes = numpy.arange(1, len(right) + 1)
+    return (1 + numpy.cumsum(numpy.cumprod(right))) / (draft(sizes) + verify(sizes + 1))
+
+
+def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds) -> NDArray:
+    """Tokens per second of drafting while verifying, as `plain_rates`; each side keeps the times that it has alone.
+
+    With the chance `C_g` that all `g` guesses of a window are right, a round that verifies a window (its first guess was the
+    target's own token) brings `(C_1 + … + C_g) / C_1` tokens and is followed by another with chance `C_g`; a round of the newest
+    token alone brings one, and is followed by a window with chance `C_1`. Weighing both by how often they come gives the rate.
+    """
+    sizes = numpy.arange(1, len(right) + 1)
+    whole = numpy.cumprod(right)
+    first, drafting = right[0], draft(sizes)
+    tokens = numpy.cumsum(whole) + 1 - whole
+    seconds = first * numpy.maximum(drafting, verify(sizes)) + (1 - whole) * numpy.maximum(drafting, verify(sizes[:1]))
+    return tokens / seconds
+
+
+class Line:
+    """Seconds by size, a line through what was seen lately; until sizes differ, it goes through `(0, 0)` or is level.
+
+    Args:
+        level: whether cost is taken not to depend on size until it is seen to.
+    """
+
+    def __init__(self, level: bool):
+        self.level = level
+        self.sums = numpy.zeros(5)  # decayed, of 1, x, y, x², xy
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Learn from one measurement."""
+        self.sums = DECAY * self.sums + (1, size, seconds, size * size, size * seconds)
+
+    def __call__(self, sizes: NDArray) -> NDArray:
+        """Expected seconds; zeros before anything was seen."""
+        count, x, y, xx, xy = self.sums
+        if count == 0:
+            return numpy.zeros(len(sizes))
+        x, y = x / count, y / count
+        varied, both = xx / count - x * x, xy / count - x * y
+        known = varied / (varied + 1)  # one size alone says nothing of others
+        slope = known * max(0.0, both / varied) if known > 1e-9 else 0.0
+        slope += 0.0 if self.level else (1 - known) * y / max(1.0, x)
+        return numpy.maximum(y + slope * (sizes - x), y / 4)
+
+
+class Window:
+    """What one drafter and one target were seen to bring, overlapped and one after the other.
+
+    Args:
+        most: tokens of a window, at most.
+    """
+
+    def __init__(self, most: int):
+        self.most = most
+        self.draft, self.verify = Line(level=False), Line(level=True)
+        self.tried, self.held = numpy.zeros(most), numpy.zeros(most)
+        self.judged = 0
+        self.tokens, self.seconds = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
+        self.overlaps, self.looks, self.left, self.pause, self.fresh = True, True, BLOCK, FIRST_PAUSE, True
+
+    @property
+    def right(self) -> NDArray:
+        """By place in a window, the chance that a guess is right if those before it were; float64 `(most,)`."""
+        return (self.held + 0.5) / (self.tried + 1)
+
+    def size(self) -> int:
+        """Tokens to guess in the next window: γ, chosen for the most tokens per second; all of them until enough was seen."""
+        if self.judged < SEEN:
+            return self.most
+        rates = overlapped_rates(self.right, self.draft, self.verify)
+        return int(numpy.nonzero(rates >= NEARLY * rates.max())[0][-1]) + 1
+
+    def turn(self) -> bool:
+        """Whether the next round drafts while verifying: the faster way for long, and the other for a block now and then."""
+        if self.left <= 0:
+            faster = max(self.tokens, key=lambda way: self.tokens[way] / (self.seconds[way] or float("inf")))
+            untried = [way for way in self.seconds if not self.seconds[way]]
+            before = self.overlaps
+            if untried or not self.looks:
+                self.overlaps, self.left, self.looks = untried[0] if untried else not faster, BLOCK, True
+            else:
+                self.overlaps, self.left, self.looks = faster, self.pause, False
+                self.pause = min(2 * self.pause, LONGEST_PAUSE)
+            self.fresh = self.overlaps != before
+        return self.overlaps
+
+    def observe_guess(self, place: int, right: bool) -> None:
+        """One guess of a window was judged, those before it were right."""
+        self.tried[place] = DECAY * self.tried[place] + 1
+        self.held[place] = DECAY * self.held[place] + right
+
+    def observe_round(self, overlapped: bool, tokens: float, seconds: float) -> None:
+        """What a drafted round brought; the first one of another way, which has no window yet, does not count."""
+        self.left -= 1
+        if not self.fresh:
+            self.tokens[overlapped] = DECAY * self.tokens[overlapped] + tokens
+            self.seconds[overlapped] = DECAY * self.seconds[overlapped] + seconds
+        self.fresh = False

@@ -1,0 +1,138 @@
+"""PEARL's speed on paper against the schedule played out, and what a call makes of it."""
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from tiny import near_copy, tiny_model
+
+import hf_paradraft as pd
+from hf_paradraft.decoding import overlap
+from hf_paradraft.decoding.window import BLOCK, FIRST_PAUSE, SEEN, Line, Window, overlapped_rates, plain_rates
+
+
+def played(right, draft, verify, rounds, generator):
+    """Tokens per second of one window size, round by round, as the loop runs them."""
+    size, ready = len(right), False
+    tokens = seconds = 0.0
+    for _ in range(rounds):
+        hits = generator.random(size) < right  # of a window's guesses; the first one is about the target's own token
+        seconds += max(draft, verify if ready else verify / 2)
+        wrong = numpy.nonzero(~hits[1:])[0]
+        taken = (int(wrong[0]) if len(wrong) else size - 1) if ready else 0
+        tokens += 1 + taken
+        whole = not ready or taken == size - 1
+        ready = whole and bool(generator.random() < right[0])
+    return tokens / seconds
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.floats(0.3, 0.98), min_size=1, max_size=6), st.floats(0.2, 3), st.integers(0, 99))
+def test_the_rate_on_paper_is_that_of_the_schedule(right, drafting, seed):
+    right = numpy.array(right)
+    rates = overlapped_rates(right, lambda sizes: drafting + 0 * sizes, lambda rows: numpy.where(rows == 1, 0.5, 1.0))
+    if len(right) == 1:
+        return
+    simulated = played(right, drafting, 1.0, 20_000, numpy.random.default_rng(seed))
+    assert rates[-1] == pytest.approx(simulated, rel=0.05)
+
+
+def test_a_perfect_drafter():
+    right = numpy.ones(5)
+    draft, verify = (lambda sizes: 0.2 * sizes), (lambda rows: 1.0 + 0 * rows)
+    assert overlapped_rates(right, draft, verify).tolist() == pytest.approx([1, 2, 3, 4, 5])
+    assert plain_rates(right, draft, verify)[-1] == pytest.approx(6 / 2)
+
+
+def test_lines():
+    flat, proportional = Line(level=True), Line(level=False)
+    sizes = numpy.array([1, 4, 8])
+    assert flat(sizes).tolist() == [0, 0, 0]
+    for line in (flat, proportional):
+        for _ in range(5):
+            line.observe(4, 2.0)
+    assert flat(sizes).tolist() == pytest.approx([2, 2, 2])
+    assert proportional(sizes).tolist() == pytest.approx([0.5, 2, 4])
+    for line in (flat, proportional):
+        for size in (1, 8, 4) * 30:
+            line.observe(size, 1 + 0.5 * size)
+        assert line(sizes).tolist() == pytest.approx([1.5, 3, 5], rel=0.15)
+
+
+def test_the_window_is_the_ratio_of_speeds():
+    """A drafter that is five times as fast as the target, and nearly always right, gets a window of five (PEARL, Table 5)."""
+    window = Window(12)
+    assert window.size() == 12  # nothing is known
+    window.judged = SEEN
+    for _ in range(60):
+        for size in (3, 6, 9):
+            window.draft.observe(size, 0.02 * size)
+            window.verify.observe(size, 0.1)
+        for place in range(12):
+            window.observe_guess(place, torch.rand(()).item() < 0.9)
+    assert 4 <= window.size() <= 6
+    for _ in range(200):  # one forward for the whole window
+        for size in (3, 6, 9):
+            window.draft.observe(size, 0.02)
+    assert window.size() == 12
+
+
+@pytest.mark.parametrize("overlapped", [1.2, 0.8])
+def test_the_faster_way_is_taken(overlapped):
+    window, taken = Window(4), []
+    for _ in range(10 * FIRST_PAUSE):
+        taken.append(window.turn())
+        window.observe_round(taken[-1], overlapped if taken[-1] else 1.0, 1.0)
+    assert taken[: 2 * BLOCK] == [True] * BLOCK + [False] * BLOCK
+    assert taken.count(overlapped > 1) > 0.85 * len(taken)
+    assert taken.count(overlapped < 1) > BLOCK  # looked at again
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("tree_size", [None, 6])
+def test_rounds_of_both_ways_in_one_call(tree_size, sampled, monkeypatch, prompt):
+    """With a device of its own, time decides; what the drafter has read is right behind every change."""
+    monkeypatch.setattr(overlap, "device_of", lambda drafter: torch.device("meta"))
+    monkeypatch.setattr("hf_paradraft.decoding.setup.device_of", lambda drafter: torch.device("meta"))
+    target = tiny_model()
+    drafter = pd.AutoregressiveDrafter(near_copy(target, 0.03 if sampled else 0.0))
+    drafter.speculation_config = pd.SpeculationConfig(3, tree_size, overlap=True, trace=True)
+    monkeypatch.setattr("hf_paradraft.decoding.pace.Pace.depth", lambda pace: pace.num_draft_tokens)
+    options = {"do_sample": sampled, "max_new_tokens": 150, "eos_token_id": None}
+    ways = []
+    observe = Window.observe_round
+    monkeypatch.setattr(Window, "observe_round", lambda window, way, *more: (ways.append(way), observe(window, way, *more)))
+    for seed in range(3):
+        torch.manual_seed(seed)
+        plain = target.generate(prompt, **options)
+        torch.manual_seed(seed)
+        assert torch.equal(plain, target.generate(prompt, assistant_model=drafter, **options))
+    assert True in ways
+    assert False in ways
+    if not sampled:  # a copy whose cache is right is never wrong
+        for one in drafter.last_stats.trace[:-2]:
+            assert len(one.emitted) == len(one.accepted) + 1
+            assert tree_size is not None or len(one.accepted) == len(one.drafted)
+
+
+PAPER = {  # Tables 1 and 10: tokens per second of both, the best window (the rounded ratio), speculative decoding, PEARL
+    "CodeLlama 7B, 34B": (49.34, 18.58, 3, 1.76, 2.48),
+    "CodeLlama 7B, 70B": (49.34, 9.20, 5, 3.03, 4.43),
+    "Llama 2 7B, 70B": (49.94, 9.22, 5, 2.35, 3.29),
+    "Llama 3.1 8B, 70B": (44.37, 9.00, 5, 2.60, 3.87),
+    "DeepSeek 1.3B, 33B": (63.20, 17.37, 4, 2.32, 3.48),
+    "DeepSeek 6.7B, 33B": (50.05, 17.37, 3, 1.94, 2.79),
+}
+
+
+@pytest.mark.parametrize("pair", PAPER)
+def test_the_papers_pairs(pair):
+    """What its plain speculative decoding reached says how often guesses are right; from that follows what PEARL reached."""
+    small, large, window, speculative, pearl = PAPER[pair]
+    draft, verify = (lambda sizes: sizes / small), (lambda rows: 1 / large + 0 * rows)
+    right = brentq(lambda chance: plain_rates(numpy.full(window, chance), draft, verify)[-1] / large - speculative, 0.01, 1)
+    rates = overlapped_rates(numpy.full(12, right), draft, verify) / large
+    assert rates[window - 1] == pytest.approx(pearl, rel=0.11)
+    assert rates[window - 1] >= 0.94 * rates.max()
