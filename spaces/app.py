@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_paradraft import AutoDrafter, PpdDrafter, SpeculationConfig
 from hf_paradraft.bench.questions import load_questions
 from hf_paradraft.chat import encode_question
-from hf_paradraft.demo import FAMILY, GENERAL
+from hf_paradraft.demo import FAMILY, GENERAL, PUBLIC
 from hf_paradraft.demo.differences import explain, first_difference
 from hf_paradraft.demo.tasks import CATEGORIES, tasks
+from hf_paradraft.drafters.kinds import kind_of
 from hf_paradraft.hardware import fast_dtype
 
 TARGET, DRAFTER = os.environ.get("TARGET"), os.environ.get("DRAFTER")
@@ -34,12 +35,15 @@ except ImportError:
         return lambda function: function
 
 
+TREE, CHAIN = "a tree of guesses", "a chain of guesses"
 CHARACTERS = 20 * MAX_PROMPT_TOKENS  # a longer text is not even tokenised
 WAITING = 64  # requests in the queue; more are sent away
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-target_name, drafter_name = TARGET or str(FAMILY / "target"), DRAFTER or str(FAMILY / "pard")
-if (TARGET is None) != (DRAFTER is None):
+public = DRAFTER is None and TARGET is not None and TARGET.rstrip("/").endswith("SmolLM2-135M-Instruct")
+target_name = TARGET or str(FAMILY / "target")
+drafter_name = DRAFTER or str(PUBLIC / "parallelspec" if public else FAMILY / "pard")
+if (TARGET is None) != (DRAFTER is None) and not public:
     raise ValueError("TARGET and DRAFTER go together: set both, or neither for the embedded family.")
 tokenizer = AutoTokenizer.from_pretrained(target_name, trust_remote_code=False)
 target = AutoModelForCausalLM.from_pretrained(target_name, dtype=fast_dtype(), trust_remote_code=False).to(device).eval()
@@ -49,10 +53,14 @@ METHODS: dict[str, dict[str, Any]] = {}
 if isinstance(drafter, PpdDrafter):
     METHODS["PPD, prompt tokens"] = {"assistant_model": drafter}
 else:
-    METHODS |= {name: {"assistant_model": drafter} for name in ("PARD, a tree of guesses", "PARD, a chain of guesses")}
+    title = kind_of(drafter).title.removesuffix(" drafter")
+    METHODS |= {f"{title}, {shape}": {"assistant_model": drafter} for shape in (TREE, CHAIN)}
 METHODS["transformers' prompt lookup"] = {"prompt_lookup_num_tokens": 10}
+if TARGET is None or public:
+    METHODS["PPD, prompt tokens"] = {
+        "assistant_model": AutoDrafter.from_pretrained((PUBLIC if public else FAMILY) / "ppd").to(device)
+    }
 if TARGET is None:
-    METHODS["PPD, prompt tokens"] = {"assistant_model": AutoDrafter.from_pretrained(FAMILY / "ppd").to(device)}
     parent = AutoModelForCausalLM.from_pretrained(FAMILY / "draft", dtype=fast_dtype()).to(device).eval()
     METHODS["transformers' assisted generation"] = {"assistant_model": parent}
     EXAMPLES = [next(islice(tasks(category, 1, True), 1)).prompt for category in CATEGORIES]
@@ -126,9 +134,10 @@ def compare(
     if temperature > 0:
         arguments["temperature"] = temperature
     config = None
-    if method.startswith("PARD"):
-        tree = min(max(1, int(tree_size)), 64) if "tree" in method else None
-        config = SpeculationConfig(min(max(1, int(num_draft_tokens)), 16), tree, trace=True)
+    if method.endswith((TREE, CHAIN)):
+        length, size = min(max(1, int(num_draft_tokens)), 16), min(max(1, int(tree_size)), 64)
+        chain, tree = kind_of(drafter).variants(drafter, (length,), (size,))  # no longer than it can guess
+        config = replace((tree if method.endswith(TREE) else chain).config, trace=True)
     elif method.startswith("PPD"):
         prompts = METHODS[method]["assistant_model"].config
         config = SpeculationConfig(prompts.num_prompt_tokens, max(prompts.num_ids + 1, min(int(tree_size), 63)), trace=True)

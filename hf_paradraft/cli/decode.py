@@ -5,7 +5,19 @@ from typing import Annotated
 
 import typer
 
-from .options import AnyDrafter, DrafterName, Dtype, DtypeOption, NewTokens, Parent, Target, Temperature, console, load
+from .options import (
+    AnyDrafter,
+    DrafterName,
+    Dtype,
+    DtypeOption,
+    NewTokens,
+    Parent,
+    Target,
+    Temperature,
+    console,
+    load,
+    load_public,
+)
 
 app = typer.Typer()
 
@@ -26,6 +38,9 @@ def demo(
     target: Target = None,
     drafter: DrafterName = None,
     parent: Parent = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="A public chat model on ordinary questions; fetched once, some 140 MB.")
+    ] = False,
     per_category: Annotated[int, typer.Option(min=1, help="Questions of each category, at most.")] = 4,
     seconds: Annotated[float, typer.Option(min=1, help="Time for the comparison: as many questions as fit into it.")] = 120,
     max_new_tokens: NewTokens = 128,
@@ -33,6 +48,8 @@ def demo(
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Watch one answer being drafted, then compare plain, assisted, prompt lookup and drafters. Downloads nothing by itself."""
+    if public and target is not None:
+        raise typer.BadParameter("--public has a target of its own: leave out --target and --drafter.")
     _quiet()
     from ..bench.cases import Case, methods_of
     from ..bench.measure import Settings
@@ -40,12 +57,12 @@ def demo(
     from ..demo import GENERAL, QUESTIONS
     from ..demo.show import by_turns, compare_within, stream_one
 
-    models = load(target, drafter, parent, dtype)
-    questions = by_turns(load_questions(GENERAL if target else QUESTIONS, per_category))
+    models = load_public(dtype) if public else load(target, drafter, parent, dtype)
+    questions = by_turns(load_questions(GENERAL if target or public else QUESTIONS, per_category))
     question = questions[0].turns[0]
     plain_rate = stream_one(models.target, models.drafter, models.tokenizer, question, console, max_new_tokens)
     recurrent = models.target._is_stateful
-    methods = methods_of(Case.methods, models.drafter, models.parent, (12,), ("auto",), models.others, recurrent)
+    methods = methods_of(Case.methods, models.drafter, models.parent, (12,), ("auto",), models.others, recurrent, public)
     shown = [method for method in methods if not method.name.startswith(("assisted-k3", "assisted-k8", "ppd-drafter"))]
     prompts = ask(questions, models.tokenizer, models.target, max_new_tokens)
     settings = Settings(max_new_tokens, temperatures=(temperature,))

