@@ -185,6 +185,43 @@ def train_dspark(
 
 
 @train.command(
+    "eagle3",
+    epilog="Example: paradraft train eagle3 --target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000",
+)
+def train_eagle3(
+    target: TargetToServe,
+    train_file: TrainFile,
+    output_dir: DrafterOutput,
+    eval_file: EvalFile = None,
+    num_draft_tokens: Annotated[int, typer.Option(help="K: tokens drafted one after the other, in training too.")] = 5,
+    num_layers: Annotated[int, typer.Option(help="Of the drafter.")] = 1,
+    num_anchors: Annotated[int, typer.Option(help="Places in each text from which it goes on, at most.")] = 32,
+    vocab: Vocab = None,
+    max_steps: MaxSteps = -1,
+    num_train_epochs: float = 4.0,
+    per_device_train_batch_size: int = 8,
+    gradient_accumulation_steps: int = 1,
+    learning_rate: float = 5e-4,
+    lr_scheduler_type: str = "cosine",
+    warmup_steps: int = 20,
+    max_length: MaxLength = 512,
+    cache_dir: CacheDir = None,
+    cache_gb: CacheGb = 50.0,
+    save_steps: int = 500,
+    seed: int = 0,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    threads: Threads = None,
+) -> None:
+    """Train one decoder layer on three of a target's layers, which guesses one token after the other."""
+    options = {**locals()}
+    use_threads(options.pop("threads"))
+    from ..drafters.eagle3.training import train_eagle3 as run
+
+    run(**options)
+
+
+@train.command(
     "markov",
     epilog="Example: paradraft train markov --drafter DIR --train-file answers.jsonl --output-dir OUT",
 )

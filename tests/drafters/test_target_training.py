@@ -11,11 +11,14 @@ from typer.testing import CliRunner
 
 import hf_paradraft as pd
 from hf_paradraft.cli import app
-from hf_paradraft.drafters.dspark.blocks import AnchorCollator, block_mask, slots
+from hf_paradraft.drafters.anchors import AnchorCollator
+from hf_paradraft.drafters.dspark.blocks import block_mask, slots
 from hf_paradraft.drafters.dspark.calibration import calibration_error, temperatures
 from hf_paradraft.drafters.dspark.training import block_drafter, train_dspark
+from hf_paradraft.drafters.eagle3.training import Unrolled, eagle_drafter, train_eagle3
 from hf_paradraft.drafters.feature_training import unused_token
 from hf_paradraft.drafters.kinds import kind_of_folder
+from hf_paradraft.drafters.pairs import read_whole
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer, train_parallelspec
 from hf_paradraft.drafters.target_states import states_of
 from hf_paradraft.training.losses import cross_entropy, rejection
@@ -104,6 +107,56 @@ def test_training_blocks_are_what_is_drafted(kind):
             assert found["labels"][row, place].tolist() == following
 
 
+@torch.no_grad()
+def test_training_steps_are_what_is_drafted():
+    """The logits of a step in training are those of the drafter behind the text's own tokens, read one after the other."""
+    target = tiny_model("llama", num_hidden_layers=6)
+    drafter = eagle_drafter(target, 3)
+    torch.nn.init.normal_(drafter.fc.weight, std=0.3)
+    ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+    batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])
+    seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
+    found = Unrolled(drafter, 3)(batch, states_of(target, drafter.features, batch["input_ids"], seen))
+    checked = 0
+    for row in range(2):
+        for place, anchor in enumerate(batch["anchors"][row].tolist()):
+            if anchor < 0:
+                continue
+            text = batch["input_ids"][row : row + 1, : anchor + 1]
+            given = states_of(target, drafter.features, text, torch.ones_like(text, dtype=torch.bool))
+            reader, logits = read_whole(drafter, text, drafter.fuse({key: own[:, :-1] for key, own in given.items()}), 1)
+            expected = [logits[0, -1]]
+            for step in (1, 2):
+                token = batch["input_ids"][row, anchor + step : anchor + step + 1]
+                expected.append(reader.read_nodes([token], [[step - 2]])[0][0])
+            torch.testing.assert_close(found["logits"][row, place], torch.stack(expected), rtol=1e-4, atol=1e-4)
+            checked += 1
+    assert checked > 4
+
+
+@pytest.mark.slow
+def test_eagle3_learns(folder):
+    rows = folder / "rows.jsonl"
+    options = {**OPTIONS, "num_draft_tokens": 3, "eval_file": folder / "some.jsonl", "vocab": 24}
+    drafter = train_eagle3(folder / "target", rows, folder / "out", max_steps=60, cache_dir=folder / "states", **options)
+    record = drafter.paradraft["training"]
+    assert record["method"] == "eagle3"
+    assert record["eval"]["eval_acceptance_depth_2"] > 0.2
+    assert record["acceptance"]["mean_emitted"] > 1.25
+    again = pd.AutoDrafter.from_pretrained(folder / "out")
+    assert isinstance(again, pd.Eagle3Drafter)
+    assert again.speculation_config.num_draft_tokens == 3
+    target = tiny_model("llama", num_hidden_layers=6)
+    ids = torch.tensor([[1, 2, 3]])
+    plain = target.generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=EOS)
+    assert torch.equal(plain, target.generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=EOS, assistant_model=again))
+    kind_of_folder(folder / "out").check(folder / "out")
+    with pytest.raises(ValueError, match="6 are needed"):
+        eagle_drafter(tiny_model("llama"))
+    with pytest.raises(ValueError, match="an anchor at least"):
+        train_eagle3(folder / "target", rows, folder / "none", num_anchors=0)
+
+
 def test_a_block_sees_its_context_and_itself():
     mask = block_mask(torch.tensor([[2, -1]]), 4, 2)[0, 0]
     assert mask.int().tolist() == [[1, 1, 0, 0, 1, 1, 0, 0]] * 2 + [[0, 0, 0, 0, 0, 0, 1, 1]] * 2
@@ -136,10 +189,14 @@ def test_dspark_learns(rank, confidence, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["parallelspec", "dspark"])
+@pytest.mark.parametrize("what", ["parallelspec", "dspark", "eagle3"])
 def test_a_resumed_run_is_the_run_that_would_have_been(what, folder):
-    run = train_parallelspec if what == "parallelspec" else train_dspark
-    small = {"style": "eagle", "num_masks": 2} if what == "parallelspec" else {"block_size": 3, "num_features": 2}
+    run = {"parallelspec": train_parallelspec, "dspark": train_dspark, "eagle3": train_eagle3}[what]
+    small = {
+        "parallelspec": {"style": "eagle", "num_masks": 2},
+        "dspark": {"block_size": 3, "num_features": 2},
+        "eagle3": {"num_draft_tokens": 2},
+    }[what]
     options = {**OPTIONS, **small, "lr_scheduler_type": "constant"}
     rows = folder / "rows.jsonl"
     whole = run(folder / "target", rows, folder / "whole", max_steps=8, **options)

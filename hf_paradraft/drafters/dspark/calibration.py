@@ -11,8 +11,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...training.data import IGNORED
+from ..anchors import AnchorCollator
 from ..target_states import states_of
-from .blocks import AnchorCollator, slots
+from .blocks import slots
 
 HEATS = [0.25 * 1.12**step for step in range(26)]  # 0.25 to 4.2
 BINS = 10

