@@ -1,4 +1,4 @@
-"""Render the embedded family's card and README table from what was measured: `make card`."""
+"""Render the embedded family's card and README's tables from what was measured: `make card`."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ from hf_paradraft.report.tables import markdown
 
 HERE = Path(__file__).parent
 FAMILY = HERE.parent / "hf_paradraft" / "demo" / "family"
+PUBLIC = HERE.parent / "hf_paradraft" / "demo" / "public"
 
 
 def render_card() -> str:
@@ -21,16 +22,18 @@ def render_card() -> str:
     )
 
 
-def readme_with_table(readme: str) -> str:
-    """The README with the measured table between its two marks."""
-    bench = json.loads((FAMILY / "bench.json").read_text())
-    before, rest = readme.split("<!-- measured -->\n", 1)
-    after = rest.split("<!-- /measured -->\n", 1)[1]
-    note = f"Greedy, batch 1, up to 128 new tokens; {bench[0]['environment']}."
-    return f"{before}<!-- measured -->\n{markdown(bench)}\n{note}\n<!-- /measured -->\n{after}"
+def readme_with_tables(readme: str) -> str:
+    """The README with the measured tables between their marks."""
+    for mark, folder, by_category, tokens in (("measured", FAMILY, True, 128), ("public", PUBLIC / "parallelspec", False, 48)):
+        bench = json.loads((folder / "bench.json").read_text())
+        before, rest = readme.split(f"<!-- {mark} -->\n", 1)
+        after = rest.split(f"<!-- /{mark} -->\n", 1)[1]
+        note = f"Greedy, batch 1, up to {tokens} new tokens; {bench[0]['environment']}."
+        readme = f"{before}<!-- {mark} -->\n{markdown(bench, by_category)}\n{note}\n<!-- /{mark} -->\n{after}"
+    return readme
 
 
 if __name__ == "__main__":
     (HERE / "embedded-family.md").write_text(render_card())
     file = HERE.parent / "README.md"
-    file.write_text(readme_with_table(file.read_text()))
+    file.write_text(readme_with_tables(file.read_text()))

@@ -137,7 +137,10 @@ def compare(
     if method.endswith((TREE, CHAIN)):
         length, size = min(max(1, int(num_draft_tokens)), 16), min(max(1, int(tree_size)), 64)
         chain, tree = kind_of(drafter).variants(drafter, (length,), (size,))  # no longer than it can guess
-        config = replace((tree if method.endswith(TREE) else chain).config, trace=True)
+        shape = (tree if method.endswith(TREE) else chain).config
+        config = replace(
+            drafter.speculation_config, num_draft_tokens=shape.num_draft_tokens, tree_size=shape.tree_size, trace=True
+        )
     elif method.startswith("PPD"):
         prompts = METHODS[method]["assistant_model"].config
         config = SpeculationConfig(prompts.num_prompt_tokens, max(prompts.num_ids + 1, min(int(tree_size), 63)), trace=True)

@@ -1,8 +1,9 @@
 """Will this pair pay on this machine, and with which K? A prediction from a short measurement."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean, median
 from time import perf_counter
 
@@ -47,15 +48,25 @@ class Plan:
 
 @dataclass
 class _Measured:
-    """Seconds of first forwards and rounds, plain and by way with their drafts, and the drafter's; lengths, what was accepted."""
+    """What was seen, in seconds where nothing else is said.
 
-    plain_first: list[float]
-    plain: list[float]
-    drafted_first: list[float]
-    drafted: dict[str, list[tuple[int, float]]]
-    drafting: dict[str, list[float]]
-    lengths: list[int]
-    stats: dict[str, SpeculationStats]
+    Attributes:
+        plain_first, plain: the first forward, and a later one.
+        drafted_first, first_apart: the first round, with both sides one after the other; and the slower of them.
+        drafted: by way, drafted tokens and seconds of later rounds.
+        drafting: by way, the drafter's part of them.
+        lengths: of answers.
+        stats: by way, what was accepted.
+    """
+
+    plain_first: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+    drafted_first: list[float] = field(default_factory=list)
+    first_apart: list[float] = field(default_factory=list)
+    drafted: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    drafting: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    lengths: list[int] = field(default_factory=list)
+    stats: dict[str, SpeculationStats] = field(default_factory=lambda: defaultdict(SpeculationStats))
 
 
 def expected_tau(acceptance: Sequence[float], num_draft_tokens: int) -> float:
@@ -100,9 +111,11 @@ def plan(
         ValueError: an assumed acceptance for drafts that are not of one length; a drafter that cannot overlap.
     """
     ways = variants_of(drafter, draft_lengths)
+    whole = isinstance(drafter, NgramDrafter) or any(way.config.tree_size is not None for way in ways)
     if overlap:
         check_overlap(target, drafter, target._is_stateful)
-    whole = isinstance(drafter, NgramDrafter) or any(way.config.tree_size is not None for way in ways)
+        if whole:
+            raise ValueError("Copied drafts cost nothing that could be hidden: plan them without overlap.")
     if whole and acceptance is not None:
         raise ValueError("An acceptance can be assumed for a model that drafts chains, not for prompt tokens or copied drafts.")
 
@@ -124,8 +137,7 @@ def plan(
             return perf_counter() - clock, drafter.last_stats if way is not None else None
 
     def measure(some: Sequence[Prompt]) -> _Measured:
-        names = [way.name for way in ways]
-        found = _Measured([], [], [], {n: [] for n in names}, {n: [] for n in names}, [], {n: SpeculationStats() for n in names})
+        found = _Measured()
         for prompt in some:
             ids = prompt.ids.to(target.device)
             found.plain_first.append(ask(ids, 1, None, False)[0])
@@ -133,7 +145,9 @@ def plan(
             for way in ways:
                 length = way.config.num_draft_tokens
                 _, stats = ask(ids, max_new_tokens if whole else 4 * length + 5, way, whole)
-                found.drafted_first.append(stats.trace[0].total_seconds)
+                first = stats.trace[0]
+                found.drafted_first.append(first.total_seconds)
+                found.first_apart.append(max(first.draft_seconds, first.total_seconds - first.draft_seconds))
                 later = [entry for entry in stats.trace[1:] if entry.drafted or whole]
                 rounds = [entry for entry in later if len(entry.drafted) == length or whole] or later  # a short context cuts all
                 found.drafted[way.name] += [(len(entry.drafted), entry.total_seconds) for entry in rounds]
@@ -153,7 +167,7 @@ def plan(
     new_tokens = mean(found.lengths) if found.lengths else max_new_tokens
     plain_time = median(found.plain_first) + (new_tokens - 1) * median(found.plain)
     rates = [acceptance] if acceptance is not None else sum(found.stats.values(), SpeculationStats()).acceptance_by_position
-    if not all(found.drafted.values()):
+    if not all(found.drafted[way.name] for way in ways):
         raise ValueError("The answers ended before anything could be drafted: give other prompts, or a larger --max-new-tokens.")
     made = []
     for way in ways:
@@ -180,7 +194,7 @@ def _pearl(way: Variant, apart: _Measured, rates: Sequence[float], plain: float,
     ]
     whole = numpy.cumprod(right)
     tau = float((whole.sum() + 1 - whole[-1]) / (right[0] + 1 - whole[-1]))
-    seconds = median(apart.drafted_first) + (new_tokens - 1) / float(rate)
+    seconds = median(apart.first_apart) + (new_tokens - 1) / float(rate)
     return Plan(way.name, length, tau / float(rate) / plain, tau, plain_time / seconds)
 
 

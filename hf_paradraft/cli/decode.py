@@ -39,7 +39,7 @@ def demo(
     drafter: DrafterName = None,
     parent: Parent = None,
     public: Annotated[
-        bool, typer.Option("--public", help="A public chat model on ordinary questions; fetched once, some 140 MB.")
+        bool, typer.Option("--public", help="A public chat model on ordinary questions; fetched once, 140 to 270 MB.")
     ] = False,
     per_category: Annotated[int, typer.Option(min=1, help="Questions of each category, at most.")] = 4,
     seconds: Annotated[float, typer.Option(min=1, help="Time for the comparison: as many questions as fit into it.")] = 120,
@@ -47,9 +47,9 @@ def demo(
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
-    """Watch one answer being drafted, then compare plain, assisted, prompt lookup and drafters. Downloads nothing by itself."""
-    if public and target is not None:
-        raise typer.BadParameter("--public has a target of its own: leave out --target and --drafter.")
+    """Watch one answer being drafted, then compare plain, assisted, prompt lookup and drafters. Only --public fetches."""
+    if public and (target, drafter, parent) != (None, None, None):
+        raise typer.BadParameter("--public has models of its own: leave out --target, --drafter and --parent.")
     _quiet()
     from ..bench.cases import Case, methods_of
     from ..bench.measure import Settings

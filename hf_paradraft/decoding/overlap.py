@@ -147,14 +147,15 @@ class Overlap:
         lane: of the drafter.
         shape: makes drafts: `(prefixes) -> drafts`, run in the lane.
         window: what is known of their speed.
-        chain: whether drafts are chains, whose windows may be shorter.
+        adapts: whether windows follow what was measured; not where drafts are drawn, which would then depend on the clock.
         chooses: whether rounds may also draft first and verify then, where that is faster.
     """
 
     def __init__(
-        self, lane: Lane, shape: Callable[[list[Prefix]], list[Draft]], window: Window, chain: bool = True, chooses: bool = False
+        self, lane: Lane, shape: Callable[[list[Prefix]], list[Draft]], window: Window, adapts: bool = True, chooses: bool = False
     ):
-        self.lane, self.shape, self.window, self.chain, self.chooses = lane, shape, window, chain, chooses
+        self.lane, self.shape, self.window, self.adapts, self.chooses = lane, shape, window, adapts, chooses
+        window.fresh = True
         self.on = True  # in this round
         self.size = 0  # tokens guessed in this round, at most
         self.paths: list[list[int]] = []  # of each row, the nodes that the lane takes for accepted
@@ -202,7 +203,7 @@ class Overlap:
             drafts: that are being verified.
             most: tokens guessed, at most.
         """
-        self.size = min(most, self.window.size()) if self.chain else most
+        self.size = min(most, self.window.size()) if self.adapts else most
         self.paths = [likely_path(draft) for draft in drafts]
         hoped = []
         for prefix, draft, path in zip(prefixes, drafts, self.paths, strict=True):
@@ -243,12 +244,12 @@ class Overlap:
             if fits and len(ahead):
                 self.window.observe_guess(0, any(ahead.token_ids[node] == int(new[-1]) for node in ahead.children(-1)))
 
-    def observe(self, drafts: list[Draft], tokens: int, verify: float, whole: float) -> None:
+    def observe(self, drafts: list[Draft], tokens: float, verify: float, whole: float) -> None:
         """Learn from a round that drafted.
 
         Args:
             drafts: that were verified.
-            tokens: that all rows got.
+            tokens: that a row got, on average.
             verify, whole: seconds of the target's forward and of the round.
         """
         self.window.observe_round(self.on, tokens, whole)

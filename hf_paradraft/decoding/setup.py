@@ -139,9 +139,9 @@ class Call:
     ) -> None:
         """Learn what a round brought and cost: seconds of drafting, of verifying, and of all."""
         asked, overlap = any(prefix.room for prefix in prefixes), self.overlap
-        if overlap is not None and asked:
-            got = sum(row.length - one.begin for row, one in zip(self.rows, taken, strict=True) if one is not None)
-            overlap.observe(drafts, got, *seconds[1:])
+        if overlap is not None and asked and not self.first:  # that one read the prompt
+            got = [row.length - one.begin for row, one in zip(self.rows, taken, strict=True) if one is not None]
+            overlap.observe(drafts, sum(got) / len(got), *seconds[1:])
         if overlap is not None and overlap.on:
             asked = any(map(len, drafts))
         paths = [None if one is None else one.path for one in taken]
@@ -252,7 +252,8 @@ def begin_call(
                 shape.generator = torch.Generator(buffer.device).manual_seed(int(torch.randint(2**62, ())))
             key = config.num_draft_tokens, config.tree_size, batch_size
             window = habit.windows.setdefault(key, Window(config.num_draft_tokens))
-            call.overlap = Overlap(Lane(model.device, device), call.shape_of, window, chain, adaptive)
+            adapts = chain and rule_name in ("greedy", "sample_match")
+            call.overlap = Overlap(Lane(model.device, device), call.shape_of, window, adapts, adaptive)
     return call
 
 

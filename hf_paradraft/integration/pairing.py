@@ -1,6 +1,7 @@
 """Do this target and this drafter speak the same tokens?"""
 
 from functools import lru_cache
+from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -53,6 +54,8 @@ def _stored_difference(target: tuple, drafter: tuple) -> str | None:
     vocabularies = []
     for name, *found_under in (target, drafter):
         options = {**dict(found_under), "local_files_only": True, "trust_remote_code": False}
+        if Path(name).is_dir() and not any(Path(name).glob("*token*")):
+            return None  # drafters that stand on their target have none of their own, and need none
         try:
             vocabularies.append(AutoTokenizer.from_pretrained(name, **options).get_vocab())
         except Exception:  # whatever a missing or foreign tokenizer raises, there is nothing to compare

@@ -84,12 +84,17 @@ def _inside(rows: Sequence[Record], kind: str) -> Table:
     return made
 
 
-def markdown(rows: Sequence[Record]) -> str:
-    """The figures as Markdown tables, speed-ups by category included; one table for each batch size and temperature."""
+def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
+    """The figures as Markdown tables, one for each batch size and temperature.
+
+    Args:
+        rows: from `records`.
+        by_category: with a column for each category's speed-up; else two, for the best and the worst.
+    """
     found = list(groups(rows))
     parts = []
     for kind, some in found:
-        categories = list(some[0]["by_category"])
+        categories = list(some[0]["by_category"]) if by_category else ["best category", "worst"]
         lines = [
             f"| method | tokens/s | speed-up | quartiles over prompts | τ | equal (fp32) | {' | '.join(categories)} |",
             "|---|" + "---:|" * (5 + len(categories)),
@@ -97,7 +102,11 @@ def markdown(rows: Sequence[Record]) -> str:
         for row in some:
             cells = _cells(row)
             cells[1] = f"**{cells[1]}**"
-            lines.append(f"| {' | '.join([row['method'], *cells, *(f'{v:.2f}' for v in row['by_category'].values())])} |")
+            speeds = row["by_category"]
+            last = [f"{value:.2f}" for value in speeds.values()]
+            if not by_category:
+                last = [f"{name} {speeds[name]:.2f}" for name in (max(speeds, key=speeds.get), min(speeds, key=speeds.get))]
+            lines.append(f"| {' | '.join([row['method'], *cells, *last])} |")
         heading = f"{kind[0].upper()}{kind[1:]}:\n\n" if len(found) > 1 else ""
         parts.append(heading + "\n".join(lines) + "\n")
     return "\n".join(parts)

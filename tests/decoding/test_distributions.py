@@ -14,7 +14,7 @@ from hf_paradraft.drafters.dspark.training import block_drafter
 from hf_paradraft.drafters.eagle3.config import Eagle3Config
 from hf_paradraft.drafters.markov import MarkovHead
 
-VOCAB, ROWS, CALLS = 32, 400, 4
+VOCAB, ROWS = 32, 400
 TARGET = tiny_model(seed=0)
 PROMPT = torch.tensor([[1, 2, 3, 4]])
 WARPERS = {
@@ -141,7 +141,7 @@ def exact(options, skipped=0):
     return joint
 
 
-def p_value(drafter, rule, tree_size, options, skipped=0):
+def p_value(drafter, rule, tree_size, options, skipped=0, calls=2):
     torch.manual_seed(1)
     length = 2 if isinstance(drafter, pd.PpdDrafter) else 3
     size = max(tree_size, 5) if isinstance(drafter, pd.PpdDrafter) and tree_size else tree_size
@@ -154,10 +154,10 @@ def p_value(drafter, rule, tree_size, options, skipped=0):
         "max_new_tokens": 3 + skipped,
     }
     counts = torch.zeros(VOCAB, VOCAB)
-    for _ in range(CALLS):
+    for _ in range(calls):
         samples = TARGET.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), assistant_model=drafter, **arguments, **options)
         counts.index_put_((samples[:, 4 + skipped], samples[:, 5 + skipped]), torch.ones(ROWS), accumulate=True)
-    wanted = exact(options, skipped) * ROWS * CALLS
+    wanted = exact(options, skipped) * ROWS * calls
     assert (counts[wanted == 0] == 0).all()
     often, rare = wanted >= 5, (wanted < 5) & (wanted > 0)
     got, expected = counts[often].tolist(), wanted[often].tolist()
@@ -204,4 +204,4 @@ def test_a_head_that_is_forgotten_is_found_out(monkeypatch):
         return made
 
     monkeypatch.setattr(Growing, "draft", wrong)
-    assert p_value(Guessing(bias=reverses), "rejection", 6, {"top_k": 0, "temperature": 1.0}) < 1e-6
+    assert p_value(Guessing(bias=reverses), "rejection", 6, {"top_k": 0, "temperature": 1.0}, calls=4) < 1e-6

@@ -109,6 +109,21 @@ def test_rejection_is_exact(kind, tree_size):
     assert chisquare(got, [scale * value for value in expected]).pvalue > 1e-3
 
 
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_draws(prompt):
+    """Under rejection nothing follows the clock."""
+    target = TARGETS["llama"]
+    options = {"do_sample": True, "max_new_tokens": 40, "eos_token_id": None}
+    texts = []
+    for seed in range(2):
+        drafter = pd.AutoregressiveDrafter(near_copy(target, 0.1))
+        drafter.speculation_config = pd.SpeculationConfig(5, None, acceptance="rejection", never_slower=False, overlap=True)
+        for _ in range(3):
+            torch.manual_seed(7)
+            texts.append(target.generate(prompt, **options, assistant_model=Delayed(drafter, seed))[0].tolist())
+    assert all(text == texts[0] for text in texts)
+
+
 def rounds(drafter, target, prompt, new=40):
     target.generate(prompt, do_sample=False, max_new_tokens=new, eos_token_id=None, assistant_model=drafter)
     return drafter.last_stats

@@ -28,15 +28,15 @@ def played(right, draft, verify, rounds, generator):
     return tokens / seconds
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.floats(0.3, 0.98), min_size=1, max_size=6), st.floats(0.2, 3), st.integers(0, 99))
 def test_the_rate_on_paper_is_that_of_the_schedule(right, drafting, seed):
     right = numpy.array(right)
     rates = overlapped_rates(right, lambda sizes: drafting + 0 * sizes, lambda rows: numpy.where(rows == 1, 0.5, 1.0))
     if len(right) == 1:
         return
-    simulated = played(right, drafting, 1.0, 20_000, numpy.random.default_rng(seed))
-    assert rates[-1] == pytest.approx(simulated, rel=0.05)
+    simulated = played(right, drafting, 1.0, 8_000, numpy.random.default_rng(seed))
+    assert rates[-1] == pytest.approx(simulated, rel=0.07)
 
 
 def test_a_perfect_drafter():
@@ -79,6 +79,28 @@ def test_the_window_is_the_ratio_of_speeds():
     assert window.size() == 12
 
 
+def test_a_window_grows_again_where_the_text_gets_easier():
+    """Two guesses are always made, and what is not known of later ones is taken from those."""
+    window = Window(8)
+    generator = numpy.random.default_rng(0)
+    found = {}
+    for right, rounds in ((0.15, 300), (0.97, 300)):
+        for _ in range(rounds):
+            size = window.size()
+            window.judged += 1
+            window.draft.observe(size, 0.06 + 0.02 * size)
+            window.verify.observe(size, 0.1)
+            for place in range(size):
+                window.observe_guess(place, hit := generator.random() < right)
+                if not hit:
+                    break
+            window.observe_round(True, 1.0, 0.1)
+        window.judged = SEEN
+        found[right] = window.size()
+    assert found[0.15] == 2
+    assert found[0.97] >= 6
+
+
 @pytest.mark.parametrize("overlapped", [1.2, 0.8])
 def test_the_faster_way_is_taken(overlapped):
     window, taken = Window(4), []
@@ -90,6 +112,7 @@ def test_the_faster_way_is_taken(overlapped):
     assert taken.count(overlapped < 1) > BLOCK  # looked at again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("tree_size", [None, 6])
 def test_rounds_of_both_ways_in_one_call(tree_size, sampled, monkeypatch, prompt):
@@ -100,17 +123,19 @@ def test_rounds_of_both_ways_in_one_call(tree_size, sampled, monkeypatch, prompt
     drafter = pd.AutoregressiveDrafter(near_copy(target, 0.03 if sampled else 0.0))
     drafter.speculation_config = pd.SpeculationConfig(3, tree_size, overlap=True, trace=True)
     monkeypatch.setattr("hf_paradraft.decoding.pace.Pace.depth", lambda pace: pace.num_draft_tokens)
-    options = {"do_sample": sampled, "max_new_tokens": 150, "eos_token_id": None}
+    options = {"do_sample": sampled, "max_new_tokens": 90, "eos_token_id": None}
     ways = []
     observe = Window.observe_round
     monkeypatch.setattr(Window, "observe_round", lambda window, way, *more: (ways.append(way), observe(window, way, *more)))
-    for seed in range(3):
+    for seed in range(2):
+        before = len(ways)
         torch.manual_seed(seed)
         plain = target.generate(prompt, **options)
         torch.manual_seed(seed)
         assert torch.equal(plain, target.generate(prompt, assistant_model=drafter, **options))
     assert True in ways
     assert False in ways
+    assert before < len(ways) < drafter.last_stats.num_rounds + before  # a round that reads a prompt does not count
     if not sampled:  # a copy whose cache is right is never wrong
         for one in drafter.last_stats.trace[:-2]:
             assert len(one.emitted) == len(one.accepted) + 1

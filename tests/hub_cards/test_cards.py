@@ -20,7 +20,7 @@ def test_the_card_is_fresh(render):
 
 def test_the_readme_is_fresh(render):
     readme = (ROOT / "README.md").read_text()
-    assert readme == render["readme_with_table"](readme)
+    assert readme == render["readme_with_tables"](readme)
 
 
 def test_metadata():

@@ -1,8 +1,10 @@
 """The Space as people meet it: over HTTP, with the real client and a real browser, friendly and hostile."""
 
 import contextlib
+import os
 import runpy
 import shutil
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +15,10 @@ import pytest
 import yaml
 from gradio_client import Client
 from gradio_client.exceptions import AppError
+from tiny import make_tokenizer, tiny_model
 from transformers import AutoTokenizer
 
+import hf_paradraft as pd
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.demo.tasks import tasks
 from hf_paradraft.hub.push import push_space
@@ -145,6 +149,31 @@ def test_requests_end_in_time():
         said = ask(Client(url, verbose=False), "Write in Python:\nf(x): Return x.", tokens=256)[-1]
         assert "Stopped after" in said
         assert time.monotonic() - began < 8
+
+
+def test_a_pair_of_another_kind(tmp_path):
+    """Its own methods; what a slider asks beyond what it can guess is cut."""
+    target = tiny_model(vocab_size=200, max_position_embeddings=1024)
+    target.save_pretrained(tmp_path / "target")
+    make_tokenizer(size=200).save_pretrained(tmp_path / "target")
+    pd.ParallelSpecDrafter.from_target(target, "eagle", 2).save_pretrained(tmp_path / "drafter")
+    pair = {"TARGET": str(tmp_path / "target"), "DRAFTER": str(tmp_path / "drafter")}
+    with TOOLS["running_space"](OMP_NUM_THREADS="1", **pair) as (url, _):
+        for shape in ("tree", "chain"):
+            *_, said = ask(Client(url, verbose=False), "b c d", f"ParallelSpec, a {shape} of guesses", k=12, tokens=16)
+            assert "The outputs" in said
+
+
+def test_the_public_model_alone(tmp_path):
+    """Its drafters come along."""
+    tiny_model().save_pretrained(tmp_path / "SmolLM2-135M-Instruct")
+    make_tokenizer().save_pretrained(tmp_path / "SmolLM2-135M-Instruct")
+    environment = {**os.environ, "TARGET": str(tmp_path / "SmolLM2-135M-Instruct"), "PYTHONPATH": str(ROOT)}
+    code = "import app; print(list(app.METHODS), app.drafter.speculation_config.graft)"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "spaces", env=environment, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    for method in ("ParallelSpec, a tree of guesses", "ParallelSpec, a chain of guesses", "PPD, prompt tokens", "True"):
+        assert method in shown.stdout
 
 
 def test_characters_of_several_tokens_come_whole():

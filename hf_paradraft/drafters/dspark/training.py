@@ -20,6 +20,7 @@ from .blocks import slots
 from .calibration import calibrate
 from .model import DSparkDrafter
 
+CONTEXT = 32_768  # of a target that does not say how long texts may be
 FADING = 4.0  # slots: the weight of slot k is exp(-k / 4)
 
 
@@ -78,7 +79,7 @@ def block_drafter(
         num_attention_heads=heads,
         num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        max_position_embeddings=config.max_position_embeddings,
+        max_position_embeddings=getattr(config, "max_position_embeddings", None) or CONTEXT,
         rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
         rope_theta=rope.get("rope_theta", 10_000.0) if isinstance(rope, dict) else 10_000.0,
         tie_word_embeddings=False,

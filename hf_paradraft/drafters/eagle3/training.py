@@ -18,6 +18,7 @@ from ..feature_training import Setting, train_on_target
 from .config import Eagle3Config
 from .model import Eagle3Drafter
 
+CONTEXT = 32_768  # of a target that does not say how long texts may be
 FADING = 0.8  # the weight of each further step
 
 
@@ -27,7 +28,7 @@ def eagle_drafter(
     """An untrained drafter for `target`, attached to it; embedding and head stay the target's own.
 
     Args:
-        target: a decoder-only causal LM of six layers at least.
+        target: a decoder-only causal LM of seven layers at least.
         num_draft_tokens: K that it is trained for.
         num_layers: of its own, Llama's in the target's sizes.
         vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
@@ -36,8 +37,8 @@ def eagle_drafter(
         ValueError: a target with too few layers to read three of.
     """
     config, total = target.config.get_text_config(), len(layers_of(target))
-    if total < 6:
-        raise ValueError(f"EAGLE-3 reads a low, a middle and a high layer, and this target has {total} in all: 6 are needed.")
+    if total < 7:
+        raise ValueError(f"EAGLE-3 reads a low, a middle and a high layer, and this target has {total} in all: 7 are needed.")
     heads = config.num_attention_heads
     layers = LlamaConfig(
         vocab_size=config.vocab_size,
@@ -47,7 +48,7 @@ def eagle_drafter(
         num_attention_heads=heads,
         num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        max_position_embeddings=config.max_position_embeddings,
+        max_position_embeddings=getattr(config, "max_position_embeddings", None) or CONTEXT,
         rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
         rope_parameters={"rope_type": "default", "rope_theta": _base(config)},
         tie_word_embeddings=False,
