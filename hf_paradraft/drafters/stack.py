@@ -12,6 +12,8 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from ..decoding.tree_attention import TreeAttention, attention_windows
 
+CONTEXT = 32_768  # of a target that does not say how long texts may be
+
 
 def decoder_stack(config: PreTrainedConfig) -> PreTrainedModel:
     """Decoder layers and final norm, as transformers builds them from `config`; fed with `inputs_embeds`.
@@ -28,6 +30,25 @@ def decoder_stack(config: PreTrainedConfig) -> PreTrainedModel:
         raise ValueError(f"Layers of {type(stack).__name__} take no masks and positions as they are given.")
     stack.set_input_embeddings(torch.nn.Identity())
     return stack.eval()
+
+
+def sizes_of(target: PreTrainedModel) -> dict[str, Any]:
+    """A target's sizes, for the config of layers like its own: of Llama, Qwen3, or others that name them so."""
+    config = target.config.get_text_config()
+    heads, rope = config.num_attention_heads, getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)  # where kinds of layers differ
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "max_position_embeddings": getattr(config, "max_position_embeddings", None) or CONTEXT,
+        "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
+        "tie_word_embeddings": False,
+    }
 
 
 def run(stack: PreTrainedModel, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:

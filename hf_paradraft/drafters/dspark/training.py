@@ -16,11 +16,11 @@ from ..anchors import AnchorTrainer
 from ..dflash.config import BlockConfig, spread
 from ..dflash.model import DFlashDrafter
 from ..feature_training import Setting, train_on_target, unused_token
+from ..stack import sizes_of
 from .blocks import slots
 from .calibration import calibrate
 from .model import DSparkDrafter
 
-CONTEXT = 32_768  # of a target that does not say how long texts may be
 FADING = 4.0  # slots: the weight of slot k is exp(-k / 4)
 
 
@@ -69,21 +69,7 @@ def block_drafter(
     config, total = target.config.get_text_config(), len(layers_of(target))
     if not 1 <= num_features <= total:
         raise ValueError(f"The target has {total} layers: {num_features} of them cannot be read.")
-    heads = config.num_attention_heads
-    rope = getattr(config, "rope_parameters", None) or {}
-    layers = Qwen3Config(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        max_position_embeddings=getattr(config, "max_position_embeddings", None) or CONTEXT,
-        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
-        rope_theta=rope.get("rope_theta", 10_000.0) if isinstance(rope, dict) else 10_000.0,
-        tie_word_embeddings=False,
-    )
+    layers = Qwen3Config(**sizes_of(target), num_hidden_layers=num_layers)
     chosen = spread(num_features, total) if total > 4 or num_features == 1 else tuple(range(num_features))
     block = BlockConfig(
         layers=layers,

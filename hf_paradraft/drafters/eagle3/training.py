@@ -15,10 +15,10 @@ from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..anchors import AnchorTrainer, guesses_behind
 from ..feature_training import Setting, train_on_target
+from ..stack import sizes_of
 from .config import Eagle3Config
 from .model import Eagle3Drafter
 
-CONTEXT = 32_768  # of a target that does not say how long texts may be
 FADING = 0.8  # the weight of each further step
 
 
@@ -39,20 +39,7 @@ def eagle_drafter(
     config, total = target.config.get_text_config(), len(layers_of(target))
     if total < 7:
         raise ValueError(f"EAGLE-3 reads a low, a middle and a high layer, and this target has {total} in all: 7 are needed.")
-    heads = config.num_attention_heads
-    layers = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        max_position_embeddings=getattr(config, "max_position_embeddings", None) or CONTEXT,
-        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
-        rope_parameters={"rope_type": "default", "rope_theta": _base(config)},
-        tie_word_embeddings=False,
-    )
+    layers = LlamaConfig(**sizes_of(target), num_hidden_layers=num_layers)
     described = Eagle3Config(
         layers=layers,
         features=(1, total // 2 - 1, total - 4),
@@ -66,13 +53,6 @@ def eagle_drafter(
     drafter = Eagle3Drafter(described, vocabulary)
     drafter.to(target.get_input_embeddings().weight.device).attach(target)
     return drafter
-
-
-def _base(config: Any) -> float:
-    """Of a target's rotary embedding; of full attention, where kinds of layers differ."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    rope = rope.get("full_attention", rope)
-    return rope.get("rope_theta", 10_000.0)
 
 
 class Unrolled(torch.nn.Module):
