@@ -20,6 +20,7 @@ from .options import (
 )
 
 app = typer.Typer()
+LEFT_OUT = "assisted-k3", "assisted-k8", "ppd-drafter", "ngram", "parallelspec-chain", "ppd-auto-graft"  # of the demo, for time
 
 
 def _quiet() -> None:
@@ -63,7 +64,7 @@ def demo(
     plain_rate = stream_one(models.target, models.drafter, models.tokenizer, question, console, max_new_tokens)
     recurrent = models.target._is_stateful
     methods = methods_of(Case.methods, models.drafter, models.parent, (12,), ("auto",), models.others, recurrent, public)
-    shown = [method for method in methods if not method.name.startswith(("assisted-k3", "assisted-k8", "ppd-drafter"))]
+    shown = [method for method in methods if not method.name.startswith(LEFT_OUT)]
     prompts = ask(questions, models.tokenizer, models.target, max_new_tokens)
     settings = Settings(max_new_tokens, temperatures=(temperature,))
     compare_within(models.target, shown, prompts, console, settings, seconds, plain_rate)
