@@ -63,7 +63,8 @@ def demo(
     question = questions[0].turns[0]
     plain_rate = stream_one(models.target, models.drafter, models.tokenizer, question, console, max_new_tokens)
     recurrent = models.target._is_stateful
-    methods = methods_of(Case.methods, models.drafter, models.parent, (12,), ("auto",), models.others, recurrent, public)
+    size = models.drafter.speculation_config.tree_size if public else "auto"
+    methods = methods_of(Case.methods, models.drafter, models.parent, (12,), (size,), models.others, recurrent, public)
     shown = [method for method in methods if not method.name.startswith(LEFT_OUT)]
     prompts = ask(questions, models.tokenizer, models.target, max_new_tokens)
     settings = Settings(max_new_tokens, temperatures=(temperature,))
