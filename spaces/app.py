@@ -18,6 +18,7 @@ from hf_paradraft.bench.questions import load_questions
 from hf_paradraft.chat import encode_question
 from hf_paradraft.demo import FAMILY, GENERAL, PUBLIC
 from hf_paradraft.demo.differences import explain, first_difference
+from hf_paradraft.demo.public_model import MODEL
 from hf_paradraft.demo.tasks import CATEGORIES, tasks
 from hf_paradraft.drafters.kinds import kind_of
 from hf_paradraft.hardware import fast_dtype
@@ -40,7 +41,7 @@ CHARACTERS = 20 * MAX_PROMPT_TOKENS  # a longer text is not even tokenised
 WAITING = 64  # requests in the queue; more are sent away
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-public = DRAFTER is None and TARGET is not None and TARGET.rstrip("/").endswith("SmolLM2-135M-Instruct")
+public = DRAFTER is None and TARGET is not None and TARGET.rstrip("/").endswith(MODEL.split("/")[1])
 target_name = TARGET or str(FAMILY / "target")
 drafter_name = DRAFTER or str(PUBLIC / "parallelspec" if public else FAMILY / "pard")
 if (TARGET is None) != (DRAFTER is None) and not public:

@@ -189,13 +189,12 @@ def _pearl(way: Variant, apart: _Measured, rates: Sequence[float], plain: float,
     right = numpy.array([rates[min(place, len(rates) - 1)] if rates else 0.0 for place in range(length)])
     drafting, alone = median(apart.drafting[name]), median(apart.plain)
     verifying = max(alone, _cost(apart.drafted[name]) - drafting)
-    rate = overlapped_rates(right, lambda sizes: drafting + 0.0 * sizes, lambda rows: numpy.where(rows == 1, alone, verifying))[
-        -1
-    ]
+    draft, verify = (lambda sizes: drafting + 0.0 * sizes), (lambda rows: numpy.where(rows == 1, alone, verifying))
+    rate = float(overlapped_rates(right, draft, verify)[-1])
     whole = numpy.cumprod(right)
     tau = float((whole.sum() + 1 - whole[-1]) / (right[0] + 1 - whole[-1]))
-    seconds = median(apart.first_apart) + (new_tokens - 1) / float(rate)
-    return Plan(way.name, length, tau / float(rate) / plain, tau, plain_time / seconds)
+    seconds = median(apart.first_apart) + (new_tokens - 1) / rate
+    return Plan(way.name, length, tau / rate / plain, tau, plain_time / seconds)
 
 
 def pearls(ways: Sequence[Variant]) -> list[Variant]:

@@ -20,24 +20,17 @@ BLOCK = 8  # rounds in a row that a way is looked at
 FIRST_PAUSE, LONGEST_PAUSE = 32, 512  # rounds of the faster way before the other is looked at again
 
 
-def plain_rates(right: NDArray, draft: Seconds, verify: Seconds) -> NDArray:
-    """Tokens per second of drafting and verifying one after the other, for windows of 1 … K tokens; float64 `(K,)`.
+def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds) -> NDArray:
+    """Tokens per second of drafting while verifying, for windows of 1 … K tokens; float64 `(K,)`.
+
+    With the chance `C_g` that all `g` guesses of a window are right, a round that verifies a window (its first guess was the
+    target's own token) brings `(C_1 + … + C_g) / C_1` tokens and is followed by another with chance `C_g`; a round of the newest
+    token alone brings one, and is followed by a window with chance `C_1`. Weighing both by how often they come gives the rate.
 
     Args:
         right: float64 `(K,)`, the chance that a guess is right if those before it were.
         draft: seconds of guessing so many tokens.
         verify: seconds of verifying so many rows and all else of a round.
-    """
-    sizes = numpy.arange(1, len(right) + 1)
-    return (1 + numpy.cumsum(numpy.cumprod(right))) / (draft(sizes) + verify(sizes + 1))
-
-
-def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds) -> NDArray:
-    """Tokens per second of drafting while verifying, as `plain_rates`; each side keeps the times that it has alone.
-
-    With the chance `C_g` that all `g` guesses of a window are right, a round that verifies a window (its first guess was the
-    target's own token) brings `(C_1 + … + C_g) / C_1` tokens and is followed by another with chance `C_g`; a round of the newest
-    token alone brings one, and is followed by a window with chance `C_1`. Weighing both by how often they come gives the rate.
     """
     sizes = numpy.arange(1, len(right) + 1)
     whole = numpy.cumprod(right)

@@ -10,7 +10,13 @@ from tiny import near_copy, tiny_model
 
 import hf_paradraft as pd
 from hf_paradraft.decoding import overlap
-from hf_paradraft.decoding.window import BLOCK, FIRST_PAUSE, SEEN, Line, Window, overlapped_rates, plain_rates
+from hf_paradraft.decoding.window import BLOCK, FIRST_PAUSE, SEEN, Line, Window, overlapped_rates
+
+
+def plain_rates(right, draft, verify):
+    """Tokens per second of drafting and verifying one after the other."""
+    sizes = numpy.arange(1, len(right) + 1)
+    return (1 + numpy.cumsum(numpy.cumprod(right))) / (draft(sizes) + verify(sizes + 1))
 
 
 def played(right, draft, verify, rounds, generator):
