@@ -27,17 +27,36 @@ DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has
 SURELY = 0.5  # of the chance at which a node would just pay: below it, it is not followed
 NEARLY = 0.98  # of the best promise is enough for a smaller tree: the last nodes keep their promises least
 DECAY = 0.98  # of a round's weight with each later round
-
+HOPE = 4  # rounds that just pay are what a drafter begins with: one without a hit in its first rounds is not yet a bad one
+MEMORY = 8  # rounds that earlier calls count for
 
 FIRST_PAUSE, LONGEST_START = 8, 64  # plain rounds after a verdict against drafting; such that a call may begin with
 
 
 class Habit:
-    """What calls of one drafter for one target tell the next: whether drafting paid lately, and what overlapping brought."""
+    """What calls of one drafter for one target, with one size of drafts, tell the next.
 
-    def __init__(self) -> None:
+    Args:
+        num_draft_tokens: K, the most that is drafted.
+    """
+
+    def __init__(self, num_draft_tokens: int) -> None:
         self.pause = FIRST_PAUSE  # the next call's first one
-        self.windows: dict[tuple, Window] = {}  # by their size and what is drafted
+        self.tried = numpy.zeros(num_draft_tokens + 1)  # by depth, as in `Pace`
+        self.held = numpy.zeros(num_draft_tokens + 1)
+        self.gains = numpy.zeros(2)  # decayed, of drafted rounds: how many, and their tokens per second in those of plain rounds
+        self.window = Window(num_draft_tokens)  # of overlapped rounds
+
+    def known(self) -> tuple[float, float]:
+        """For a new call: how many rounds the earlier ones count for, and their speed in that of plain rounds."""
+        count, gain = self.gains.tolist()
+        return (min(MEMORY, count), gain / count) if count >= HOPE else (HOPE, GAIN)
+
+    def observe(self, tried: numpy.ndarray, held: numpy.ndarray, gain: float | None) -> None:
+        """Learn from a drafted round: drafts tried and held by depth, and how much faster than a plain round it was, if known."""
+        self.tried, self.held = DECAY * self.tried + tried, DECAY * self.held + held
+        if gain is not None:
+            self.gains = DECAY * self.gains + (1, gain)
 
     def paid(self) -> None:
         """It did."""
@@ -68,15 +87,16 @@ class Pace:
         habit: Habit | None = None,
     ):
         self.num_draft_tokens, self.chain, self.cost, self.adaptive = num_draft_tokens, chain, cost, adaptive
-        self.habit = habit or Habit()
+        self.habit = habit or Habit(num_draft_tokens)
         self.plain: deque[float] = deque(maxlen=9)  # seconds of whole rounds
         self.draft: deque[float] = deque(maxlen=9)
         self.verify: deque[float] = deque(maxlen=9)
         self.other: deque[float] = deque(maxlen=9)
         self.rows: deque[int] = deque(maxlen=9)
-        self.emitted: deque[float] = deque(maxlen=16)
-        self.tried = numpy.zeros(num_draft_tokens + 1)
-        self.held = numpy.zeros(num_draft_tokens + 1)
+        self.emitted: deque[float] = deque(maxlen=24)
+        self.known = self.habit.known()
+        weight = MEMORY / max(MEMORY, float(self.habit.tried[1]))
+        self.tried, self.held = weight * self.habit.tried, weight * self.habit.held
         self.hits = numpy.full(num_draft_tokens + 1, 2.0)
         self.mass = numpy.full(num_draft_tokens + 1, 2.0)
         self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, self.habit.pause
@@ -128,7 +148,8 @@ class Pace:
         # Until a plain round was timed, half a verification's time is its least.
         plain = (median if len(self.plain) > 2 else min)(self.plain) if self.plain else verify / 2
         if not self.chain:
-            gain = sum(self.emitted) / len(self.emitted) * plain / (draft + verify + other)
+            earlier, gain = self.known
+            gain = (sum(self.emitted) * plain / (draft + verify + other) + earlier * gain) / (len(self.emitted) + earlier)
             return self.num_draft_tokens if gain * self._credit >= 1 else 0
         depths = numpy.arange(1, self.num_draft_tokens + 1)
         tokens = 1 + numpy.cumsum(numpy.cumprod(self.accepted[1:]))
@@ -250,19 +271,24 @@ class Pace:
         for counts in (self.hits, self.mass):
             counts *= DECAY
             counts += 2 * (1 - DECAY)
+        tried, held = numpy.zeros_like(self.tried), numpy.zeros_like(self.held)
         for tree, path in active:
             if size == 0:  # no guess is a wrong one
-                self.tried[1] += 1
+                tried[1] += 1
             for depth, node in enumerate((-1, *path), 1):
                 if not (children := tree.children(node)):
                     break
                 hit = depth <= len(path)
-                self.tried[depth] += 1
-                self.held[depth] += hit
+                tried[depth] += 1
+                held[depth] += hit
                 if tree.beliefs is not None:
                     believed = sum(tree.beliefs[child] for child in children) / max(1e-6, self.factors[depth])
                     self.mass[depth] += believed
                     self.hits[depth] += hit
+        self.tried += tried
+        self.held += held
+        seconds = median(self.draft) + median(self.verify) + median(self.other)
+        self.habit.observe(tried, held, self.emitted[-1] * median(self.plain) / seconds if self.plain else None)
 
     def _judge(self, accepted: bool, empty: bool) -> None:
         """Go on with the trial; end it early where chains are wrong from the start, make it longer where a look was right."""

@@ -27,11 +27,10 @@ from .serve import make_verifier
 from .shape import Shape
 from .states import is_recurrent
 from .verify import ChainVerifier, TreeVerifier
-from .window import Window
 
 logger = logging.get_logger(__name__)
 PIECE = 2048  # tokens of a prompt that are read at once for a drafter that reads features, unless the caller says otherwise
-_habits: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, Habit]] = WeakKeyDictionary()
+_habits: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, dict[tuple, Habit]]] = WeakKeyDictionary()
 MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features")
 
 
@@ -218,7 +217,9 @@ def begin_call(
     cost = round_cost(model, batch_size) if sizes else None
     adaptive = config.never_slower and rule_name in ("greedy", "sample_match")
     habits = _habits.setdefault(model, WeakKeyDictionary())
-    habit = habits.setdefault(drafter, Habit()) if type(drafter).__hash__ is not None else Habit()
+    own: dict[tuple, Habit] = habits.setdefault(drafter, {}) if type(drafter).__hash__ is not None else {}
+    key = config.num_draft_tokens, config.tree_size, config.graft, batch_size
+    habit = own.setdefault(key, Habit(config.num_draft_tokens))
     pace = Pace(config.num_draft_tokens, chain, cost, adaptive, habit)
     vocab_size = model.config.get_text_config().vocab_size
     keeps = generation_config.return_dict_in_generate
@@ -250,10 +251,8 @@ def begin_call(
         if not config.never_slower or device not in (None, model.device):  # on one device there is nothing to win
             if sampled:  # the lane's draws are its own: two threads would take turns at torch's generator
                 shape.generator = torch.Generator(buffer.device).manual_seed(int(torch.randint(2**62, ())))
-            key = config.num_draft_tokens, config.tree_size, batch_size
-            window = habit.windows.setdefault(key, Window(config.num_draft_tokens))
             adapts = chain and rule_name in ("greedy", "sample_match")
-            call.overlap = Overlap(Lane(model.device, device), call.shape_of, window, adapts, adaptive)
+            call.overlap = Overlap(Lane(model.device, device), call.shape_of, habit.window, adapts, adaptive)
     return call
 
 

@@ -147,7 +147,7 @@ def test_who_never_guesses_is_seldom_asked(name, size, new, prompt):
 
 
 def test_a_call_remembers_that_drafting_did_not_pay():
-    habit = pace.Habit()
+    habit = pace.Habit(6)
     asked = []
     for _ in range(3):
         own = pace.Pace(6, chain=False, habit=habit)
