@@ -18,6 +18,7 @@ from .drafters.pard import PardCandidateGenerator, PardDrafter
 from .drafters.ppd import PpdConfig
 from .drafters.ppd.drafter import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
+from .drafters.process import ProcessDrafter
 from .integration.hook import install, speculative_decoding
 from .protocol import (
     Draft,
@@ -51,6 +52,7 @@ __all__ = [
     "PpdConfig",
     "PpdDrafter",
     "Prefix",
+    "ProcessDrafter",
     "PromptedDrafter",
     "Riders",
     "SpeculationConfig",

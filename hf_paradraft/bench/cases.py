@@ -10,6 +10,7 @@ from ..drafters.autoregressive import AutoregressiveDrafter
 from ..drafters.kind import Kind, Variant
 from ..drafters.kinds import kind_of
 from ..drafters.ngram import NgramDrafter
+from ..drafters.process import ProcessDrafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
 from .methods import Method, assisted, drafted, on_cores, plain, prompt_lookup
@@ -39,12 +40,13 @@ def _kind(drafter: Drafter) -> Kind:
 
 
 def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
-    """Chains of one length: each lane on a core, one after the other and at once; and one after the other on all cores."""
+    """Chains of one length: each lane on a core, one after the other, at once in one process and in two; and on all cores."""
     config = SpeculationConfig(length, None, never_slower=False)
     chain = Variant(f"{name}-chain-k{length}", drafter, config)
     one_core = Variant(f"{name}-chain-k{length}-one-core", drafter, config)
     pearl = Variant(f"pearl-{name}-k{length}", drafter, replace(config, overlap=True))
-    return [on_cores(drafted(one_core), 1), drafted(pearl), drafted(chain)]
+    apart = Variant(f"pearl-process-{name}-k{length}", ProcessDrafter(drafter), replace(config, overlap=True))
+    return [on_cores(drafted(one_core), 1), drafted(pearl), drafted(apart), drafted(chain)]
 
 
 def _overlapped_parent(parent: PreTrainedModel | None) -> list[Method]:

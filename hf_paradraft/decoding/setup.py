@@ -248,7 +248,8 @@ def begin_call(
     if config.overlap:
         check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
         device = device_of(drafter)
-        if not config.never_slower or device not in (None, model.device):  # on one device there is nothing to win
+        apart = drafter.has_own_cores or device not in (None, model.device)
+        if apart or not config.never_slower:  # in one process on one device there is nothing to win
             if sampled:  # the lane's draws are its own: two threads would take turns at torch's generator
                 shape.generator = torch.Generator(buffer.device).manual_seed(int(torch.randint(2**62, ())))
             adapts = chain and rule_name in ("greedy", "sample_match")

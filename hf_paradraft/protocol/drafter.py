@@ -71,12 +71,14 @@ class Drafter:
         last_stats: of the last `generate` call it assisted, or None.
         name_or_path: where its tokenizer lies, if it has one of its own.
         found_under: the `revision` and `subfolder` there.
+        has_own_cores: whether it works in a process of its own, and so may draft while the target verifies on the same device.
     """
 
     speculation_config: SpeculationConfig
     last_stats: SpeculationStats | None = None
     name_or_path: str = ""
     found_under: Mapping[str, str] = MappingProxyType({})
+    has_own_cores: bool = False
 
     def attach(self, target: PreTrainedModel) -> None:
         """Check that `target` can be drafted for, and hold what is shared with it, by reference.
