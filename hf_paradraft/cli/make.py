@@ -22,6 +22,9 @@ def regenerate(
         int | None, typer.Option(min=1, help="Let the target write so many prompts itself, instead of --source.")
     ] = None,
     drafter: Annotated[str | None, typer.Option(help="A drafter for the target, which makes it faster.")] = None,
+    avoid: Annotated[
+        str | None, typer.Option(help="What drafters are measured on: prompts that share 13 words in a row with it are left out.")
+    ] = None,
     max_new_tokens: NewTokens = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
     temperature: Temperature = 0.0,
@@ -57,6 +60,7 @@ def regenerate(
         seed=seed,
         overwrite=overwrite,
         drafter=AutoDrafter.from_pretrained(drafter, **dtype.place) if drafter else None,
+        avoid=avoid,
     )
     console.print(f"{rows} rows written to {output}")
 

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from ..chat import render_chat
-from ..files import read_json, write_whole
+from ..files import read_json, rows_of, write_whole
 from ..protocol import Drafter
 from .data import load_rows, text_of, turns_of
+from .disjoint import WORDS, disjoint
 
+logger = logging.get_logger(__name__)
 WINDOW = 8  # batches within which prompts are put together by their lengths
 USUAL = 256  # tokens of a prompt; a batch of longer ones has fewer rows
 
@@ -102,6 +105,7 @@ def regenerate(
     seed: int = 0,
     overwrite: bool = False,
     drafter: Drafter | None = None,
+    avoid: str | Path | None = None,
 ) -> int:
     """Write `source` again with the target's own answers, as JSON lines; an unfinished file is continued.
 
@@ -118,6 +122,7 @@ def regenerate(
         seed: of sampling.
         overwrite: begin anew, where the file has answers of another run.
         drafter: makes it faster; the answers stay the target's.
+        avoid: rows that drafters are measured on; prompts that share 13 words in a row with one of them are left out.
 
     Returns:
         Rows written by this call.
@@ -131,6 +136,14 @@ def regenerate(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     prompts = list(prompts_of(source, prompt_tokens, tokenizer))
+    if avoid is not None and prompts:
+        found, prompts = len(prompts), disjoint(prompts, rows_of(avoid, "train"))
+        if len(prompts) < found:
+            logger.warning(
+                "%d of %d prompts share %d words with %s: left out.", found - len(prompts), found, WORDS, avoid
+            )
+        if not prompts:
+            raise ValueError(f"Every prompt of {source} shares {WORDS} words in a row with {avoid}: nothing is left to answer.")
     if not prompts:
         raise ValueError(f"{source} has no prompts: chats need a turn before the assistant's, and texts some tokens.")
     encoded = [_prompt_ids(row, tokenizer) for row in prompts]

@@ -183,3 +183,14 @@ def test_a_run_that_was_killed_inside_a_character_goes_on(tmp_path):
     output.write_bytes(first + '{"text": "é'.encode()[:-1])
     assert regenerate(tiny_model(), make_tokenizer(), file, output, max_new_tokens=3) == 1
     assert output.read_bytes() == whole
+
+
+def test_prompts_that_are_measured_on_are_not_answered(tmp_path):
+    file, measured, output = (tmp_path / name for name in ("prompts.jsonl", "measured.jsonl", "answers.jsonl"))
+    write(file, [{"text": "a b c d e f g h " * 3}, {"text": "h g f"}])
+    write(measured, [{"turns": ["so: " + "a b c d e f g h " * 2]}])
+    assert regenerate(tiny_model(), make_tokenizer(), file, output, max_new_tokens=3, avoid=measured) == 1
+    assert json.loads(output.read_text())["text"].startswith("h g f")
+    write(measured, [{"text": "a b c d e f g h " * 2}])
+    with pytest.raises(ValueError, match="nothing is left"):
+        regenerate(tiny_model(), make_tokenizer(), measured, tmp_path / "none.jsonl", avoid=measured)

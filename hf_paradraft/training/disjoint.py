@@ -1,0 +1,31 @@
+"""Training texts apart from what drafters are measured on: none may share a run of 13 words with it (Brown et al., 2020, C)."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+WORDS = 13  # of a run
+
+
+def texts_in(row: Any) -> Iterator[str]:
+    """Every text of a JSON value, however deep."""
+    if isinstance(row, str):
+        yield row
+    elif isinstance(row, dict | list):
+        for part in row.values() if isinstance(row, dict) else row:
+            yield from texts_in(part)
+
+
+def runs_in(row: Any) -> set[tuple[str, ...]]:
+    """The runs of 13 words in a row's texts, without case and punctuation."""
+    runs: set[tuple[str, ...]] = set()
+    for text in texts_in(row):
+        words = re.findall(r"\w+", text.lower())
+        runs.update(zip(*(words[begin:] for begin in range(WORDS)), strict=False))
+    return runs
+
+
+def disjoint(rows: Iterable[Any], measured: Iterable[Any]) -> list[Any]:
+    """The rows that share no run of 13 words with any that is measured on."""
+    avoided = set().union(*map(runs_in, measured))
+    return [row for row in rows if avoided.isdisjoint(runs_in(row))]

@@ -1,0 +1,37 @@
+"""What is trained on shares no run of 13 words with what is measured on."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_paradraft.training.disjoint import WORDS, disjoint, runs_in
+
+LONG = "one two three four five six seven eight nine ten eleven twelve thirteen"
+
+
+@pytest.mark.parametrize(
+    ("text", "stays"),
+    [
+        (LONG, False),
+        (f"before this, {LONG.upper()}! And behind it", False),
+        (LONG.replace(" ", ",\n"), False),
+        (LONG.removesuffix(" thirteen"), True),
+        (LONG.replace("seven", "7"), True),
+    ],
+)
+def test_runs_are_found_whatever_their_case_and_punctuation(text, stays):
+    rows = [{"messages": [{"role": "user", "content": text}]}, {"text": "something else"}]
+    kept = disjoint(rows, [{"category": "x", "turns": ["short", LONG]}])
+    assert kept == (rows if stays else rows[1:])
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=30), st.lists(st.sampled_from("ab"), max_size=30))
+def test_exactly_what_shares_a_run_is_left_out(first, second):
+    places = range(len(second) - WORDS + 1)
+    shares = any(first[i : i + WORDS] == second[j : j + WORDS] for i in range(len(first) - WORDS + 1) for j in places)
+    assert disjoint([" ".join(first)], [[" ".join(second)]]) == ([] if shares else [" ".join(first)])
+
+
+def test_runs_do_not_cross_texts():
+    half = LONG.split()
+    assert not runs_in({"a": " ".join(half[:7]), "b": " ".join(half[7:])})
