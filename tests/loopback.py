@@ -15,6 +15,7 @@ import yaml
 
 TOKEN = "hf_loopback"
 USER = "user"
+REPO = f"{USER}/tiny"  # where tests push
 COMMITS = count()
 LICENSES = {"apache-2.0", "mit", "llama3.2", "gemma", "other"}
 

@@ -56,7 +56,7 @@ def test_generate_streams_and_compares():
 @pytest.mark.slow
 def test_bench_writes_records(tmp_path):
     file = tmp_path / "bench.json"
-    short = ["--per-category", "1", "--max-new-tokens", "8", "-k", "8", "--dtype", "float32", "--repeats", "1"]
+    short = ["--per-category", "1", "--max-new-tokens", "4", "-k", "8", "--dtype", "float32", "--repeats", "1"]
     result = run(app, ["bench", *short, "--json", str(file)])
     assert result.exit_code == 0, result.output
     rows = {row["method"]: row for row in json.loads(file.read_text())}

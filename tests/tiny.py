@@ -96,6 +96,20 @@ def make_tokenizer(words: str = "a b c d e f g h", size: int = VOCAB) -> PreTrai
     )
 
 
+def pard_folder(tmp_path):
+    folder = tmp_path / "drafter"
+    near_copy(tiny_model()).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def ppd_folder(tmp_path):
+    folder = tmp_path / "adapter"
+    model = get_peft_model(tiny_model(), pd.PpdConfig(num_prompt_tokens=2, accuracy=[[0.5, 0.2], [0.3, 0.1]]))
+    model.save_pretrained(folder)
+    return folder
+
+
 class Oracle(pd.Drafter, pd.Drafting):
     """Knows the answers, all but every fifth token; beside each first guess stands a wrong one."""
 

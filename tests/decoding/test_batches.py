@@ -31,7 +31,7 @@ def prompts_of(sizes, seed=0):
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=48, deadline=None)
 @given(
     st.sampled_from(list(PAIRS)),
     st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=14), min_size=1, max_size=5),

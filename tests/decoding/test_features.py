@@ -68,7 +68,7 @@ def generate(target, ids, mask, **options):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(list(ARCHITECTURES)),
     st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=14), min_size=1, max_size=3),

@@ -24,7 +24,7 @@ DRAFTERS = {name: make() for name, make in MAKE.items()}
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=32, deadline=None)
 @given(
     st.sampled_from(list(MAKE)),
     st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=14), min_size=1, max_size=3),

@@ -28,7 +28,7 @@ def both_ways(target, drafter, ids, **options):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(list(ARCHITECTURES)),
     st.sampled_from(list(OPTIONS)),

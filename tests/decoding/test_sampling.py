@@ -17,7 +17,7 @@ from hf_paradraft.decoding.accept import RULES, accept
 from hf_paradraft.decoding.shape import sampled_tree
 from hf_paradraft.protocol import Draft
 
-V, STEPS, SAMPLES = 5, 3, 3_000
+V, STEPS, SAMPLES = 5, 3, 2_000
 TABLE = torch.randn(V + 1, V, generator=torch.Generator().manual_seed(3)) * 1.5  # the target: logits given the last token
 GUESS = torch.randn(STEPS, V, generator=torch.Generator().manual_seed(4))  # the drafter: independent of what it drew
 PROCESSORS = {

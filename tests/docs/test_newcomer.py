@@ -22,8 +22,9 @@ def test_on_this_machine_alone(tmp_path):
     block = (
         blocks(PAGE, "bash")[1].replace(". .venv/bin/activate\n", "").replace("tests/loopback.py", f"{ROOT}/tests/loopback.py")
     )
-    block = block.replace("True, 12)", "True, 1)").replace("False, 600)", "False, 20)")  # less of the same
-    block = block.replace("-k 8 -n auto", "-k 8 -n auto --repeats 1 --max-new-tokens 24")
+    block = block.replace("True, 12)", "True, 1)").replace("False, 600)", "False, 6)")  # less of the same
+    block = block.replace("-k 8 -n auto", "-k 8 -n auto --repeats 1 --max-new-tokens 12")
+    block = block.replace("--max-new-tokens 96", "--max-new-tokens 32")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     bare = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}  # as a newcomer's shell has it
     settings = {"PATH": path, "STEPS": "2", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
@@ -44,7 +45,7 @@ def test_from_nothing_to_pushed(hub, tmp_path, monkeypatch):
         line.replace('"turns": ["', '"messages": [{"role": "user", "content": "').replace('"]}', '"}]}')
         for line in QUESTIONS.open()
     ]
-    Path("prompts.jsonl").write_text("".join(rows[::16]))
+    Path("prompts.jsonl").write_text("".join(rows[::32]))
     Path("others.jsonl").write_text(rows[1])
     less = {
         "train": ["--max-steps", "2"],

@@ -47,7 +47,7 @@ class Clock:
 
 
 @pytest.mark.slow
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(list(DRAFTERS)),
     st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=9), min_size=1, max_size=3),

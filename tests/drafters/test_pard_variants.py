@@ -5,9 +5,9 @@ import json
 
 import pytest
 import torch
+from published import features_behind, guesses_of_a_call
 from safetensors.torch import load_file
 from scipy.stats import chisquare
-from test_published import features_behind, guesses_of_a_call
 from tiny import MASK, VOCAB, make_tokenizer, near_copy, tiny_model
 
 import hf_paradraft as pd

@@ -23,7 +23,7 @@ def adapter_for(name, m=3, e=1, calibrated=False):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(
     st.sampled_from(NAMES),
     st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=10), min_size=1, max_size=3),

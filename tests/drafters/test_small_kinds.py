@@ -25,7 +25,7 @@ ROWS = st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=12), min_
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(list(ARCHITECTURES)), ROWS, st.integers(1, 30), st.integers(1, 6), st.booleans())
 def test_copied_drafts_change_nothing(name, prompts, new, longest, adaptive):
     drafter = pd.NgramDrafter(longest, speculation_config=pd.SpeculationConfig(6, never_slower=adaptive))
@@ -59,7 +59,7 @@ def test_copying_learns_how_often_matches_hold():
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(
     st.sampled_from(list(ARCHITECTURES)),
     ROWS,

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from hf_paradraft.demo import FAMILY
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]  # one is built
 
 
 def run(*words, **more):
@@ -82,7 +82,7 @@ def test_it_runs_without_extras(wheel, hub, tmp_path):
     paradraft = place / "bin" / "paradraft"
     here = {"env": environment, "cwd": tmp_path}
     assert "PARD drafter" in run(paradraft, "info", FAMILY / "pard", **here)
-    shown = run(paradraft, "demo", "--seconds", "5", "--per-category", "1", "--max-new-tokens", "16", **here)
+    shown = run(paradraft, "demo", "--seconds", "5", "--per-category", "1", "--max-new-tokens", "8", **here)
     assert "pard-tree-k12-auto" in shown
     assert "identical to" in shown
     assert "Warning" not in shown

@@ -3,7 +3,7 @@
     python tests/drafters/expected/make.py
 
 It needs an environment of its own, for its transformers is older. What it writes, expected.safetensors, is compared with our
-networks in tests/drafters/test_published.py.
+networks in tests/drafters/test_published_logits.py.
 """
 
 import sys

@@ -1,0 +1,127 @@
+"""Published drafters change nothing that a target says, and their caches give what whole prefixes give."""
+
+import functools
+import json
+
+import pytest
+import torch
+from layouts import DRAFTED, KV, LAYERS, LAYOUTS, D, V, deepspec, safeai, specforge_peagle, speculators, zlab
+from published import TARGET, features_behind, guesses_of_a_call
+from tiny import EOS, tiny_model
+
+import hf_paradraft as pd
+
+PROMPTS = torch.tensor([[0, 0, 0, 1, 2], [1, 2, 3, 4, 5], [0, 9, 8, 7, 6]])
+SEEN = (PROMPTS != 0).long()
+SOME = ("z-lab, sliding", "DeepSpec rnn", "SafeAI", "speculators P-EAGLE")
+SLOW = pytest.mark.slow
+CHANGED = [
+    *(pytest.param(name, None, marks=() if name in SOME else SLOW) for name in LAYOUTS),
+    *(pytest.param(name, 9, marks=() if name in SOME else SLOW) for name in LAYOUTS),
+    *((name, "auto") for name in SOME),
+]
+
+
+@functools.cache
+def plain_text(rows):
+    """What the target says behind the prompts, and how it was asked."""
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 16,
+        "pad_token_id": 0,
+        "attention_mask": SEEN[list(rows)],
+        "eos_token_id": None,
+    }
+    return TARGET.generate(PROMPTS[list(rows)], **options), options
+
+
+@pytest.mark.parametrize(("name", "size"), CHANGED)
+def test_every_layout_changes_nothing(name, size, load):
+    """A ragged batch; a row alone in trees."""
+    drafter = load(name, attach=False)
+    drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=size == "auto")
+    for rows in [(0, 1, 2)] if size is None else [(1,)] if name not in SOME else [(1,), (0, 1, 2)]:
+        plain, options = plain_text(rows)
+        assert torch.equal(plain, TARGET.generate(PROMPTS[list(rows)], **options, assistant_model=drafter))
+        assert drafter.last_stats.num_drafted > 0
+
+
+PIECES = [*(pytest.param(name, None, marks=() if name in SOME else SLOW) for name in LAYOUTS), *((name, 2) for name in SOME)]
+
+
+@pytest.mark.parametrize(("name", "piece"), PIECES)
+def test_caches_give_what_whole_prefixes_give(name, piece, load):
+    """Over rounds, rejections, trees and ragged rows, with prompts in pieces."""
+    drafter = load(name, attach=False)
+    drafter.speculation_config = pd.SpeculationConfig(3, 7, never_slower=False)
+    more = {"attention_mask": SEEN, "max_new_tokens": 10} if piece is None else {"prefill_chunk_size": piece}
+    seen = guesses_of_a_call(drafter, TARGET, PROMPTS if piece is None else PROMPTS[1:2], **more)
+    checked = 0
+    for ids, room, guess in seen:
+        if not room or not len(guess.logits):
+            continue
+        count = 1 if guess.extend is not None else room
+        with torch.no_grad():
+            features = features_behind(drafter, TARGET, ids)
+            expected = drafter.draft_logits(ids, features, count)[0]
+        given = guess.logits[:count]
+        if guess.bias is not None:  # draft_logits goes along the most probable tokens
+            token, states = ids[0, -1:], [None]
+            for place in range(len(given)):
+                bias, states = guess.bias(torch.tensor([place]), token, states)
+                row = guess.logits[place] + bias[0]
+                torch.testing.assert_close(row, expected[place], rtol=1e-3, atol=1e-3)
+                best = row.argmax()
+                token = (best if guess.vocabulary is None else guess.vocabulary[best])[None]
+        else:
+            torch.testing.assert_close(given, expected[: len(given)], rtol=1e-3, atol=1e-3)
+        checked += 1
+    assert checked > 10
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: tiny_model("qwen3", num_hidden_layers=LAYERS), lambda: tiny_model("mistral-sliding", num_hidden_layers=LAYERS)],
+)
+@pytest.mark.parametrize("name", ["DeepSpec DSpark", "speculators EAGLE-3"])
+def test_other_targets(make, name, load):
+    target, drafter = make(), load(name, attach=False)
+    drafter.speculation_config = pd.SpeculationConfig(3, 8, never_slower=False)
+    ids = torch.tensor([list(range(1, 25))])
+    options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": EOS}
+    assert torch.equal(target.generate(ids, **options), target.generate(ids, **options, assistant_model=drafter))
+
+
+@pytest.mark.slow
+def test_confidences_cut_chains(load):
+    """A drafter that is sure of nothing drafts little, where never_slower asks for it; the output stays."""
+    config, tensors = LAYOUTS["DeepSpec DSpark"]()
+    lengths = {}
+    for bias in (-20.0, 20.0):
+        tensors["confidence_head.proj.bias"] = torch.tensor([bias])
+        tensors["confidence_head.proj.weight"] = torch.zeros_like(tensors["confidence_head.proj.weight"])
+        drafter = load((config, tensors), attach=False)
+        drafter.speculation_config = pd.SpeculationConfig(4, None, trace=True)
+        options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
+        plain = TARGET.generate(PROMPTS[1:2], **options)
+        assert torch.equal(plain, TARGET.generate(PROMPTS[1:2], **options, assistant_model=drafter))
+        guess = drafter.start_drafting(TARGET, 60).guess(torch.zeros(4, D), torch.tensor(1), 4)
+        assert guess.confidences(torch.arange(4)) == pytest.approx([1 / (1 + 2.718281828**-bias)] * 4)
+        lengths[bias] = drafter.last_stats.num_drafted
+    assert lengths[-20.0] <= lengths[20.0]
+
+
+def test_the_target_is_not_copied(load):
+    drafter = load("z-lab")
+    assert sum(parameter.numel() for parameter in drafter.parameters()) == sum(t.numel() for t in zlab()[1].values())
+    assert drafter.borrowed.head.weight.data_ptr() != 0
+    assert not any("borrowed" in name for name, _ in drafter.named_modules())
+
+
+def test_sizes_of_the_tiny_drafters():
+    """The layouts' tensors have the shapes that publishers write."""
+    assert deepspec()[1]["markov_head.markov_w1.weight"].shape == (V, 4)
+    assert speculators()[1]["lm_head.weight"].shape == (len(DRAFTED), D)
+    assert safeai()[1]["midlayer.self_attn.k_proj.weight"].shape == (KV * 8, 2 * D)
+    assert specforge_peagle()[1]["mask_hidden"].shape == (1, 3 * D)
+    assert json.dumps(zlab()[0])

@@ -1,0 +1,140 @@
+"""Published drafters load and are saved again, or are refused in a sentence; no code of theirs is run."""
+
+import pytest
+import torch
+from layouts import DRAFTED, LAYERS, LAYOUTS, D, V, nvidia, safeai, write, zlab
+from published import EXPECTED, LENGTH, TARGET, features_of
+from safetensors.torch import load_file
+from tiny import tiny_model
+
+import hf_paradraft as pd
+from hf_paradraft.drafters.kinds import kind_of_folder
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
+    drafter = load(name)
+    ids, features = EXPECTED["ids"][None, :LENGTH], features_of(drafter)
+    if name in ("z-lab, sliding", "z-lab, use_swa", "z-lab, causal", "transformers"):
+        with pytest.raises(ValueError, match="cannot say"):
+            drafter.save_pretrained(tmp_path)
+        return
+    drafter.save_pretrained(tmp_path)
+    again = pd.AutoDrafter.from_pretrained(tmp_path)
+    again.borrowed, again.features = drafter.borrowed, drafter.features
+    assert again.speculation_config == drafter.speculation_config
+    assert torch.equal(drafter.draft_logits(ids, features, 3), again.draft_logits(ids, features, 3))
+    kind = kind_of_folder(tmp_path)
+    kind.check(tmp_path)
+    assert dict(kind.describe(tmp_path))["kind"]
+    assert not {"embed_tokens.weight"} & load_file(tmp_path / "model.safetensors").keys() or drafter.embedding is not None
+
+
+def test_an_anchor_that_is_not_written_is_probed(load, caplog, tmp_path):
+    config, tensors = LAYOUTS["speculators DSpark"]()
+    del config["sample_from_anchor"]
+    drafter = load((config, tensors), attach=False)
+    assert drafter.block.fill_in is None
+    drafter.attach(TARGET)
+    assert drafter.block.fill_in in (True, False)
+    assert any("probed" in value for _, value in drafter.notes)
+    verdict = drafter.block.fill_in
+    drafter.save_pretrained(tmp_path)
+    assert pd.AutoDrafter.from_pretrained(tmp_path).block.fill_in is verdict
+
+
+def test_the_usual_pickle(load, tmp_path, monkeypatch):
+    config, tensors = LAYOUTS["SafeAI"]()
+    write(tmp_path / "pickled", config, tensors, pickled=True)
+    drafter, plain = pd.AutoDrafter.from_pretrained(tmp_path / "pickled"), load("SafeAI")
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, drafter.state_dict()[name])
+
+    class Evil:
+        def __reduce__(self):
+            return print, ("ran",)
+
+    write(tmp_path / "evil", config, {})
+    (tmp_path / "evil" / "model.safetensors").unlink()
+    torch.save({"a": Evil()}, tmp_path / "evil" / "pytorch_model.bin")
+    with pytest.raises(OSError, match="can be read safely"):
+        pd.Eagle3Drafter.from_pretrained(tmp_path / "evil")
+    with pytest.raises(OSError, match="save_pretrained it"):
+        kind_of_folder(tmp_path / "pickled").check(tmp_path / "pickled")
+
+
+def without(name, *tensors, config=None):
+    made, weights = LAYOUTS[name]()
+    return {**made, **(config or {})}, {key: value for key, value in weights.items() if key not in tensors}
+
+
+def with_tensors(name, **tensors):
+    config, weights = LAYOUTS[name]()
+    return config, {**weights, **{key.replace("__", "."): value for key, value in tensors.items()}}
+
+
+REFUSED = {
+    "lacks 1 of its weights": (lambda: without("z-lab", "norm.weight"), OSError),
+    "no place in it": (lambda: with_tensors("z-lab", aux__weight=torch.zeros(2)), ValueError),
+    "fc reads 96 numbers": (lambda: zlab({"target_layer_ids": [1, 3]}), ValueError),
+    "fc reads 96 numbers, and 2": (
+        lambda: without("speculators EAGLE-3", config={"eagle_aux_hidden_state_layer_ids": [1, 2]}),
+        ValueError,
+    ),
+    "no table of offsets": (lambda: with_tensors("speculators EAGLE-3", d2t=torch.tensor(DRAFTED)), ValueError),
+    "d2t and t2d": (lambda: with_tensors("SafeAI", t2d=torch.ones(V, dtype=torch.bool)), ValueError),
+    "has no table of them": (lambda: without("speculators DFlash", "d2t", "t2d"), OSError),
+    "names no mask token": (lambda: zlab({"mask_token_id": None}), ValueError),
+    "P-EAGLE drafter's config names no mask": (
+        lambda: without("speculators P-EAGLE", config={"mask_token_id": None}),
+        ValueError,
+    ),
+    "no layers \\(aux_hidden": (lambda: without("speculators DFlash", config={"aux_hidden_state_layer_ids": None}), ValueError),
+    "neither its layers": (
+        lambda: without("z-lab, default layers", config={"num_target_layers": None}),
+        ValueError,
+    ),
+    "is interleaved": (lambda: zlab(is_neox_style=False), ValueError),
+    "Domino": (lambda: zlab({"projector_type": "domino"}), ValueError),
+    "DFlash2": (lambda: with_tensors("z-lab", candidate_selector__predecessor_codebook=torch.zeros(2)), ValueError),
+    "XPress": (lambda: without("speculators DFlash", config={"speculators_model_type": "xpress"}), ValueError),
+    "Gemma4": (lambda: without("DeepSpec DSpark", config={"architectures": ["Gemma4DSparkModel"]}), ValueError),
+    "markov_rank=0": (lambda: without("speculators DSpark", config={"markov_rank": 0}), ValueError),
+    "no block_size": (lambda: zlab({"block_size": None}), ValueError),
+    "use_aux_hidden_state": (lambda: safeai(eagle_config={"use_aux_hidden_state": False}), ValueError),
+    "EAGLE-1 or EAGLE-2": (lambda: ({"architectures": ["X"]}, {"fc.weight": torch.zeros(D, 2 * D)}), ValueError),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_refused_when_it_is_loaded(message, load):
+    made, error = REFUSED[message]
+    with pytest.raises(error, match=message):
+        load(made(), attach=False)
+
+
+def test_what_is_refused_when_it_is_attached(load):
+    drafter = load("z-lab", attach=False)
+    with pytest.raises(ValueError, match="hidden states of 32 numbers"):
+        drafter.attach(tiny_model("llama", num_hidden_layers=LAYERS, hidden_size=64))
+    with pytest.raises(ValueError, match="target of 8 layers, and this one has 4"):
+        drafter.attach(tiny_model("llama", num_hidden_layers=4))
+    with pytest.raises(ValueError, match="more than 7 layers"):
+        load("speculators DFlash", attach=False).attach(tiny_model("llama", num_hidden_layers=6))
+    with pytest.raises(ValueError, match="count outputs"):
+        load(nvidia([0, 2, 7]), attach=False).attach(TARGET)
+    with pytest.raises(ValueError, match="ids up to"):
+        load("SafeAI", attach=False).attach(tiny_model("llama", num_hidden_layers=LAYERS, vocab_size=20))
+    drafter.speculation_config.num_draft_tokens = 9
+    with pytest.raises(ValueError, match="guesses 4 tokens at most"):
+        TARGET.generate(torch.tensor([[1, 2]]), assistant_model=drafter, max_new_tokens=4)
+    with pytest.raises(ValueError, match="attach"):
+        load("z-lab", attach=False).draft_logits(torch.tensor([[1, 2]]), {key: torch.zeros(1, 1, D) for key in (1, 3, 5)})
+    with pytest.raises(ValueError, match="pass features"):
+        drafter.draft_logits(torch.tensor([[1, 2]]))
+
+
+def test_never_with_remote_code(load, tmp_path):
+    write(tmp_path, *zlab())
+    with pytest.raises(ValueError, match="remote code"):
+        pd.AutoDrafter.from_pretrained(tmp_path, trust_remote_code=True)

@@ -1,0 +1,169 @@
+"""Published drafters guess what other implementations guess, and errors that raise nothing change their logits."""
+
+import pytest
+import torch
+from layouts import LAYOUTS, MASK
+from published import EXPECTED, LENGTH, TARGET, features_behind, features_of
+from reference import block_logits, eagle_logits
+from transformers import MuseGlimmerAssistantConfig
+from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+SPECULATORS = [name for name in LAYOUTS if name.startswith("speculators")]
+
+
+@pytest.mark.parametrize("name", [name for name in SPECULATORS if f"{name}: second" not in EXPECTED and "P-EAGLE" not in name])
+@torch.no_grad()
+def test_blocks_are_those_of_speculators(name, load):
+    drafter = load(name)
+    ids, features = EXPECTED["ids"], features_of(drafter)
+    states = drafter.block_states(ids[None, :LENGTH], features)
+    skipped = 1 if drafter.block.fill_in else 0
+    close(drafter.base_logits(states)[0], EXPECTED[f"{name}: logits"][skipped:])
+    if drafter.kind == "dspark":
+        before = ids[LENGTH - 1 : LENGTH - 1 + states.shape[1]]
+        biases, memory = [], drafter.first_memory(ids[LENGTH - 1], drafter.all_states(ids[None, :LENGTH], features)[0])
+        for token, state in zip(before, states[0], strict=True):
+            bias, memory = drafter.markov(token, state, memory)
+            biases.append(bias)
+        close(torch.stack(biases), EXPECTED[f"{name}: bias"][skipped:])
+        close(drafter.confidence_logits(states[0], before), EXPECTED[f"{name}: confidence"][skipped:])
+
+
+@pytest.mark.parametrize("name", [name for name in SPECULATORS if f"{name}: second" in EXPECTED])
+@torch.no_grad()
+def test_eagle_is_that_of_speculators(name, load):
+    """Behind every pair, and one step further behind the true next token."""
+    from hf_paradraft.drafters.pairs import read_whole
+
+    drafter = load(name)
+    for length in (2, 5, LENGTH):
+        ids, features = EXPECTED["ids"][None], features_of(drafter, length - 1)
+        reader, logits = read_whole(drafter, ids[:, :length], drafter.fuse(features), 1)
+        close(logits[0, 0], EXPECTED[f"{name}: logits"][length - 2])
+        further = reader.read_nodes([ids[0, length : length + 1]], [[-1]])
+        if "sliding" not in name or length < 5:  # in training their windows stay behind with the row that a step began at
+            close(further[0][0], EXPECTED[f"{name}: second"][length - 2])
+
+
+@torch.no_grad()
+def test_p_eagle_is_that_of_speculators(load):
+    drafter = load("speculators P-EAGLE")
+    logits = drafter.draft_logits(EXPECTED["ids"][None, :LENGTH], features_of(drafter), 4)
+    close(logits[0], EXPECTED["speculators P-EAGLE: logits"])
+
+
+@torch.no_grad()
+def test_dflash_is_that_of_transformers(load):
+    """Its own class, but for windows, which it counts from the cache."""
+    config, tensors = LAYOUTS["transformers"]()
+    config |= {"layer_types": ["full_attention"] * 2}
+    own = MuseGlimmerAssistantModel(
+        MuseGlimmerAssistantConfig(
+            **{name: value for name, value in config.items() if name not in ("architectures", "model_type", "rope_theta")},
+            rope_parameters={"rope_type": "default", "rope_theta": config["rope_theta"]},
+        )
+    ).eval()
+    own.load_state_dict(tensors)
+    drafter = load((config, tensors))
+    ids, features = EXPECTED["ids"][None, :LENGTH], features_of(drafter)
+    block = drafter.embed(torch.tensor([[int(ids[0, -1]), MASK, MASK, MASK, MASK]]))
+    context = torch.cat([features[key] for key in drafter.features], dim=-1)
+    states = own(noise_embeds=block, context_hidden_states=context, use_cache=False).last_hidden_state
+    close(drafter.draft_logits(ids, features), states[:, 1:] @ EXPECTED["head"].T)
+
+
+BLOCKS = [
+    name for name in LAYOUTS if name.startswith(("z-lab", "SpecForge DSpark", "DeepSpec D", "DeepSpec g", "DeepSpec r", "trans"))
+]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@torch.no_grad()
+def test_blocks_are_the_formulas(name, load):
+    drafter = load(name)
+    config, tensors = LAYOUTS[name]()
+    features = features_of(drafter)
+    context = torch.cat([features[key][0] for key in drafter.features], dim=-1)
+    logits = block_logits(config, tensors, EXPECTED["ids"][:LENGTH], context, EXPECTED["embedding"], EXPECTED["head"])
+    close(drafter.draft_logits(EXPECTED["ids"][None, :LENGTH], features)[0], logits)
+
+
+@pytest.mark.parametrize("name", ["SafeAI", "SafeAI, whole", "NVIDIA", "DeepSpec EAGLE-3", "speculators EAGLE-3.1"])
+@torch.no_grad()
+def test_eagle_is_the_formulas(name, load):
+    drafter = load(name)
+    config, tensors = LAYOUTS[name]()
+    features = features_of(drafter)
+    context = torch.cat([features[key][0] for key in drafter.features], dim=-1)
+    logits = eagle_logits(config, tensors, EXPECTED["ids"][:LENGTH], context, EXPECTED["embedding"], 3)
+    close(drafter.draft_logits(EXPECTED["ids"][None, :LENGTH], features, 3)[0], logits)
+
+
+READS = {
+    "z-lab": (1, 3, 5),
+    "z-lab, default layers": (1, 5),
+    "DeepSpec DSpark": (-1, 2, 6),
+    "speculators DFlash": (1, 3, 7),
+    "transformers": (1, 3, 5),
+    "SafeAI": (1, 3, 4),
+    "NVIDIA": (1, 3, 4),
+    "NVIDIA, inputs": (1, 3, 4),
+    "DeepSpec EAGLE-3": (1, 2, 3, 5, 6),
+    "speculators EAGLE-3": (1, 3, 4),
+    "SpecForge P-EAGLE": (1, 3, 4),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_which_layers_are_read(name, load):
+    drafter = load(name)
+    assert drafter.features == drafter.needs(TARGET) == READS[name]
+
+
+def changed(name, what):
+    """A layout with one of the silent errors of the field in it."""
+    config, tensors = LAYOUTS[name]()
+    what(config)
+    return config, tensors
+
+
+WRONG = {
+    "a layer off by one": ("z-lab", lambda config: config["dflash_config"].update(target_layer_ids=[2, 4, 6])),
+    "inputs taken for outputs": ("speculators DFlash", lambda config: config.update(aux_hidden_state_layer_ids=[3, 5, 8])),
+    "features in another order": ("z-lab", lambda config: config["dflash_config"].update(target_layer_ids=[3, 1, 5])),
+    "another anchor": ("speculators DSpark", lambda config: config.update(sample_from_anchor=False)),
+    "no window": ("z-lab, sliding", lambda config: config.update(layer_types=["full_attention"] * 2)),
+    "a causal block": ("z-lab", lambda config: config.update(is_causal=True)),
+    "a longer block": ("z-lab", lambda config: config["dflash_config"].update(block_size=6)),
+    "the raw state fed back": ("speculators EAGLE-3.1", lambda config: config.update(norm_output=False)),
+    "another residual": ("speculators EAGLE-3", lambda config: config.update(norm_before_residual=False)),
+}
+
+
+@pytest.mark.parametrize("error", WRONG)
+@torch.no_grad()
+def test_silent_errors_change_logits(error, load):
+    name, what = WRONG[error]
+    right, wrong = load(name, attach=False), load(changed(name, what), attach=False)
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]])
+    rows = []
+    for drafter in (right, wrong):
+        drafter.attach(TARGET)
+        rows.append(drafter.draft_logits(ids, features_behind(drafter, TARGET, ids), 3))
+    assert (rows[0] - rows[1]).abs().max() > 0.05
+
+
+@torch.no_grad()
+def test_features_of_another_position_change_logits(load):
+    for name in ("z-lab", "speculators EAGLE-3", "speculators P-EAGLE"):
+        drafter = load(name, attach=False)
+        drafter.attach(TARGET)
+        ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+        features = features_behind(drafter, TARGET, ids)
+        rolled = {key: states.roll(1, 1) for key, states in features.items()}
+        assert (drafter.draft_logits(ids, features, 2) - drafter.draft_logits(ids, rolled, 2)).abs().max() > 0.05

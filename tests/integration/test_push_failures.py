@@ -1,0 +1,96 @@
+"""Pushes that fail leave what was there, and repositories that are no drafters are refused."""
+
+import contextlib
+
+import pytest
+from huggingface_hub import HfApi
+from loopback import REPO, USER
+from tiny import pard_folder, ppd_folder, tiny_model
+
+import hf_paradraft as pd
+from hf_paradraft.integration.publish import push_folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder_of", [pard_folder, ppd_folder])
+def test_a_cut_connection_leaves_what_was_there(hub, tmp_path, folder_of, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the client's own attempts
+    folder = folder_of(tmp_path)
+    push_folder(folder, REPO)
+    calls, before = len(hub.calls), dict(hub.files(REPO))
+    file = next(folder.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-4] + b"\0\0\0\0")  # other weights
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# New\n")
+    push_folder(folder, REPO)
+    after = dict(hub.files(REPO))
+    assert after != before
+    for cut in range(calls):
+        hub.blobs.clear()
+        hub.repos["models", REPO].add("main", dict(before), set(before), "back")
+        hub.drop_at = len(hub.calls) + cut
+        with contextlib.suppress(OSError):  # the client tries some calls twice by itself
+            push_folder(folder, REPO)
+        assert hub.files(REPO) in (before, after)
+        hub.drop_at = None
+        push_folder(folder, REPO)
+        assert hub.files(REPO) == after
+
+
+def test_a_failed_push_leaves_no_empty_repository(hub, tmp_path, monkeypatch):
+    folder = pard_folder(tmp_path)
+
+    def fails(*_, **__):
+        raise RuntimeError("the line broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HfApi, "create_commit", fails)
+        with pytest.raises(OSError, match="was not published"):
+            push_folder(folder, REPO)
+    assert not HfApi().repo_exists(REPO)
+    push_folder(folder, REPO)
+    with monkeypatch.context() as patch:
+        patch.setattr(HfApi, "create_commit", fails)
+        with pytest.raises(OSError, match="as it was"):
+            push_folder(folder, REPO)
+    assert HfApi().repo_exists(REPO)  # what was there before stays
+
+
+def test_a_reply_lost_after_the_hub_did_its_work(hub, tmp_path, monkeypatch):
+    """The commit is there, and its repository is not taken for an empty one."""
+    folder, upload = pard_folder(tmp_path), HfApi.create_commit
+
+    def loses_the_reply(self, **kwargs):
+        upload(self, **kwargs)
+        raise RuntimeError("the line broke")
+
+    monkeypatch.setattr(HfApi, "create_commit", loses_the_reply)
+    with pytest.raises(OSError, match="push again"):
+        push_folder(folder, REPO)
+    assert "model.safetensors" in hub.files(REPO)
+
+
+def test_a_card_that_is_refused_leaves_no_empty_repository(hub, tmp_path, monkeypatch):
+    def refuses(*_, **__):
+        raise ValueError("Invalid metadata in README.md.")
+
+    monkeypatch.setattr(HfApi, "create_commit", refuses)
+    with pytest.raises(ValueError, match="Invalid metadata"):
+        push_folder(pard_folder(tmp_path), REPO)
+    assert not HfApi().repo_exists(REPO)
+
+
+def test_repositories_that_are_no_drafters(hub, tmp_path):
+    with pytest.raises(OSError, match="neither a folder here nor a model"):
+        pd.AutoDrafter.from_pretrained(f"{USER}/missing")
+    with pytest.raises(OSError, match="neither a folder here nor a model"):
+        pd.AutoDrafter.from_pretrained(f"{USER}/missing", local_files_only=True)
+    push_folder(pard_folder(tmp_path), REPO)
+    hub.repos["models", REPO].gated = True
+    with pytest.raises(OSError, match=r"403|[gG]ated"):
+        pd.AutoDrafter.from_pretrained(REPO, cache_dir=tmp_path / "cache")
+    plain = tmp_path / "plain"
+    tiny_model().save_pretrained(plain)
+    HfApi().create_repo(f"{USER}/plain")
+    HfApi().upload_folder(repo_id=f"{USER}/plain", folder_path=plain)
+    with pytest.raises(ValueError, match="not a PARD drafter yet"):
+        pd.AutoDrafter.from_pretrained(f"{USER}/plain")
