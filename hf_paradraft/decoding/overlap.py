@@ -2,7 +2,8 @@
 
 The drafter's lane guesses behind the window that is being verified, as if all of it were accepted. If it is, and the target's own
 next token is one of the guesses, what was guessed behind that one is the next window: nobody has waited (*post-verify*). If not,
-the guesses are dropped, and the target reads its newest token alone while the drafter writes a new window (*pre-verify*).
+the guesses are dropped, and the target reads its newest token alone while the drafter writes a new window (*pre-verify*); or the
+drafter writes first, where it was seen to be so much faster than the target that this brings more.
 
 Drafts are judged by the same rules as ever, and are drawn without looking at the target's draws; so outputs stay what they are.
 """
@@ -162,6 +163,7 @@ class Overlap:
         self.ahead: list[Draft] = []  # of each row, what it guessed behind them
         self.windows: list[Draft] = []  # of each row, what is verified next
         self.asked: list[LongTensor] = []  # of each row, the prefix that the drafter was asked about last
+        self.drafted = False  # whether this round drafted first
         self.waited = self.hidden = 0.0  # seconds of the last round: behind the verification, and during it
 
     def begin(self, drafts: bool) -> None:
@@ -172,7 +174,11 @@ class Overlap:
             self.windows = []
 
     def drafts(self, prefixes: list[Prefix]) -> list[Draft]:
-        """What is ready to be verified, cut to the room that is left."""
+        """What is ready to be verified, cut to the room that is left; where nothing is, what is drafted now, if that pays."""
+        self.drafted = self.adapts and self.window.first and not any(map(len, self.windows))
+        if self.drafted:
+            size = self.window.size()
+            return self.first([replace(prefix, room=min(prefix.room, size)) for prefix in prefixes])
         nothing = [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
         return [
             window if prefix.room else none
@@ -231,7 +237,7 @@ class Overlap:
             taken: what each row got of its own; None for one that has ended.
             tokens: the rows' new tokens, the target's own last.
         """
-        begin = 1 if self.on else 0  # a window's first guess was the token that the target gave before it
+        begin = 1 if self.on and not self.drafted else 0  # a window's first guess was the token that the target gave before it
         for draft, one in zip(drafts, taken, strict=True):
             for place in range(0 if one is None else min(one.judged, len(draft), self.window.most - begin)):
                 self.window.observe_guess(begin + place, place < len(one.path))
@@ -244,16 +250,17 @@ class Overlap:
             if fits and len(ahead):
                 self.window.observe_guess(0, any(ahead.token_ids[node] == int(new[-1]) for node in ahead.children(-1)))
 
-    def observe(self, drafts: list[Draft], tokens: float, verify: float, whole: float) -> None:
+    def observe(self, drafts: list[Draft], tokens: float, seconds: tuple[float, float, float]) -> None:
         """Learn from a round that drafted.
 
         Args:
             drafts: that were verified.
             tokens: that a row got, on average.
-            verify, whole: seconds of the target's forward and of the round.
+            seconds: in which the target waited for drafts, of its forward, and of the round.
         """
+        draft, verify, whole = seconds
         self.window.observe_round(self.on, tokens, whole)
         if self.on and self.size:
             self.window.judged += any(map(len, drafts))
-            self.window.verify.observe(1 + max(map(len, drafts)), whole - self.waited)
-            self.window.draft.observe(self.size, self.lane.ended - self.lane.begun + whole - self.waited - verify)
+            self.window.verify.observe(1 + max(map(len, drafts)), whole - draft)
+            self.window.draft.observe(self.size, self.lane.ended - self.lane.begun + whole - draft - verify)

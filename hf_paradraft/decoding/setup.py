@@ -140,7 +140,7 @@ class Call:
         asked, overlap = any(prefix.room for prefix in prefixes), self.overlap
         if overlap is not None and asked and not self.first:  # that one read the prompt
             got = [row.length - one.begin for row, one in zip(self.rows, taken, strict=True) if one is not None]
-            overlap.observe(drafts, sum(got) / len(got), *seconds[1:])
+            overlap.observe(drafts, sum(got) / len(got), seconds)
         if overlap is not None and overlap.on:
             asked = any(map(len, drafts))
         paths = [None if one is None else one.path for one in taken]

@@ -1,8 +1,10 @@
 """PEARL's window: how far to guess while the target verifies, and whether to overlap at all, from what was measured.
 
 The schedule has two states. A round that verifies a window brings what was accepted of it and one token of the target's; if all
-was, and that token was guessed, another window is ready. Any other round is followed by one that reads the newest token alone,
-while a new window is written. So with the chance that a guess is right, and the seconds of either side, its speed is known.
+was, and that token was guessed, another window is ready. Any other round is followed by one without: the paper's reads the newest
+token alone, while a new window is written; where drafting takes much less than verifying, it is faster to draft first and to
+verify that, while what may follow it is drafted. So with the chance that a guess is right, and the seconds of either side, the
+speed of both ways is known.
 """
 
 from collections.abc import Callable
@@ -20,24 +22,28 @@ BLOCK = 8  # rounds in a row that a way is looked at
 FIRST_PAUSE, LONGEST_PAUSE = 32, 512  # rounds of the faster way before the other is looked at again
 
 
-def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds) -> NDArray:
+def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds, first: bool = False) -> NDArray:
     """Tokens per second of drafting while verifying, for windows of 1 … K tokens; float64 `(K,)`.
 
     With the chance `C_g` that all `g` guesses of a window are right, a round that verifies a window (its first guess was the
     target's own token) brings `(C_1 + … + C_g) / C_1` tokens and is followed by another with chance `C_g`; a round of the newest
-    token alone brings one, and is followed by a window with chance `C_1`. Weighing both by how often they come gives the rate.
+    token alone brings one, and is followed by a window with chance `C_1`; a round that drafts first brings `1 + C_1 + … + C_g`,
+    and is followed by a window with chance `C_g·C_1`. Weighing both by how often they come gives the rate.
 
     Args:
         right: float64 `(K,)`, the chance that a guess is right if those before it were.
         draft: seconds of guessing so many tokens.
         verify: seconds of verifying so many rows and all else of a round.
+        first: whether rounds without a window draft first.
     """
     sizes = numpy.arange(1, len(right) + 1)
-    whole = numpy.cumprod(right)
-    first, drafting = right[0], draft(sizes)
-    tokens = numpy.cumsum(whole) + 1 - whole
-    seconds = first * numpy.maximum(drafting, verify(sizes)) + (1 - whole) * numpy.maximum(drafting, verify(sizes[:1]))
-    return tokens / seconds
+    whole, drafting = numpy.cumprod(right), draft(sizes)
+    with_window = right[0] * numpy.maximum(drafting, verify(sizes))
+    if first:
+        seconds = whole * with_window + (1 - whole) * (drafting + numpy.maximum(drafting, verify(sizes + 1)))
+    else:
+        seconds = with_window + (1 - whole) * numpy.maximum(drafting, verify(sizes[:1]))
+    return (numpy.cumsum(whole) + 1 - whole) / seconds
 
 
 class Line:
@@ -73,13 +79,16 @@ class Window:
 
     Args:
         most: tokens of a window, at most.
+
+    Attributes:
+        first: whether rounds without a window draft first.
     """
 
     def __init__(self, most: int):
         self.most = most
         self.draft, self.verify = Line(level=False), Line(level=True)
         self.tried, self.held = numpy.zeros(most), numpy.zeros(most)
-        self.judged = 0
+        self.judged, self.first = 0, False
         self.tokens, self.seconds = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
         self.overlaps, self.looks, self.left, self.pause, self.fresh = True, True, BLOCK, FIRST_PAUSE, True
 
@@ -96,13 +105,15 @@ class Window:
 
     def size(self) -> int:
         """Tokens to guess in the next window: γ, chosen for the most tokens per second; all of them until enough was seen, and
-        seldom later on, to see.
+        seldom later on, to see. Then too it is decided whether rounds without a window draft first.
 
         Two at least: of a window of one nothing is verified, and nothing would be learned any more.
         """
         if self.judged < SEEN or self.judged % LOOK == 0:
             return self.most
-        rates = overlapped_rates(self.right, self.draft, self.verify)
+        ways = [overlapped_rates(self.right, self.draft, self.verify, first) for first in (False, True)]
+        self.first = bool(ways[1].max() > ways[0].max())
+        rates = ways[self.first]
         return max(min(2, self.most), int(numpy.nonzero(rates >= NEARLY * rates.max())[0][-1]) + 1)
 
     def turn(self) -> bool:

@@ -139,9 +139,7 @@ def regenerate(
     if avoid is not None and prompts:
         found, prompts = len(prompts), disjoint(prompts, rows_of(avoid, "train"))
         if len(prompts) < found:
-            logger.warning(
-                "%d of %d prompts share %d words with %s: left out.", found - len(prompts), found, WORDS, avoid
-            )
+            logger.warning("%d of %d prompts share %d words with %s: left out.", found - len(prompts), found, WORDS, avoid)
         if not prompts:
             raise ValueError(f"Every prompt of {source} shares {WORDS} words in a row with {avoid}: nothing is left to answer.")
     if not prompts:

@@ -19,29 +19,27 @@ def plain_rates(right, draft, verify):
     return (1 + numpy.cumsum(numpy.cumprod(right))) / (draft(sizes) + verify(sizes + 1))
 
 
-def played(right, draft, verify, rounds, generator):
+def played(right, draft, verify, rounds, generator, first):
     """Tokens per second of one window size, round by round, as the loop runs them."""
     size, ready = len(right), False
     tokens = seconds = 0.0
     for _ in range(rounds):
-        hits = generator.random(size) < right  # of a window's guesses; the first one is about the target's own token
-        seconds += max(draft, verify if ready else verify / 2)
-        wrong = numpy.nonzero(~hits[1:])[0]
-        taken = (int(wrong[0]) if len(wrong) else size - 1) if ready else 0
-        tokens += 1 + taken
-        whole = not ready or taken == size - 1
-        ready = whole and bool(generator.random() < right[0])
+        guesses = (generator.random(size) < right)[1 if ready else 0 :]  # a window's first was the target's own token
+        if not ready and not first:
+            guesses = guesses[:0]
+        seconds += max(draft, verify if len(guesses) else verify / 2) + (draft if first and not ready else 0)
+        wrong = numpy.nonzero(~guesses)[0]
+        tokens += 1 + (int(wrong[0]) if len(wrong) else len(guesses))
+        ready = not len(wrong) and bool(generator.random() < right[0])
     return tokens / seconds
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.lists(st.floats(0.3, 0.98), min_size=1, max_size=6), st.floats(0.2, 3), st.integers(0, 99))
-def test_the_rate_on_paper_is_that_of_the_schedule(right, drafting, seed):
+@given(st.lists(st.floats(0.3, 0.98), min_size=2, max_size=6), st.floats(0.2, 3), st.booleans(), st.integers(0, 99))
+def test_the_rate_on_paper_is_that_of_the_schedule(right, drafting, first, seed):
     right = numpy.array(right)
-    rates = overlapped_rates(right, lambda sizes: drafting + 0 * sizes, lambda rows: numpy.where(rows == 1, 0.5, 1.0))
-    if len(right) == 1:
-        return
-    simulated = played(right, drafting, 1.0, 8_000, numpy.random.default_rng(seed))
+    rates = overlapped_rates(right, lambda sizes: drafting + 0 * sizes, lambda rows: numpy.where(rows == 1, 0.5, 1.0), first)
+    simulated = played(right, drafting, 1.0, 8_000, numpy.random.default_rng(seed), first)
     assert rates[-1] == pytest.approx(simulated, rel=0.07)
 
 
@@ -50,6 +48,19 @@ def test_a_perfect_drafter():
     draft, verify = (lambda sizes: 0.2 * sizes), (lambda rows: 1.0 + 0 * rows)
     assert overlapped_rates(right, draft, verify).tolist() == pytest.approx([1, 2, 3, 4, 5])
     assert plain_rates(right, draft, verify)[-1] == pytest.approx(6 / 2)
+
+
+@pytest.mark.parametrize(("drafting", "first"), [(0.02, True), (0.3, True), (1.5, False)])
+def test_drafting_first_pays_where_drafts_are_cheap(drafting, first):
+    window, generator = Window(6), numpy.random.default_rng(0)
+    window.judged = SEEN
+    for _ in range(60):
+        window.draft.observe(6, drafting)
+        window.verify.observe(6, 1.0)
+        for place in range(6):
+            window.observe_guess(place, generator.random() < 0.7)
+    window.size()
+    assert window.first == first
 
 
 def test_lines():
@@ -167,3 +178,18 @@ def test_the_papers_pairs(pair):
     rates = overlapped_rates(numpy.full(12, right), draft, verify) / large
     assert rates[window - 1] == pytest.approx(pearl, rel=0.11)
     assert rates[window - 1] >= 0.94 * rates.max()
+
+
+def test_rounds_that_draft_first_are_right_behind_windows(prompt, monkeypatch):
+    """A cheap drafter: rounds without a window draft before they verify, and the drafter goes on from there."""
+    target = tiny_model()
+    drafter = pd.AutoregressiveDrafter(near_copy(target, 0.02))
+    drafter.speculation_config = pd.SpeculationConfig(4, None, overlap=True, never_slower=False, trace=True)
+    monkeypatch.setattr(Window, "size", lambda window: setattr(window, "first", True) or window.most)
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=80, eos_token_id=None)
+    out = target.generate(prompt, do_sample=False, max_new_tokens=80, eos_token_id=None, assistant_model=drafter)
+    assert torch.equal(plain, out)
+    trace = drafter.last_stats.trace
+    assert all(one.drafted for one in trace[2:-2])
+    assert {3, 4} <= {len(one.drafted) for one in trace}  # a window's first guess was the target's token; a fresh draft is whole
+    assert drafter.last_stats.hidden_seconds > 0

@@ -15,7 +15,6 @@ from hf_paradraft.cli import app
 from hf_paradraft.integration.publish import push_folder
 
 
-
 def test_a_pard_drafter_comes_back_bit_for_bit(hub, tmp_path):
     drafter = near_copy(tiny_model())
     with pytest.raises(ValueError, match="pass tokenizer="):
