@@ -48,6 +48,7 @@ def test_python_runs(hub, page, tmp_path, monkeypatch):
     shutil.copytree(FAMILY / "draft", "small-model")
     shutil.copytree(FAMILY / "ppd-draft", "its-adapter")
     scope = {
+        "__name__": "__main__",
         "target": target,
         "inputs": tokenizer("def f(x):", return_tensors="pt"),
         "drafter": AutoDrafter.from_pretrained("user/my-drafter"),

@@ -304,3 +304,17 @@ def test_group_wise_losses_count_every_depth():
                 logits = drafter.eval().draft_logits(torch.tensor([ids[:known]]), None, depth + 1)[0, depth]
                 losses.append(-logits.log_softmax(-1)[ids[known + depth]])
     assert loss.item() == pytest.approx(torch.stack(losses).mean().item(), abs=1e-4)
+
+
+@torch.no_grad()
+def test_states_and_embeddings_weigh_the_same_at_first():
+    """Normed states are many times as large as embeddings, which they would drown."""
+    target = tiny_model("llama", num_hidden_layers=2)
+    with torch.no_grad():
+        target.model.norm.weight.mul_(3.0)
+    drafter = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
+    ids = torch.arange(28)[None]
+    embedded, normed = target.get_input_embeddings()(ids), target.model(ids).last_hidden_state
+    both = [drafter.text(ids, normed), drafter.text(ids, torch.zeros_like(normed))]
+    assert (both[0] - both[1]).std() / embedded.std() == pytest.approx(1.0, rel=0.3)
+    assert both[1].std() / embedded.std() == pytest.approx(1.0, rel=0.05)

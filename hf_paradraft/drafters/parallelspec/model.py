@@ -107,7 +107,12 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
                 final_norm(drafter.stack).parameters(), final_norm(decoder_of(target)).parameters(), strict=True
             ):
                 own.copy_(theirs)
-            drafter.mask_embeddings.mul_(float(target.get_input_embeddings().weight.float().std()) / 0.02)
+            scale = float(target.get_input_embeddings().weight.float().std())
+            drafter.mask_embeddings.mul_(scale / 0.02)
+            if drafter.mix is not None:  # states are normed and embeddings are not: neither is to drown the other
+                signs = torch.ones(1, config.hidden_size)
+                signs[:, 1::2] = -1
+                drafter.mix.weight[:, config.hidden_size :] *= scale / float(final_norm(drafter.stack)(signs).std())
         drafter = drafter.to(target.get_input_embeddings().weight.device).eval()
         drafter.attach(target)
         return drafter
