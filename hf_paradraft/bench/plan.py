@@ -190,9 +190,9 @@ def _pearl(way: Variant, apart: _Measured, rates: Sequence[float], plain: float,
     drafting, alone = median(apart.drafting[name]), median(apart.plain)
     verifying = max(alone, _cost(apart.drafted[name]) - drafting)
     draft, verify = (lambda sizes: drafting + 0.0 * sizes), (lambda rows: numpy.where(rows == 1, alone, verifying))
-    paper, first = (float(overlapped_rates(right, draft, verify, first)[-1]) for first in (False, True))
-    rate, whole = max(paper, first), numpy.cumprod(right)
-    with_window = right[0] * (whole[-1] if first > paper else 1.0)
+    alone_first, drafts_first = (float(overlapped_rates(right, draft, verify, way)[-1]) for way in (False, True))
+    rate, whole = max(alone_first, drafts_first), numpy.cumprod(right)
+    with_window = right[0] * (whole[-1] if drafts_first > alone_first else 1.0)
     tau = float((whole.sum() + 1 - whole[-1]) / (with_window + 1 - whole[-1]))
     seconds = median(apart.first_apart) + (new_tokens - 1) / rate
     return Plan(way.name, length, tau / rate / plain, tau, plain_time / seconds)

@@ -149,7 +149,7 @@ class Overlap:
         shape: makes drafts: `(prefixes) -> drafts`, run in the lane.
         window: what is known of their speed.
         adapts: whether windows follow what was measured; not where drafts are drawn, which would then depend on the clock.
-        chooses: whether rounds may also draft first and verify then, where that is faster.
+        chooses: whether rounds may also go without overlap, where that is faster.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Overlap:
         self.ahead: list[Draft] = []  # of each row, what it guessed behind them
         self.windows: list[Draft] = []  # of each row, what is verified next
         self.asked: list[LongTensor] = []  # of each row, the prefix that the drafter was asked about last
-        self.drafted = False  # whether this round drafted first
+        self.drafted_first = False  # in this round
         self.waited = self.hidden = 0.0  # seconds of the last round: behind the verification, and during it
 
     def begin(self, drafts: bool) -> None:
@@ -173,10 +173,11 @@ class Overlap:
         if not self.on:
             self.windows = []
 
-    def drafts(self, prefixes: list[Prefix]) -> list[Draft]:
-        """What is ready to be verified, cut to the room that is left; where nothing is, what is drafted now, if that pays."""
-        self.drafted = self.adapts and self.window.first and not any(map(len, self.windows))
-        if self.drafted:
+    def drafts(self, prefixes: list[Prefix], reads_prompt: bool) -> list[Draft]:
+        """What is ready to be verified, cut to the room that is left; where nothing is, what is drafted now, if that pays: not
+        before the prompt was read, which takes both sides long."""
+        self.drafted_first = self.adapts and self.window.drafts_first and not any(map(len, self.windows)) and not reads_prompt
+        if self.drafted_first:
             size = self.window.size()
             return self.first([replace(prefix, room=min(prefix.room, size)) for prefix in prefixes])
         nothing = [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
@@ -237,7 +238,7 @@ class Overlap:
             taken: what each row got of its own; None for one that has ended.
             tokens: the rows' new tokens, the target's own last.
         """
-        begin = 1 if self.on and not self.drafted else 0  # a window's first guess was the token that the target gave before it
+        begin = 1 if self.on and not self.drafted_first else 0  # a window's first was the target's own token
         for draft, one in zip(drafts, taken, strict=True):
             for place in range(0 if one is None else min(one.judged, len(draft), self.window.most - begin)):
                 self.window.observe_guess(begin + place, place < len(one.path))

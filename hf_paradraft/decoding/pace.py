@@ -28,7 +28,8 @@ SURELY = 0.5  # of the chance at which a node would just pay: below it, it is no
 NEARLY = 0.98  # of the best promise is enough for a smaller tree: the last nodes keep their promises least
 DECAY = 0.98  # of a round's weight with each later round
 HOPE = 4  # rounds that just pay are what a drafter begins with: one without a hit in its first rounds is not yet a bad one
-MEMORY = 8  # rounds that earlier calls count for
+MEMORY, FADING = 6, 0.9  # rounds that earlier calls count for, and what is left of that after each drafted round of this one
+MOST_GAIN = 1.5  # that is believed of earlier calls: text may change
 
 FIRST_PAUSE, LONGEST_START = 8, 64  # plain rounds after a verdict against drafting; such that a call may begin with
 
@@ -50,7 +51,7 @@ class Habit:
     def known(self) -> tuple[float, float]:
         """For a new call: how many rounds the earlier ones count for, and their speed in that of plain rounds."""
         count, gain = self.gains.tolist()
-        return (min(MEMORY, count), gain / count) if count >= HOPE else (HOPE, GAIN)
+        return (min(MEMORY, count), min(MOST_GAIN, gain / count)) if count >= HOPE else (HOPE, GAIN)
 
     def observe(self, tried: numpy.ndarray, held: numpy.ndarray, gain: float | None) -> None:
         """Learn from a drafted round: drafts tried and held by depth, and how much faster than a plain round it was, if known."""
@@ -94,9 +95,10 @@ class Pace:
         self.other: deque[float] = deque(maxlen=9)
         self.rows: deque[int] = deque(maxlen=9)
         self.emitted: deque[float] = deque(maxlen=24)
-        self.known = self.habit.known()
-        weight = MEMORY / max(MEMORY, float(self.habit.tried[1]))
-        self.tried, self.held = weight * self.habit.tried, weight * self.habit.held
+        self.earlier, self.earlier_gain = self.habit.known()
+        weight = 0.5 * MEMORY / max(MEMORY, float(self.habit.tried.max()))
+        self.earlier_tried, self.earlier_held = weight * self.habit.tried, weight * self.habit.held
+        self.tried, self.held = numpy.zeros(num_draft_tokens + 1), numpy.zeros(num_draft_tokens + 1)
         self.hits = numpy.full(num_draft_tokens + 1, 2.0)
         self.mass = numpy.full(num_draft_tokens + 1, 2.0)
         self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, self.habit.pause
@@ -110,7 +112,7 @@ class Pace:
     @property
     def accepted(self) -> numpy.ndarray:
         """By depth, the chance that a draft is accepted if the one before it was."""
-        return (self.held + 0.5) / (self.tried + 1)
+        return (self.held + self.earlier_held + 0.5) / (self.tried + self.earlier_tried + 1)
 
     @property
     def factors(self) -> Any:
@@ -138,6 +140,7 @@ class Pace:
         # Not worth it: decode plainly for a while, then look again, each time later.
         if self.pause == self.habit.pause:
             self.habit.did_not_pay()
+        self._fade(0.0)
         self.wait, self.pause = self.pause, min(2 * self.pause, 256)
         self.trial, self.looks = 1, True
         return 0
@@ -148,8 +151,8 @@ class Pace:
         # Until a plain round was timed, half a verification's time is its least.
         plain = (median if len(self.plain) > 2 else min)(self.plain) if self.plain else verify / 2
         if not self.chain:
-            earlier, gain = self.known
-            gain = (sum(self.emitted) * plain / (draft + verify + other) + earlier * gain) / (len(self.emitted) + earlier)
+            gain = sum(self.emitted) * plain / (draft + verify + other) + self.earlier * self.earlier_gain
+            gain /= len(self.emitted) + self.earlier
             return self.num_draft_tokens if gain * self._credit >= 1 else 0
         depths = numpy.arange(1, self.num_draft_tokens + 1)
         tokens = 1 + numpy.cumsum(numpy.cumprod(self.accepted[1:]))
@@ -287,8 +290,16 @@ class Pace:
                     self.hits[depth] += hit
         self.tried += tried
         self.held += held
+        self._fade(FADING)
         seconds = median(self.draft) + median(self.verify) + median(self.other)
-        self.habit.observe(tried, held, self.emitted[-1] * median(self.plain) / seconds if self.plain else None)
+        gain = self.emitted[-1] * median(self.plain) / seconds if self.plain else None
+        self.habit.observe(tried / len(active), held / len(active), gain)
+
+    def _fade(self, left: float) -> None:
+        """What earlier calls brought counts less."""
+        self.earlier *= left
+        self.earlier_tried *= left
+        self.earlier_held *= left
 
     def _judge(self, accepted: bool, empty: bool) -> None:
         """Go on with the trial; end it early where chains are wrong from the start, make it longer where a look was right."""

@@ -94,7 +94,7 @@ class Call:
     def draft(self, prefixes: list[Prefix]) -> list[Draft]:
         """A draft for each row; empty ones where nobody has room."""
         if self.overlap is not None and self.overlap.on:
-            return self.overlap.drafts(prefixes)
+            return self.overlap.drafts(prefixes, self.first)
         if not any(prefix.room for prefix in prefixes):
             return [Draft.chain(self.buffer[0, :0])] * len(prefixes)
         if self.overlap is not None:
@@ -142,7 +142,7 @@ class Call:
             got = [row.length - one.begin for row, one in zip(self.rows, taken, strict=True) if one is not None]
             overlap.observe(drafts, sum(got) / len(got), seconds)
         if overlap is not None and overlap.on:
-            asked = any(map(len, drafts))
+            asked = any(map(len, drafts)) or overlap.drafted_first
         paths = [None if one is None else one.path for one in taken]
         self.pace.observe(drafts, paths, *seconds, asked)
 
@@ -248,7 +248,7 @@ def begin_call(
     if config.overlap:
         check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
         device = device_of(drafter)
-        apart = drafter.has_own_cores or device not in (None, model.device)
+        apart = getattr(drafter, "has_own_cores", False) or device not in (None, model.device)
         if apart or not config.never_slower:  # in one process on one device there is nothing to win
             if sampled:  # the lane's draws are its own: two threads would take turns at torch's generator
                 shape.generator = torch.Generator(buffer.device).manual_seed(int(torch.randint(2**62, ())))

@@ -237,6 +237,8 @@ class Shape:
             return Draft(tokens, list(range(-1, len(path) - 1)), None, beliefs and [beliefs[node] for node in path])
         if size == "auto" and beliefs is None:
             beliefs = [float(self.pace.accepted[depth]) for depth in depths]
+        if size == "auto":
+            beliefs = [belief * float(self.pace.factors[depth]) for belief, depth in zip(beliefs, depths, strict=True)]
         return Draft(guess.tokens.to(prefix.ids.device), parents, None, beliefs)
 
     def _growing(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: TreeSize) -> Growing:

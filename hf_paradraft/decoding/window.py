@@ -22,7 +22,7 @@ BLOCK = 8  # rounds in a row that a way is looked at
 FIRST_PAUSE, LONGEST_PAUSE = 32, 512  # rounds of the faster way before the other is looked at again
 
 
-def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds, first: bool = False) -> NDArray:
+def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds, drafts_first: bool = False) -> NDArray:
     """Tokens per second of drafting while verifying, for windows of 1 … K tokens; float64 `(K,)`.
 
     With the chance `C_g` that all `g` guesses of a window are right, a round that verifies a window (its first guess was the
@@ -34,12 +34,12 @@ def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds, first: boo
         right: float64 `(K,)`, the chance that a guess is right if those before it were.
         draft: seconds of guessing so many tokens.
         verify: seconds of verifying so many rows and all else of a round.
-        first: whether rounds without a window draft first.
+        drafts_first: whether rounds without a window draft first.
     """
     sizes = numpy.arange(1, len(right) + 1)
     whole, drafting = numpy.cumprod(right), draft(sizes)
     with_window = right[0] * numpy.maximum(drafting, verify(sizes))
-    if first:
+    if drafts_first:
         seconds = whole * with_window + (1 - whole) * (drafting + numpy.maximum(drafting, verify(sizes + 1)))
     else:
         seconds = with_window + (1 - whole) * numpy.maximum(drafting, verify(sizes[:1]))
@@ -81,14 +81,14 @@ class Window:
         most: tokens of a window, at most.
 
     Attributes:
-        first: whether rounds without a window draft first.
+        drafts_first: whether rounds without a window draft first.
     """
 
     def __init__(self, most: int):
         self.most = most
         self.draft, self.verify = Line(level=False), Line(level=True)
         self.tried, self.held = numpy.zeros(most), numpy.zeros(most)
-        self.judged, self.first = 0, False
+        self.judged, self.drafts_first = 0, False
         self.tokens, self.seconds = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
         self.overlaps, self.looks, self.left, self.pause, self.fresh = True, True, BLOCK, FIRST_PAUSE, True
 
@@ -111,9 +111,9 @@ class Window:
         """
         if self.judged < SEEN or self.judged % LOOK == 0:
             return self.most
-        ways = [overlapped_rates(self.right, self.draft, self.verify, first) for first in (False, True)]
-        self.first = bool(ways[1].max() > ways[0].max())
-        rates = ways[self.first]
+        ways = [overlapped_rates(self.right, self.draft, self.verify, way) for way in (False, True)]
+        self.drafts_first = bool(ways[1].max() > ways[0].max())
+        rates = ways[self.drafts_first]
         return max(min(2, self.most), int(numpy.nonzero(rates >= NEARLY * rates.max())[0][-1]) + 1)
 
     def turn(self) -> bool:

@@ -28,7 +28,7 @@ class SpeculationConfig:
         compile: run drafter and target through `torch.compile` over static caches, every round in the same shapes; on a GPU as
             CUDA graphs. The first calls compile, for some seconds to minutes.
         overlap: draft the next window while the target verifies this one (PEARL). With `never_slower` where the drafter has a
-            device of its own, for on one there is nothing to win; without it always. Not for drafters that read the target.
+            device or a process of its own, or nothing is won; without it always. Not for drafters that read the target.
         graft: let copied drafts join: what followed the last time that the text ended like it ends now, where that promises more
             than the drafter's own guesses. Not with `rejection`, which wants its drafts drawn.
         trace: keep every round's draft, accepted path and times in `SpeculationStats.trace`.

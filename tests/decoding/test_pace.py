@@ -76,6 +76,17 @@ def test_luck_decides_little(chain):
     assert numpy.mean(asked) > 0.9
 
 
+@pytest.mark.parametrize("chain", [True, False])
+def test_good_calls_do_not_pay_for_a_hopeless_one(chain):
+    """What they brought is soon forgotten where the text has changed."""
+    habit, generator = Habit(K), numpy.random.default_rng(0)
+    for _ in range(6):
+        play(Pace(K, chain, habit=habit), 128, lambda done: 2 if generator.random() < 0.8 else 0, draft=0.1, row=0.01)
+    seconds, depths = play(Pace(K, chain, habit=habit), 256, lambda done: 0, draft=0.1, row=0.01)
+    assert seconds < 1.03 * 256 * 1.02
+    assert depths[40:].count(0) > 0.85 * len(depths[40:])
+
+
 def test_trees_are_drafted_whole_or_not_at_all():
     _, depths = play(Pace(K, chain=False), 400, lambda done: 0)
     assert set(depths) == {0, K}
@@ -280,3 +291,13 @@ def test_latency_is_remembered_where_nothing_can_be_written(tmp_path, monkeypatc
     monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path / "file" / "below")
     target = tiny_model()
     assert row_latency(target) is row_latency(target)
+
+
+@pytest.mark.parametrize("tree_size", [None, 6, "auto"])
+def test_no_drafts_at_all(tree_size, prompt):
+    target = tiny_model()
+    drafter = near_copy(target, 0.0)
+    drafter.speculation_config = pd.SpeculationConfig(0, tree_size)
+    options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
+    assert torch.equal(target.generate(prompt, **options), target.generate(prompt, **options, assistant_model=drafter))
+    assert drafter.last_stats.num_drafted == 0

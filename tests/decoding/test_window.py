@@ -60,7 +60,7 @@ def test_drafting_first_pays_where_drafts_are_cheap(drafting, first):
         for place in range(6):
             window.observe_guess(place, generator.random() < 0.7)
     window.size()
-    assert window.first == first
+    assert window.drafts_first == first
 
 
 def test_lines():
@@ -185,7 +185,7 @@ def test_rounds_that_draft_first_are_right_behind_windows(prompt, monkeypatch):
     target = tiny_model()
     drafter = pd.AutoregressiveDrafter(near_copy(target, 0.02))
     drafter.speculation_config = pd.SpeculationConfig(4, None, overlap=True, never_slower=False, trace=True)
-    monkeypatch.setattr(Window, "size", lambda window: setattr(window, "first", True) or window.most)
+    monkeypatch.setattr(Window, "size", lambda window: setattr(window, "drafts_first", True) or window.most)
     plain = target.generate(prompt, do_sample=False, max_new_tokens=80, eos_token_id=None)
     out = target.generate(prompt, do_sample=False, max_new_tokens=80, eos_token_id=None, assistant_model=drafter)
     assert torch.equal(plain, out)

@@ -1,8 +1,10 @@
 """A drafter in a process of its own: the same drafts, a process that never outlives what asked for it."""
 
 import gc
+import multiprocessing
 import os
 import signal
+import threading
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import hf_paradraft as pd
 from hf_paradraft.drafters.process import Begin, ProcessDrafting
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("process")]
-OPTIONS = {"max_new_tokens": 40, "pad_token_id": 0}
+OPTIONS = {"max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None}
 
 
 class Angry(pd.NgramDrafter):
@@ -50,21 +52,26 @@ def prompts(batch_size, seed=0):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tree_size", [None, 6, "auto"])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_equal_to_the_drafter_itself(target, process, tree_size, overlap, batch_size):
+def test_equal_to_the_drafter_itself(target, process, tree_size, overlap, batch_size, monkeypatch):
+    monkeypatch.setattr("hf_paradraft.decoding.window.Window.size", lambda window: window.most)  # whatever the clock says
     ids = prompts(batch_size)
-    process.speculation_config = pd.SpeculationConfig(5, tree_size, overlap=overlap, never_slower=False, trace=True)
-    for options in ({"do_sample": False}, {"do_sample": True})[: 2 if batch_size == 1 else 1]:  # rows of a batch share the draws
-        torch.manual_seed(3)
-        plain = target.generate(ids, attention_mask=torch.ones_like(ids), **options, **OPTIONS)
-        torch.manual_seed(3)
-        out = target.generate(ids, attention_mask=torch.ones_like(ids), **options, **OPTIONS, assistant_model=process)
-        assert torch.equal(plain, out)
-    if tree_size != "auto" and batch_size == 1:
-        drafted = [round.drafted for round in process.last_stats.trace[1:]]  # the first is a chain, cut from the tree over there
-        own, own.speculation_config = process.drafter, process.speculation_config
-        torch.manual_seed(3)
-        target.generate(ids, attention_mask=torch.ones_like(ids), **options, **OPTIONS, assistant_model=own)
-        assert [round.drafted for round in own.last_stats.trace[1:]] == drafted
+    config = pd.SpeculationConfig(5, tree_size, overlap=overlap, never_slower=False, trace=True)
+    options = {**OPTIONS, "attention_mask": torch.ones_like(ids)}
+    for sampled in (False, True)[: 2 if batch_size == 1 else 1]:  # rows of a batch share the draws
+        drafted, texts = [], []
+        for drafter in (None, process.drafter, process):
+            more = {} if drafter is None else {"assistant_model": drafter}
+            if drafter is not None:
+                drafter.speculation_config = config
+            torch.manual_seed(3)
+            texts.append(target.generate(ids, do_sample=sampled, **options, **more))
+            if drafter is not None:  # of the first round, a chain, the process sends what is in its tree
+                drafted.append([one.drafted for one in drafter.last_stats.trace[batch_size:]])
+        assert torch.equal(texts[0], texts[1])
+        assert torch.equal(texts[0], texts[2])
+        if tree_size != "auto" and not overlap:
+            assert drafted[0] == drafted[1]
+        assert any(map(len, drafted[1]))
 
 
 def test_calls_may_interleave_and_are_forgotten(target, process):
@@ -75,11 +82,16 @@ def test_calls_may_interleave_and_are_forgotten(target, process):
     asked = [drafting.propose([pd.Prefix(ids[None], 4, 0)])[0] for drafting, ids in ((first, one), (second, two))]
     longer = torch.cat([one, asked[0].tokens[:1]])[None]
     again = first.propose([pd.Prefix(longer, 4, len(one))])[0]
-    fresh = ProcessDrafting(process, Begin(config, 40)).propose([pd.Prefix(longer, 4, 0)])[0]
-    assert again.tokens.tolist() == fresh.tokens.tolist()
+    third = ProcessDrafting(process, Begin(config, 40))
+    assert again.tokens.tolist() == third.propose([pd.Prefix(longer, 4, 0)])[0].tokens.tolist()
+    numbers = [first.call, second.call]
     del first, second
     gc.collect()
-    assert process.ended
+    assert set(numbers) <= set(process.ended)
+    third.propose([pd.Prefix(longer, 4, 0)])
+    assert not process.ended
+    with pytest.raises(KeyError):
+        process.ask(process.process, numbers[0], "propose", [])
 
 
 def test_an_error_over_there_is_raised_here_and_the_process_ends(target):
@@ -87,7 +99,7 @@ def test_an_error_over_there_is_raised_here_and_the_process_ends(target):
     drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False)
     ids = prompts(1)
     with pytest.raises(OverflowError, match="too much"):
-        target.generate(ids, do_sample=False, eos_token_id=None, assistant_model=drafter, **OPTIONS)
+        target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS)
     process = drafter.process
     del drafter
     gc.collect()
@@ -112,5 +124,65 @@ def test_what_cannot_work_over_there_is_refused(target):
 
     with pytest.raises(ValueError, match="cannot be sent"):
         pd.ProcessDrafter(Local()).attach(target)
-    with pytest.raises(ValueError, match="target's process"):
-        pd.ProcessDrafter(pd.ParallelSpecDrafter.from_target(target, style="eagle")).attach(target)
+    for style in ("eagle", "medusa"):
+        with pytest.raises(ValueError, match="target's process"):
+            pd.ProcessDrafter(pd.ParallelSpecDrafter.from_target(target, style)).attach(target)
+
+
+class Learns(pd.NgramDrafter):
+    """Says what it was told."""
+
+    def start_drafting(self, target, max_length):
+        return Told()
+
+
+class Told(pd.Drafting):
+    told = ()
+
+    def propose(self, prefixes):
+        return [pd.GuessedTokens(torch.tensor(self.told[-1:], dtype=torch.long)) for _ in prefixes]
+
+    def observe(self, observations):
+        self.told = [*self.told, *observations[0].tokens.tolist()]
+
+
+def test_it_learns_what_the_target_brought(target):
+    ids = prompts(1)
+    with pd.ProcessDrafter(Learns()) as drafter:
+        drafter.speculation_config = pd.SpeculationConfig(1, None, never_slower=False, trace=True)
+        out = target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS)[0, ids.shape[1] :].tolist()
+        place = 0
+        for one in drafter.last_stats.trace[1:-1]:
+            place += len(one.emitted)
+            assert one.drafted == [out[place - len(one.emitted)]]
+
+
+def test_several_calls_share_one_process_and_an_interrupt_ends_it(target, monkeypatch):
+    ids = prompts(1)
+    plain, found = target.generate(ids, do_sample=False, **OPTIONS), []
+    others = len(multiprocessing.active_children())
+    with pd.ProcessDrafter(near_copy(target, 0.05), threads=1) as drafter:
+
+        def call():
+            found.append(target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS))
+
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 3
+        assert all(torch.equal(plain, one) for one in found)
+        assert len(multiprocessing.active_children()) == others + 1
+        before = drafter.process
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(drafter.connection), "recv", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+        assert not before.is_alive()
+        call()
+        assert torch.equal(plain, found[-1])
