@@ -310,8 +310,7 @@ def test_group_wise_losses_count_every_depth():
 def test_states_and_embeddings_weigh_the_same_at_first():
     """Normed states are many times as large as embeddings, which they would drown."""
     target = tiny_model("llama", num_hidden_layers=2)
-    with torch.no_grad():
-        target.model.norm.weight.mul_(3.0)
+    target.model.norm.weight.mul_(3.0)
     drafter = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
     ids = torch.arange(28)[None]
     embedded, normed = target.get_input_embeddings()(ids), target.model(ids).last_hidden_state
