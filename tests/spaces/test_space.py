@@ -125,11 +125,11 @@ def resident(pid):
 
 def test_twenty_people_at_once_get_their_own_answers(space, client):
     prompts = [task.prompt for task in islice(tasks("JSON", 5, True), 20)]
-    alone = [[text_of(spans) for spans in ask(client, prompt, tokens=6)[:2]] for prompt in prompts]
+    alone = [[text_of(spans) for spans in ask(client, prompt, tokens=8)[:2]] for prompt in prompts]
     assert len({plain for plain, _ in alone}) > 15
     before = resident(space[1])
     with ThreadPoolExecutor(20) as people:
-        answers = list(people.map(lambda prompt: ask(Client(space[0], verbose=False), prompt, tokens=6), prompts))
+        answers = list(people.map(lambda prompt: ask(Client(space[0], verbose=False), prompt, tokens=8), prompts))
     assert [[text_of(spans) for spans in answer[:2]] for answer in answers] == alone
     assert resident(space[1]) - before < 300
 
