@@ -19,6 +19,7 @@ os.environ.update(
 )
 
 import pytest
+import setuptools  # noqa: F401  # first: it refuses to load where something has imported the standard distutils
 import torch
 from tiny import near_copy, tiny_model
 
