@@ -14,7 +14,7 @@ TARGET = tiny_model("llama", num_hidden_layers=LAYERS)
 LENGTH = 12
 
 
-def features_of(drafter, length=LENGTH - 1, layers=None):
+def features_of(drafter, length=LENGTH - 1):
     """The expected text's features, by the keys that the drafter asks for; further ones at random."""
     rows = EXPECTED["features"][:length].split(D, dim=-1)
     return {key: rows[place % 3][None] + place // 3 for place, key in enumerate(drafter.features)}

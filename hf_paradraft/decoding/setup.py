@@ -19,8 +19,9 @@ from .cache import cache_of_call
 from .checks import check_call, check_lengths, left_padding
 from .cost import round_cost
 from .features import Features
+from .habit import Habit
 from .overlap import Lane, Overlap, check_overlap, device_of
-from .pace import Habit, Pace
+from .pace import Pace
 from .riders import round_rows
 from .rows import Ends, Row, Taken, processors_of_rows
 from .serve import make_verifier

@@ -10,7 +10,7 @@ import hf_paradraft as pd
 from hf_paradraft.decoding.cost import RoundCost, round_cost
 from hf_paradraft.decoding.grow import Growing
 from hf_paradraft.decoding.latency import RowLatency, row_latency
-from hf_paradraft.decoding.pace import Habit, Pace
+from hf_paradraft.decoding.pace import Pace
 from hf_paradraft.decoding.shape import best_first_tree
 from hf_paradraft.decoding.steps import Steps
 from hf_paradraft.protocol import Draft, Prefix
@@ -57,34 +57,6 @@ def test_drafting_comes_back():
 def test_a_chain_is_shortened_where_rows_are_dear():
     _, depths = play(Pace(K, chain=True), 400, lambda done: 2, draft=0.1, row=0.15)
     assert depths[-1] in (2, 3)
-
-
-@pytest.mark.parametrize("chain", [True, False])
-def test_luck_decides_little(chain):
-    """A drafter that is right in two rounds of five, and then pays, is not given up for a few rounds without a hit."""
-    asked = []
-    for seed in range(12):
-        generator, habit = numpy.random.default_rng(seed), Habit(2)
-        for _ in range(4):
-            pace, rounds = Pace(2, chain, habit=habit), []
-            while len(rounds) < 70:
-                rounds.append(pace.depth())
-                hit = rounds[-1] > 0 and generator.random() < 0.4
-                verify = 1.0 + 0.04 * rounds[-1]
-                pace.observe([Draft.chain(torch.arange(rounds[-1]))], [[0] if hit else []], 0.1, verify, verify + 0.1)
-            asked.append(sum(depth > 0 for depth in rounds) / 70)
-    assert numpy.mean(asked) > 0.9
-
-
-@pytest.mark.parametrize("chain", [True, False])
-def test_good_calls_do_not_pay_for_a_hopeless_one(chain):
-    """What they brought is soon forgotten where the text has changed."""
-    habit, generator = Habit(K), numpy.random.default_rng(0)
-    for _ in range(6):
-        play(Pace(K, chain, habit=habit), 128, lambda done: 2 if generator.random() < 0.8 else 0, draft=0.1, row=0.01)
-    seconds, depths = play(Pace(K, chain, habit=habit), 256, lambda done: 0, draft=0.1, row=0.01)
-    assert seconds < 1.03 * 256 * 1.02
-    assert depths[40:].count(0) > 0.85 * len(depths[40:])
 
 
 def test_trees_are_drafted_whole_or_not_at_all():

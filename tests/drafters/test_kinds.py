@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_prompts
 
 import hf_paradraft as pd
-from hf_paradraft.decoding import pace
 from hf_paradraft.drafters import kinds
 from hf_paradraft.drafters.dspark.training import block_drafter
 from hf_paradraft.drafters.kind import Kind, Variant
@@ -144,27 +143,6 @@ def test_who_never_guesses_is_seldom_asked(name, size, new, prompt):
         drafter.asked = 0
         assert torch.equal(target.generate(prompt, **options), target.generate(prompt, **options, assistant_model=drafter))
         assert 1 <= drafter.asked <= new / 3
-
-
-def test_a_call_remembers_that_drafting_did_not_pay():
-    habit = pace.Habit(6)
-    asked = []
-    for _ in range(3):
-        own = pace.Pace(6, chain=False, habit=habit)
-        drafted = 0
-        for _ in range(60):
-            depth = own.depth()
-            drafted += depth > 0
-            draft = pd.Draft.chain(torch.arange(depth))
-            own.observe([draft], [[]], 0.1 * (depth > 0), 1.0 + 0.3 * (depth > 0), 1.01 + 0.4 * (depth > 0))
-        asked.append(drafted)
-    assert asked[0] > asked[1] >= asked[2] >= 1
-    own = pace.Pace(6, chain=True, habit=habit)
-    for _ in range(60):
-        depth = own.depth()
-        path = list(range(depth))
-        own.observe([pd.Draft.chain(torch.arange(depth))], [path], 0.1, 1.0, 1.1)
-    assert habit.pause == pace.FIRST_PAUSE
 
 
 @pytest.mark.parametrize("name", ["pard", "autoregressive", "ppd", "dspark", "dflash", "parallelspec"])

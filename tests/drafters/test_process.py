@@ -11,7 +11,8 @@ import torch
 from tiny import EOS, near_copy, tiny_model
 
 import hf_paradraft as pd
-from hf_paradraft.drafters.process import Begin, ProcessDrafting
+from hf_paradraft.drafters.process import ProcessDrafting
+from hf_paradraft.drafters.worker import Begin
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("process")]
 OPTIONS = {"max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None}

@@ -1,0 +1,46 @@
+"""What calls tell the next: how often guesses were right, and whether drafting paid."""
+
+import numpy
+
+from .window import Window
+
+GAIN = 1.05  # a change has to promise this much
+DECAY = 0.98  # of a round's weight with each later round
+HOPE = 4  # rounds that just pay are what a drafter begins with: one without a hit in its first rounds is not yet a bad one
+MEMORY = 6  # rounds that earlier calls count for
+MOST_GAIN = 1.5  # that is believed of earlier calls: text may change
+FIRST_PAUSE, LONGEST_START = 8, 64  # plain rounds after a verdict against drafting; such that a call may begin with
+
+
+class Habit:
+    """What calls of one drafter for one target, with one size of drafts, tell the next.
+
+    Args:
+        num_draft_tokens: K, the most that is drafted.
+    """
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self.pause = FIRST_PAUSE  # the next call's first one
+        self.tried = numpy.zeros(num_draft_tokens + 1)  # by depth, as in `Pace`
+        self.held = numpy.zeros(num_draft_tokens + 1)
+        self.gains = numpy.zeros(2)  # decayed, of drafted rounds: how many, and their tokens per second in those of plain rounds
+        self.window = Window(num_draft_tokens)  # of overlapped rounds
+
+    def known(self) -> tuple[float, float]:
+        """For a new call: how many rounds the earlier ones count for, and their speed in that of plain rounds."""
+        count, gain = self.gains.tolist()
+        return (min(MEMORY, count), min(MOST_GAIN, gain / count)) if count >= HOPE else (HOPE, GAIN)
+
+    def observe(self, tried: numpy.ndarray, held: numpy.ndarray, gain: float | None) -> None:
+        """Learn from a drafted round: drafts tried and held by depth, and how much faster than a plain round it was, if known."""
+        self.tried, self.held = DECAY * self.tried + tried, DECAY * self.held + held
+        if gain is not None:
+            self.gains = DECAY * self.gains + (1, gain)
+
+    def paid(self) -> None:
+        """It did."""
+        self.pause = FIRST_PAUSE
+
+    def did_not_pay(self) -> None:
+        """It did not: the next call looks only briefly, and then waits longer."""
+        self.pause = min(2 * self.pause, LONGEST_START)
