@@ -25,8 +25,8 @@ from tiny import near_copy, tiny_model
 
 
 def pytest_collection_modifyitems(items):
-    """The long ones first, so that no process ends long after the others."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """The long ones first, before them what one process does alone, so that none ends long after the others."""
+    items.sort(key=lambda item: (item.get_closest_marker("xdist_group") is None, item.get_closest_marker("slow") is None))
 
 
 @pytest.fixture

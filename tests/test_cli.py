@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_paradraft.cli import app, main
-from hf_paradraft.demo import FAMILY
+from hf_paradraft.demo import FAMILY, QUESTIONS
 
 run = CliRunner().invoke
 
@@ -54,9 +54,10 @@ def test_generate_streams_and_compares():
 
 
 @pytest.mark.slow
-def test_bench_writes_records(tmp_path):
-    file = tmp_path / "bench.json"
-    short = ["--per-category", "1", "--max-new-tokens", "4", "-k", "8", "--dtype", "float32", "--repeats", "1"]
+def test_bench_writes_records(tmp_path, tmp_path_factory):
+    file, questions = tmp_path / "bench.json", tmp_path_factory.mktemp("questions") / "two.jsonl"
+    questions.write_text("".join(QUESTIONS.read_text().splitlines(keepends=True)[:64:32]))
+    short = ["--questions", str(questions), "--max-new-tokens", "4", "-k", "8", "--dtype", "float32", "--repeats", "1"]
     result = run(app, ["bench", *short, "--json", str(file)])
     assert result.exit_code == 0, result.output
     rows = {row["method"]: row for row in json.loads(file.read_text())}
