@@ -13,8 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
-TOKEN = "hf_loopback"
-USER = "user"
+TOKEN, USER = "hf_loopback", "user"
 REPO = f"{USER}/tiny"  # where tests push
 COMMITS = count()
 LICENSES = {"apache-2.0", "mit", "llama3.2", "gemma", "other"}
@@ -221,14 +220,9 @@ class Handler(BaseHTTPRequestHandler):
                 if "create_pr" not in self.query and repo.at(revision) is None:
                     self._fail(404, "RevisionNotFound")
                     return
-                files = [
-                    {
-                        "path": file["path"],
-                        "uploadMode": "lfs" if file["path"].endswith((".safetensors", ".png")) else "regular",
-                        "shouldIgnore": False,
-                    }
-                    for file in json.loads(self.body)["files"]
-                ]
+                paths = [file["path"] for file in json.loads(self.body)["files"]]
+                modes = {path: "lfs" if path.endswith((".safetensors", ".png")) else "regular" for path in paths}
+                files = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
                 self._send(200, {"files": files})
             case ["commit", revision]:
                 self._commit(repo, revision)

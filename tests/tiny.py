@@ -110,6 +110,11 @@ def ppd_folder(tmp_path):
     return folder
 
 
+def generate(target, drafter, ids, **options):
+    """Thirty tokens, greedy, with the drafter."""
+    return target.generate(ids, assistant_model=drafter, **{"do_sample": False, "max_new_tokens": 30, **options})
+
+
 class Oracle(pd.Drafter, pd.Drafting):
     """Knows the answers, all but every fifth token; beside each first guess stands a wrong one."""
 

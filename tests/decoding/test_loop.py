@@ -4,10 +4,9 @@ from itertools import chain
 
 import pytest
 import torch
-from tiny import EOS, near_copy, tiny_model
+from tiny import EOS, generate, near_copy, tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
-    DynamicCache,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerFast,
@@ -30,10 +29,6 @@ class Recorder(BaseStreamer):
 
     def end(self):
         self.ended += 1
-
-
-def generate(target, drafter, ids, **options):
-    return target.generate(ids, assistant_model=drafter, **{"do_sample": False, "max_new_tokens": 30, **options})
 
 
 def test_every_accepted_block_is_streamed(target, drafter, prompt):
@@ -182,37 +177,10 @@ def test_nothing_leaks_into_the_next_call(target, drafter, prompt):
     assert torch.equal(first, generate(target, drafter, prompt))
 
 
-def test_a_criterion_that_raises(target, drafter, prompt):
-    class Broken(StoppingCriteria):
-        def __call__(self, input_ids, scores, **kwargs):
-            raise RuntimeError("mine")
-
-    first = generate(target, drafter, prompt)
-    with pytest.raises(RuntimeError, match="mine"):
-        generate(target, drafter, prompt, stopping_criteria=[Broken()])
-    assert torch.equal(first, generate(target, drafter, prompt))
-
-
 def test_other_assistants_are_left_to_transformers(target, prompt):
     plain = target.generate(prompt, do_sample=False, max_new_tokens=20)
     parent = tiny_model(seed=2)
     assert torch.equal(plain, target.generate(prompt, do_sample=False, max_new_tokens=20, assistant_model=parent))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_beams": 2}, "num_beams is 2"),
-        ({"output_attentions": True, "return_dict_in_generate": True}, "attentions or hidden states"),
-        ({"output_hidden_states": True, "return_dict_in_generate": True}, "attentions or hidden states"),
-    ],
-)
-def test_refused_before_it_starts(target, drafter, prompt, options, message):
-    calls = []
-    target.register_forward_pre_hook(lambda *_: calls.append(1))
-    with pytest.raises(ValueError, match=message):
-        generate(target, drafter, prompt, **options)
-    assert not calls
 
 
 def test_a_static_cache_of_the_callers(target, drafter, prompt):
@@ -246,40 +214,6 @@ def test_typical_acceptance_follows_its_threshold():
     assert typical_path(unlikely, logits, torch.tensor([[0]]), LogitsProcessorList()) == []
 
 
-def test_a_drafter_whose_numbers_are_none(target, prompt):
-    drafter = near_copy(target)
-    with torch.no_grad():
-        drafter.lm_head.weight.fill_(torch.nan)
-    for tree_size in (None, 8, "auto"):
-        drafter.speculation_config.tree_size = tree_size
-        plain = target.generate(prompt, do_sample=False, max_new_tokens=10)
-        assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=10))
-        assert drafter.last_stats.num_drafted == 0
-
-
-def test_a_target_whose_numbers_are_none(drafter, prompt):
-    target = tiny_model()
-    with torch.no_grad():
-        target.lm_head.weight.fill_(torch.nan)
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=5)
-    assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=5))
-    with pytest.raises(RuntimeError, match="probability tensor"):
-        generate(target, drafter, prompt, do_sample=True)
-
-
-def test_a_criterion_that_raises_leaves_nothing_behind(target, drafter, prompt):
-    class Broken(StoppingCriteria):
-        def __call__(self, input_ids, scores, **kwargs):
-            if input_ids.shape[1] > 9:
-                raise RuntimeError("stop here")
-            return torch.tensor([False])
-
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=30)
-    with pytest.raises(RuntimeError, match="stop here"):
-        generate(target, drafter, prompt, stopping_criteria=[Broken()])
-    assert torch.equal(plain, generate(target, drafter, prompt))
-
-
 def test_a_tree_larger_than_the_context_that_is_left():
     target = tiny_model(max_position_embeddings=32)
     drafter = near_copy(target, 0.05)
@@ -289,70 +223,3 @@ def test_a_tree_larger_than_the_context_that_is_left():
     plain = target.generate(ids, **options)
     for cache in (None, "static"):
         assert torch.equal(plain, generate(target, drafter, ids, cache_implementation=cache, **options))
-
-
-def test_refused_prompts(target, drafter, prompt):
-    with pytest.raises(ValueError, match="reads token ids"):
-        generate(target, drafter, None, inputs_embeds=target.get_input_embeddings()(prompt))
-    with pytest.raises(ValueError, match="needs a drafter"):
-        target.generate(prompt, custom_generate=pd.speculative_decoding, max_new_tokens=3)
-
-
-@pytest.mark.parametrize("options", [{"num_draft_tokens": -1}, {"num_draft_tokens": 1.5}, {"acceptance": "hopeful"}])
-def test_options_out_of_range(options):
-    with pytest.raises(ValueError, match="must be"):
-        pd.SpeculationConfig(**options)
-
-
-def test_rules_that_do_not_fit(target, drafter, prompt):
-    drafter.speculation_config.acceptance = "rejection"
-    with pytest.raises(ValueError, match="does not fit do_sample=False"):
-        generate(target, drafter, prompt)
-    drafter.speculation_config.acceptance = "greedy"
-    with pytest.raises(ValueError, match="does not fit do_sample=True"):
-        generate(target, drafter, prompt, do_sample=True)
-
-
-def test_parts_of_a_prompt_that_do_not_fit(target, drafter):
-    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
-    cache = DynamicCache(config=target.config)
-    with torch.no_grad():
-        target(ids[:, :5], past_key_values=cache)
-    with pytest.raises(ValueError, match="pass the whole input_ids"):
-        generate(target, drafter, ids[:, 5:], past_key_values=cache, attention_mask=torch.ones_like(ids))
-    with pytest.raises(ValueError, match="whole input_ids"):
-        generate(target, drafter, ids[:, :5], past_key_values=cache)
-    with pytest.raises(ValueError, match="4 positions and input_ids 8"):
-        generate(target, drafter, ids, inputs_embeds=target.get_input_embeddings()(ids[:, :4]))
-
-
-def test_positions_that_change_their_scale(drafter, prompt):
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    target = tiny_model(rope_parameters=rope, max_position_embeddings=24)
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=19)
-    assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=19))
-    with pytest.raises(ValueError, match="beyond 24 tokens"):
-        generate(target, drafter, prompt, max_new_tokens=40)
-
-
-def test_a_target_at_the_end_of_its_context(prompt):
-    """Drafts never stand on positions that a target with learned positions does not have."""
-    target = tiny_model("gpt2", max_position_embeddings=24)
-    drafter = near_copy(target)
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=19)
-    assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=19))
-
-
-def test_rejection_leaves_processors_with_a_memory_alone(target, drafter, prompt):
-    class Lengths(LogitsProcessor):
-        def __init__(self):
-            self.seen = []
-
-        def __call__(self, input_ids, scores):
-            self.seen.append(input_ids.shape[1])
-            return scores
-
-    processor = Lengths()
-    drafter.speculation_config.acceptance = "rejection"
-    output = generate(target, drafter, prompt, do_sample=True, temperature=0.7, logits_processor=[processor])
-    assert processor.seen == list(range(5, output.shape[1]))

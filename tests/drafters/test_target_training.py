@@ -4,25 +4,18 @@ import json
 
 import pytest
 import torch
-from datasets import Dataset
 from tiny import EOS, make_tokenizer, tiny_model
-from transformers import TrainingArguments
 from typer.testing import CliRunner
 
 import hf_paradraft as pd
 from hf_paradraft.cli import app
-from hf_paradraft.drafters.anchors import AnchorCollator
-from hf_paradraft.drafters.dspark.blocks import block_mask, slots
 from hf_paradraft.drafters.dspark.calibration import calibration_error, temperatures
-from hf_paradraft.drafters.dspark.training import block_drafter, train_dspark
-from hf_paradraft.drafters.eagle3.training import Unrolled, eagle_drafter, train_eagle3
+from hf_paradraft.drafters.dspark.training import train_dspark
+from hf_paradraft.drafters.eagle3.training import eagle_drafter, train_eagle3
 from hf_paradraft.drafters.feature_training import unused_token
 from hf_paradraft.drafters.kinds import kind_of_folder
-from hf_paradraft.drafters.pairs import read_whole
-from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer, train_parallelspec
-from hf_paradraft.drafters.target_states import states_of
+from hf_paradraft.drafters.parallelspec.training import train_parallelspec
 from hf_paradraft.training.losses import cross_entropy, rejection
-from hf_paradraft.training.row_trainer import CodConfig, RowCollator
 
 OPTIONS = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "use_cpu": True, "max_length": 64}
 
@@ -51,89 +44,6 @@ def test_parallelspec_learns(style, loss, folder):
         train_parallelspec(folder / "target", rows, folder / "out", max_steps=1, **OPTIONS)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("style", ["medusa", "eagle"])
-def test_training_rows_are_what_is_drafted(style):
-    """The logits of a row `(d, t)` in training are those that the drafter gives behind the first `t - d + 1` tokens."""
-    target = tiny_model("llama", num_hidden_layers=3)
-    drafter = pd.ParallelSpecDrafter.from_target(target, style, 2)
-    ids = [3, 1, 4, 1, 5, 9, 2, 6]
-    batch = RowCollator(0, CodConfig(3, 1.0, 1.0))([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:5], "labels": ids[:5]}])
-    batch.pop("labels")
-    text = torch.tensor([ids])
-    states = states_of(target, ("normed",), text, torch.ones_like(text, dtype=torch.bool))["normed"]
-    features = None
-    if style == "eagle":
-        features = torch.zeros((*batch["input_ids"].shape, 32))
-        features[:, 1 : len(ids)] = states[:, :-1]
-    columns = torch.arange(batch["input_ids"].shape[1])
-    logits, _ = drafter(**batch, columns=columns, features=features)
-    for row, length in ((0, 8), (1, 5)):
-        for column in columns.tolist():
-            depth, place = int(batch["depths"][row, column]), int(batch["position_ids"][row, column])
-            known = place - depth + 1
-            if depth < 0 or known < 2 or known > length:
-                continue
-            given = {"normed": states[:, : known - 1]} if style == "eagle" else None
-            expected = drafter.draft_logits(text[:, :known], given, depth + 1)[0, depth]
-            torch.testing.assert_close(logits[row, column], expected, rtol=1e-4, atol=1e-4)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
-def test_training_blocks_are_what_is_drafted(kind):
-    """The logits of a slot in training are those behind its anchor, with the text's own tokens before."""
-    target = tiny_model("llama", num_hidden_layers=6)
-    drafter = block_drafter(target, 31, block_size=3, num_features=3, markov_rank=4, markov_type=kind)
-    torch.nn.init.normal_(drafter.markov.after.weight)
-    torch.nn.init.normal_(drafter.markov.before.weight)
-    ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-    batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])
-    seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
-    found = slots(drafter, batch, states_of(target, drafter.features, batch["input_ids"], seen))
-    assert (found["labels"] != -100).any()
-    for row, length in ((0, 10), (1, 6)):
-        for place, anchor in enumerate(batch["anchors"][row].tolist()):
-            if anchor < 0:
-                assert (found["labels"][row, place] == -100).all()
-                continue
-            text = batch["input_ids"][row : row + 1, : anchor + 1]
-            given = states_of(target, drafter.features, text, torch.ones_like(text, dtype=torch.bool))
-            states = drafter.block_states(text, {key: own[:, :-1] for key, own in given.items()})
-            before = batch["input_ids"][row, anchor : anchor + 3]
-            expected = drafter.base_logits(states)[0] + drafter.markov.along(before, states[0])
-            torch.testing.assert_close(found["logits"][row, place], expected, rtol=1e-4, atol=1e-4)
-            following = [ids[anchor + 1 + k] if anchor + 1 + k < length else -100 for k in range(3)]
-            assert found["labels"][row, place].tolist() == following
-
-
-@torch.no_grad()
-def test_training_steps_are_what_is_drafted():
-    """The logits of a step in training are those of the drafter behind the text's own tokens, read one after the other."""
-    target = tiny_model("llama", num_hidden_layers=8)
-    drafter = eagle_drafter(target, 3)
-    torch.nn.init.normal_(drafter.fc.weight, std=0.3)
-    ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-    batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])
-    seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
-    found = Unrolled(drafter, 3)(batch, states_of(target, drafter.features, batch["input_ids"], seen))
-    checked = 0
-    for row in range(2):
-        for place, anchor in enumerate(batch["anchors"][row].tolist()):
-            if anchor < 0:
-                continue
-            text = batch["input_ids"][row : row + 1, : anchor + 1]
-            given = states_of(target, drafter.features, text, torch.ones_like(text, dtype=torch.bool))
-            reader, logits = read_whole(drafter, text, drafter.fuse({key: own[:, :-1] for key, own in given.items()}), 1)
-            expected = [logits[0, -1]]
-            for step in (1, 2):
-                token = batch["input_ids"][row, anchor + step : anchor + step + 1]
-                expected.append(reader.read_nodes([token], [[step - 2]])[0][0])
-            torch.testing.assert_close(found["logits"][row, place], torch.stack(expected), rtol=1e-4, atol=1e-4)
-            checked += 1
-    assert checked > 4
-
-
 @pytest.mark.slow
 def test_eagle3_learns(folder):
     rows = folder / "rows.jsonl"
@@ -157,11 +67,6 @@ def test_eagle3_learns(folder):
         eagle_drafter(tiny_model("llama"))
     with pytest.raises(ValueError, match="an anchor at least"):
         train_eagle3(folder / "target", rows, folder / "none", num_anchors=0)
-
-
-def test_a_block_sees_its_context_and_itself():
-    mask = block_mask(torch.tensor([[2, -1]]), 4, 2)[0, 0]
-    assert mask.int().tolist() == [[1, 1, 0, 0, 1, 1, 0, 0]] * 2 + [[0, 0, 0, 0, 0, 0, 1, 1]] * 2
 
 
 @pytest.mark.slow
@@ -284,26 +189,6 @@ def test_tokens_that_text_does_not_use():
     assert unused_token(tokenizer, 40) == 39
     tokenizer.add_special_tokens({"additional_special_tokens": ["<one>", "<two>"]})
     assert unused_token(tokenizer, 34) == 33
-
-
-def test_group_wise_losses_count_every_depth():
-    target = tiny_model("llama", num_hidden_layers=2)
-    drafter = pd.ParallelSpecDrafter.from_target(target, "medusa", 2)
-    arguments = TrainingArguments(output_dir="unused", report_to="none", use_cpu=True)
-    ids = [3, 1, 4, 1, 5]
-    cod = CodConfig(3, 1.0, 1.0)
-    trainer = ParallelSpecTrainer(
-        drafter, arguments, target, cod, train_dataset=Dataset.from_list([{"input_ids": ids, "labels": ids, "length": 5}])
-    )
-    batch = RowCollator(0, cod)([{"input_ids": ids, "labels": ids}])
-    with torch.no_grad():
-        loss = trainer.compute_loss(drafter.train(), batch)
-        losses = []
-        for depth in range(3):
-            for known in range(1, 5 - depth):
-                logits = drafter.eval().draft_logits(torch.tensor([ids[:known]]), None, depth + 1)[0, depth]
-                losses.append(-logits.log_softmax(-1)[ids[known + depth]])
-    assert loss.item() == pytest.approx(torch.stack(losses).mean().item(), abs=1e-4)
 
 
 @torch.no_grad()
