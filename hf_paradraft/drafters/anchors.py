@@ -31,8 +31,8 @@ class AnchorCollator:
         """Texts padded on the right to the longest, and behind that by a block, so that every slot has a place.
 
         Returns:
-            `input_ids` and `labels` int64 `(B, N)`, padded with 0 and -100, `lengths` int64 `(B,)`, and `anchors` int64 `(B, A)`,
-            padded with -1.
+            `input_ids` int64 `(B, N)`, padded with 0, `lengths` int64 `(B,)`, `anchors` int64 `(B, A)`, padded with -1, and what
+            `guesses_behind` says of them.
         """
         width = max(len(sample["input_ids"]) for sample in samples) + self.block_size
         ids = torch.zeros((len(samples), width), dtype=torch.long)
@@ -47,23 +47,24 @@ class AnchorCollator:
             chosen = possible[torch.randperm(len(possible), generator=generator)[: self.num_anchors]].sort()[0]
             anchors[row, : len(chosen)] = chosen
         lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])
-        return {"input_ids": ids, "labels": labels, "lengths": lengths, "anchors": anchors}
+        guesses = guesses_behind(ids, labels, anchors, self.block_size)
+        return {"input_ids": ids, "lengths": lengths, "anchors": anchors, **guesses}
 
 
-def guesses_behind(batch: dict[str, Tensor], count: int) -> dict[str, LongTensor]:
+def guesses_behind(ids: LongTensor, labels: LongTensor, anchors: LongTensor, count: int) -> dict[str, LongTensor]:
     """Which tokens are guessed behind each anchor.
 
     Args:
-        batch: from `AnchorCollator`.
+        ids, labels: int64 `(B, N)`, a block wider than the longest text; -100 for what is not to be learned.
+        anchors: int64 `(B, A)`, -1 for none.
         count: K.
 
     Returns:
         int64 `(B, A, K)`: `places` of the tokens before each guess, which the first time is the anchor, `before`, their ids, and
         `labels` in the target's ids, -100 from the first token on that is not to be learned.
     """
-    ids, anchors, width = batch["input_ids"], batch["anchors"], batch["input_ids"].shape[1]
-    places = anchors.clamp(min=0)[..., None] + torch.arange(count, device=ids.device)
-    following = batch["labels"].gather(1, (places + 1).clamp(max=width - 1).flatten(1)).view_as(places)
+    places = anchors.clamp(min=0)[..., None] + torch.arange(count)
+    following = labels.gather(1, (places + 1).clamp(max=ids.shape[1] - 1).flatten(1)).view_as(places)
     unbroken = ((following != IGNORED) & (anchors >= 0)[..., None]).cumprod(-1).bool()
     before = ids.gather(1, places.flatten(1)).view_as(places)
     return {"places": places, "before": before, "labels": following.where(unbroken, IGNORED)}
@@ -74,7 +75,7 @@ class AnchorTrainer(ResumableTrainer):
 
     Args:
         model: holds a `drafter` that is attached to its target; its forward takes a batch and the target's states, and gives
-            what `guesses_behind` does with `logits` `(B, A, K, V')`, and perhaps `confidence` `(B, A, K)`.
+            `logits` `(B, A, K, V')`, and perhaps `confidence` `(B, A, K)`.
         args: any `TrainingArguments`.
         states: of the target.
         count: K.
@@ -99,7 +100,8 @@ class AnchorTrainer(ResumableTrainer):
         self.add_callback(CountEpochs(collator))
         self.drafter: Any = model.drafter
         self.states, self.fading = states, fading
-        self.model_accepts_loss_kwargs = False
+        self.model_accepts_loss_kwargs = True  # the loss is divided by the guesses of all accumulated batches
+        self._loss_shifts_labels = False  # so that Trainer counts every one
         self.places: LongTensor | None = None
         if self.drafter.vocabulary is not None:
             self.places = torch.full((states.target.config.get_text_config().vocab_size,), IGNORED)
@@ -107,10 +109,10 @@ class AnchorTrainer(ResumableTrainer):
         self._eval: Tensor = torch.zeros(count, 2, dtype=torch.float64)
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
-        """A mean over slots, weighted by depth."""
+        """Sum over guesses, weighted by depth, by their number."""
         states = self.states(inputs["input_ids"], inputs["lengths"])
         found = model(inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features})
-        labels, places = found["labels"], found["places"]
+        labels, places = inputs["labels"], inputs["places"]
         learned = labels != IGNORED
         if self.places is not None:
             labels = torch.where(learned, self.places.to(labels.device)[labels.clamp(min=0)], IGNORED)
@@ -121,7 +123,10 @@ class AnchorTrainer(ResumableTrainer):
             sure = found["confidence"][learned].float()
             losses = losses + F.binary_cross_entropy_with_logits(sure, (1 - rejected).detach().clamp(0, 1), reduction="none")
         weights = self.fading ** where[2].to(losses)
-        loss = (losses * weights).sum() / weights.sum().clamp(min=1e-6)
+        count = learned.sum() if num_items_in_batch is None else num_items_in_batch
+        loss = (losses * weights).sum() / max(1, int(count))  # a batch may have nothing to be learned
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # the count is everyone's, and gradients are averaged
         if not self.model.training:
             for depth in range(len(self._eval)):
                 own = rejected[where[2] == depth]

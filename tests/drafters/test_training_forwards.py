@@ -57,11 +57,11 @@ def test_training_blocks_are_what_is_drafted(kind):
     batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])
     seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
     found = slots(drafter, batch, states_of(target, drafter.features, batch["input_ids"], seen))
-    assert (found["labels"] != -100).any()
+    assert (batch["labels"] != -100).any()
     for row, length in ((0, 10), (1, 6)):
         for place, anchor in enumerate(batch["anchors"][row].tolist()):
             if anchor < 0:
-                assert (found["labels"][row, place] == -100).all()
+                assert (batch["labels"][row, place] == -100).all()
                 continue
             text = batch["input_ids"][row : row + 1, : anchor + 1]
             given = states_of(target, drafter.features, text, torch.ones_like(text, dtype=torch.bool))
@@ -70,7 +70,7 @@ def test_training_blocks_are_what_is_drafted(kind):
             expected = drafter.base_logits(states)[0] + drafter.markov.along(before, states[0])
             torch.testing.assert_close(found["logits"][row, place], expected, rtol=1e-4, atol=1e-4)
             following = [ids[anchor + 1 + k] if anchor + 1 + k < length else -100 for k in range(3)]
-            assert found["labels"][row, place].tolist() == following
+            assert batch["labels"][row, place].tolist() == following
 
 
 @torch.no_grad()

@@ -3,9 +3,6 @@
 import json
 import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -261,33 +258,3 @@ def test_flex_attentions_loss_is_sdpas(tmp_path):
         with torch.no_grad():
             losses.append(float(trainer.compute_loss(drafter.eval(), batch)))
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-SCRIPT = """
-import sys
-import torch
-from hf_paradraft.drafters.pard.run import train_pard
-model, texts, out, batch = sys.argv[1:]
-train_pard(model, texts, out, max_steps=4, per_device_train_batch_size=int(batch), learning_rate=1e-3, max_length=64,
-           use_cpu=True, seed=3, lr_scheduler_type="constant", save_strategy="no")
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()  # one that just leaves may abort
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_train_what_one_does(model_dir, texts, tmp_path):
-    """Over gloo: the same samples in every step, the same rows of each, the same mean over all labels."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(pd.__file__).parents[1])}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    for command, out, batch in (([sys.executable], "one", "4"), ([*launch, "--standalone"], "two", "2")):
-        words = [*command, str(script), str(model_dir), str(texts), str(tmp_path / out), batch]
-        result = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
-        assert result.returncode == 0, result.stderr[-3000:]
-    one, two = (load_file(tmp_path / out / "model.safetensors") for out in ("one", "two"))
-    start = load_file(model_dir / "model.safetensors")
-    assert max((one[name] - start[name]).abs().max() for name in one) > 1e-3
-    for name, tensor in one.items():
-        torch.testing.assert_close(tensor, two[name], rtol=1e-3, atol=2e-5)

@@ -8,7 +8,6 @@ from transformers import DynamicCache
 
 from ...decoding.tree_attention import additive
 from ...protocol.drafter import FeatureKey
-from ..anchors import guesses_behind
 from ..dflash.model import DFlashDrafter
 from ..stack import run
 from .model import DSparkDrafter
@@ -41,20 +40,19 @@ def slots(drafter: DFlashDrafter, batch: dict[str, Tensor], states: dict[Feature
         states: the target's hidden states `(B, N, d_t)`.
 
     Returns:
-        As `guesses_behind`, with `logits` and, where it has that head, `confidence` `(B, A, K)`.
+        `logits` `(B, A, K, V')` and, where it has that head, `confidence` `(B, A, K)`.
     """
     ids, anchors, size = batch["input_ids"], batch["anchors"], drafter.block.block_size
     rows, width = ids.shape
     context, cache = drafter.fuse(states), DynamicCache()
     drafter.inject(context, torch.arange(width, device=ids.device).expand(rows, -1), cache)
-    found = guesses_behind(batch, size)
-    places, before = found["places"], found["before"]
+    places, before = batch["places"], batch["before"]
     fed = torch.full_like(places, drafter.block.mask_token_id)
     fed[..., 0] = ids.gather(1, anchors.clamp(min=0))
     seen = block_mask(anchors, width, size)
     hidden = run(drafter.stack, drafter.embed(fed.flatten(1)), additive(seen, drafter.dtype), places.flatten(1), cache)
     hidden = hidden.unflatten(1, (-1, size))
-    found["logits"] = drafter.base_logits(hidden)
+    found = {"logits": drafter.base_logits(hidden)}
     if isinstance(drafter, DSparkDrafter):
         if drafter.markov is not None:
             found["logits"] = found["logits"] + drafter.markov.along(before, hidden).to(found["logits"])

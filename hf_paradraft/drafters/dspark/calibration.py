@@ -71,9 +71,9 @@ def calibrate(drafter: Any, target: PreTrainedModel, samples: Dataset, num_ancho
         found = slots(drafter, batch, {key: own.to(drafter.dtype) for key, own in states.items()})
         best = found["logits"].argmax(-1)
         best = best if drafter.vocabulary is None else drafter.vocabulary.to(best.device)[best]
-        whole = (found["labels"] != IGNORED).all(-1)
+        whole = (batch["labels"] != IGNORED).all(-1)
         logits.append(found["confidence"][whole].float().cpu())
-        right.append((best == found["labels"])[whole].cpu())
+        right.append((best == batch["labels"])[whole].cpu())
     together = torch.cat(logits)
     if not len(together):
         return [1.0] * drafter.most_drafts

@@ -13,7 +13,7 @@ from ...decoding.features import layers_of
 from ...decoding.tree_attention import additive
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..anchors import AnchorTrainer, guesses_behind
+from ..anchors import AnchorTrainer
 from ..feature_training import Setting, train_on_target
 from ..stack import sizes_of
 from .config import Eagle3Config
@@ -68,19 +68,19 @@ class Unrolled(torch.nn.Module):
         self.drafter, self.count = drafter, count
 
     def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
-        """What `guesses_behind` gives, with `logits` `(B, A, K, V')`.
+        """`logits` `(B, A, K, V')`.
 
         Args:
             batch: from `AnchorCollator`.
             states: the target's hidden states `(B, N, d_t)`.
         """
         drafter, ids = self.drafter, batch["input_ids"]
-        found, cache = guesses_behind(batch, self.count), DynamicCache()
+        cache = DynamicCache()
         size, chains = ids.shape[1] - 1, batch["anchors"].shape[1]  # row j of a text reads token j + 1 and the features of j
         rows = torch.arange(size, device=ids.device)
         causal = additive((rows <= rows[:, None])[None, None], drafter.dtype)
         hidden = drafter.run(drafter.text(ids[:, 1:], drafter.fuse(states)[:, :-1]), causal, rows.expand(len(ids), -1), cache)
-        last = found["places"][..., 0].sub(1).clamp(min=0)  # the row that read the anchor
+        last = batch["places"][..., 0].sub(1).clamp(min=0)  # the row that read the anchor
         hidden = hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[-1]))
         seen = rows <= last[..., None]  # (B, A, rows)
         own = torch.eye(chains, dtype=torch.bool, device=ids.device).expand(len(ids), -1, -1)
@@ -88,11 +88,11 @@ class Unrolled(torch.nn.Module):
         logits = [drafter.logits(normed)]
         for step in range(1, self.count):
             seen = torch.cat([seen, own], dim=-1)
-            inputs = drafter.text(found["before"][..., step], fed)
+            inputs = drafter.text(batch["before"][..., step], fed)
             hidden = drafter.run(inputs, additive(seen[:, None], drafter.dtype), last + step, cache)
             normed, fed = drafter.states_behind(hidden)
             logits.append(drafter.logits(normed))
-        return {**found, "logits": torch.stack(logits, dim=2)}
+        return {"logits": torch.stack(logits, dim=2)}
 
 
 def train_eagle3(
