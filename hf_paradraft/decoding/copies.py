@@ -10,6 +10,8 @@ from torch import LongTensor
 
 from ..protocol import Draft, Riders
 
+COPIED = 10  # tokens that are copied for a round, at most; a drafter's own guesses may end sooner
+
 
 @dataclass
 class Copy:

@@ -17,12 +17,13 @@ class Habit:
 
     Args:
         num_draft_tokens: K, the most that is drafted.
+        copied: the most that is copied for a round.
     """
 
-    def __init__(self, num_draft_tokens: int) -> None:
+    def __init__(self, num_draft_tokens: int, copied: int = 0) -> None:
         self.pause = FIRST_PAUSE  # the next call's first one
-        self.tried = numpy.zeros(num_draft_tokens + 1)  # by depth, as in `Pace`
-        self.held = numpy.zeros(num_draft_tokens + 1)
+        self.tried = numpy.zeros(max(num_draft_tokens, copied) + 1)  # by depth, as in `Pace`
+        self.held = numpy.zeros_like(self.tried)
         self.gains = numpy.zeros(2)  # decayed, of drafted rounds: how many, and their tokens per second in those of plain rounds
         self.window = Window(num_draft_tokens)  # of overlapped rounds
 

@@ -90,7 +90,7 @@ class Lane:
 
     Args:
         device: of the target.
-        drafter_device: of the drafter, or None: the CPU.
+        drafter_device: of the drafter; None: it has none, and wants no threads.
     """
 
     def __init__(self, device: torch.device, drafter_device: torch.device | None):
@@ -98,7 +98,7 @@ class Lane:
         self.inference = torch.is_inference_mode_enabled()
         kind = device.type
         self.autocast = (kind, torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
-        self.shares = device.type == "cpu" and (drafter_device is None or drafter_device.type == "cpu")
+        self.shares = device.type == "cpu" and drafter_device is not None and drafter_device.type == "cpu"
         self.threads = torch.get_num_threads()
         on_gpu = drafter_device is not None and drafter_device.type == "cuda"
         self.stream = torch.cuda.Stream(drafter_device) if on_gpu else None
@@ -129,10 +129,12 @@ class Lane:
         try:
             yield future
         finally:
-            if future.exception() is None and self.stream is not None:  # waits
-                torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-            if self.shares:
-                torch.set_num_threads(self.threads)
+            try:
+                if future.exception() is None and self.stream is not None:  # waits
+                    torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            finally:  # also where the wait is interrupted
+                if self.shares:
+                    torch.set_num_threads(self.threads)
 
     def __enter__(self) -> Lane:
         return self

@@ -58,9 +58,8 @@ class Pace:
         self.earlier, self.earlier_gain = self.habit.known()
         weight = 0.5 * MEMORY / max(MEMORY, float(self.habit.tried.max()))
         self.earlier_tried, self.earlier_held = weight * self.habit.tried, weight * self.habit.held
-        self.tried, self.held = numpy.zeros(num_draft_tokens + 1), numpy.zeros(num_draft_tokens + 1)
-        self.hits = numpy.full(num_draft_tokens + 1, 2.0)
-        self.mass = numpy.full(num_draft_tokens + 1, 2.0)
+        self.tried, self.held = numpy.zeros_like(self.habit.tried), numpy.zeros_like(self.habit.held)
+        self.hits, self.mass = (numpy.full_like(self.habit.tried, 2.0) for _ in range(2))
         self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, self.habit.pause
         self.least = 0.0  # chance of a path below which a node surely brings tokens slower than a round does, by the last round
         self.nodes: deque[int] = deque([MAX_TREE // 2], maxlen=8)  # of trees that were worth verifying
@@ -115,7 +114,7 @@ class Pace:
             gain /= len(self.emitted) + self.earlier
             return self.num_draft_tokens if gain * self._credit >= 1 else 0
         depths = numpy.arange(1, self.num_draft_tokens + 1)
-        tokens = 1 + numpy.cumsum(numpy.cumprod(self.accepted[1:]))
+        tokens = 1 + numpy.cumsum(numpy.cumprod(self.accepted[depths]))
         slope = max(0.0, (verify - plain) / max(1, rows - 1))
         seconds = draft + other + verify - slope * (rows - 1) + slope * depths
         rates = tokens / seconds * plain

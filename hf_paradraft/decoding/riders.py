@@ -7,11 +7,11 @@ from transformers.utils import logging
 from ..protocol import Draft, GuessedLogits, Prefix, Riders, SpeculationConfig
 from ..trees.best_first import Paths, best_paths
 from ..trees.sparse import SIZES, SparseTree, attach_prompts, build_trees, ends, sizes, static_trees
+from .copies import COPIED
 from .pace import Pace
 from .vocabulary import cut, to_target
 
 logger = logging.get_logger(__name__)
-COPIED = 8  # tokens of a copied chain behind a sparse tree, at most
 MAX_RANKS = 16  # guesses of one distance that a tree can hold
 
 

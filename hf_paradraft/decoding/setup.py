@@ -13,10 +13,12 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
+from ..hardware import input_device
 from ..protocol import Draft, Drafter, Drafting, Observation, Prefix, SpeculationConfig, SpeculationStats
 from .accept import RULES, Rule, greedy
 from .cache import cache_of_call
 from .checks import check_call, check_lengths, left_padding
+from .copies import COPIED
 from .cost import round_cost
 from .features import Features
 from .habit import Habit
@@ -88,9 +90,13 @@ class Call:
             self.overlap.begin(depth > 0)
         found = []
         for row in self.rows:
-            room = min(depth, self.ends.limit - row.length - 1, self.context - row.length + row.padding)
-            found.append(Prefix(row.ids[:, row.padding : row.length], 0 if row.finished else max(room, 0), row.asked))
+            room = 0 if row.finished else min(depth, self.space(row))
+            found.append(Prefix(row.ids[:, row.padding : row.length], room, row.asked))
         return found
+
+    def space(self, row: Row) -> int:
+        """How many tokens may be verified in a row before its own end and the context's."""
+        return max(0, min(self.ends.limit - row.length - 1, self.context - row.length + row.padding))
 
     def draft(self, prefixes: list[Prefix]) -> list[Draft]:
         """A draft for each row; empty ones where nobody has room."""
@@ -109,16 +115,17 @@ class Call:
         """Drafts of what the drafter guesses; trees, unless they would be verified with the prompt."""
         processors = [row.logits_processor for row in self.rows]
         branches = self.verifier.branches and (not self.first or (self.overlap is not None and self.overlap.on))
-        return self.shape(self.drafting, prefixes, processors, branches)
+        # Behind a window nobody knows yet where a row will end; compiled drafters read at most K + 1 tokens at a time.
+        fixed = self.config.compile or (self.overlap is not None and self.overlap.on)
+        spaces = None if fixed else [self.space(row) for row in self.rows]
+        return self.shape(self.drafting, prefixes, processors, branches, spaces)
 
     def beside(self, prefixes: list[Prefix], drafts: list[Draft]) -> AbstractContextManager:
         """What runs while a forward verifies `drafts`: the drafter, in a lane of its own, or nothing."""
         if self.overlap is None or not self.overlap.on:
             return nullcontext()
-        room = [min(self.ends.limit - row.length - 1, self.context - row.length + row.padding) for row in self.rows]
         own = [
-            Prefix(prefix.ids, 0 if row.finished else max(0, most), 0)
-            for prefix, row, most in zip(prefixes, self.rows, room, strict=True)
+            Prefix(prefix.ids, 0 if row.finished else self.space(row), 0) for prefix, row in zip(prefixes, self.rows, strict=True)
         ]
         return self.overlap.beside(own, drafts, self.config.num_draft_tokens)
 
@@ -220,7 +227,7 @@ def begin_call(
     habits = _habits.setdefault(model, WeakKeyDictionary())
     own: dict[tuple, Habit] = habits.setdefault(drafter, {}) if type(drafter).__hash__ is not None else {}
     key = config.num_draft_tokens, config.tree_size, config.graft, batch_size
-    habit = own.setdefault(key, Habit(config.num_draft_tokens))
+    habit = own.setdefault(key, Habit(config.num_draft_tokens, COPIED if config.graft and config.tree_size is not None else 0))
     pace = Pace(config.num_draft_tokens, chain, cost, adaptive, habit)
     vocab_size = model.config.get_text_config().vocab_size
     keeps = generation_config.return_dict_in_generate
@@ -249,12 +256,13 @@ def begin_call(
     if config.overlap:
         check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
         device = device_of(drafter)
-        apart = getattr(drafter, "has_own_cores", False) or device not in (None, model.device)
+        own_device = input_device(model)
+        apart = getattr(drafter, "has_own_cores", False) or device not in (None, own_device)
         if apart or not config.never_slower:  # in one process on one device there is nothing to win
             if sampled:  # the lane's draws are its own: two threads would take turns at torch's generator
                 shape.generator = torch.Generator(buffer.device).manual_seed(int(torch.randint(2**62, ())))
             adapts = chain and rule_name in ("greedy", "sample_match")
-            call.overlap = Overlap(Lane(model.device, device), call.shape_of, habit.window, adapts, adaptive)
+            call.overlap = Overlap(Lane(own_device, device), call.shape_of, habit.window, adapts, adaptive)
     return call
 
 

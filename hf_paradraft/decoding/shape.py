@@ -10,13 +10,13 @@ from transformers import LogitsProcessorList
 from transformers.utils import logging
 
 from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Prefix, SpeculationConfig
-from ..protocol.config import TreeSize
+from ..protocol.config import MAX_TREE, TreeSize
 from ..trees.best_first import best_paths
 from ..trees.sampled import sampled_paths
-from .copies import Copies, grafted, grafted_beside_riders
+from .copies import COPIED, Copies, grafted, grafted_beside_riders
 from .grow import Growing
 from .pace import Pace
-from .riders import COPIED, SparseShape
+from .riders import SparseShape
 from .steps import Steps
 from .vocabulary import cut, to_target, widen
 from .warp import sequential_choice, warp
@@ -81,15 +81,21 @@ class Shape:
         self.steps = Steps(pace)
 
     def __call__(
-        self, drafting: Drafting, prefixes: list[Prefix], processors: Sequence[LogitsProcessorList], branches: bool
+        self,
+        drafting: Drafting,
+        prefixes: list[Prefix],
+        processors: Sequence[LogitsProcessorList],
+        branches: bool,
+        spaces: Sequence[int] | None = None,
     ) -> list[Draft]:
-        """A draft for each row: at most `room` deep, without a token where there is no guess.
+        """A draft for each row: at most `room` deep, copies apart, without a token where there is no guess.
 
         Args:
             drafting: guesses.
             prefixes: of the rows.
             processors: of the rows, the target's.
             branches: whether trees can be verified in this round.
+            spaces: how deep what is copied may be in a tree; default: as deep as guesses.
 
         Raises:
             ValueError: a guess that is none; the message says what is wrong with it.
@@ -123,23 +129,24 @@ class Shape:
                 drafts[row] = draft if self.sampled else draft.first(self._worth(own.guess, before))
         if self.config.graft and not self.sampled:
             self.copies = self.copies or Copies(len(prefixes))
-            drafts = [self._graft(row, *both, size) for row, both in enumerate(zip(drafts, prefixes, strict=True))]
+            spaces = [prefix.room for prefix in prefixes] if spaces is None or size is None else spaces
+            drafts = [self._graft(row, *own, size) for row, own in enumerate(zip(drafts, prefixes, spaces, strict=True))]
         return self.pace.cut(drafts) if size == "auto" and self.sparse is None else drafts
 
-    def _graft(self, row: int, draft: Draft, prefix: Prefix, size: TreeSize) -> Draft:
-        """A row's draft with what can be copied, where that promises more."""
+    def _graft(self, row: int, draft: Draft, prefix: Prefix, space: int, size: TreeSize) -> Draft:
+        """A row's draft with what can be copied, where that promises more; a tree may become deeper than K by it."""
         self.copies.read(row, prefix.ids[0], prefix.kept)
-        tokens, beliefs = self.copies.following(row, prefix.room)
+        tokens, beliefs = self.copies.following(row, min(space, COPIED) if prefix.room else 0)
         if not tokens:
             return draft
         if draft.rider_parents:
-            reach = numpy.cumprod(beliefs)[:COPIED] >= WORTH_COPYING
+            reach = numpy.cumprod(beliefs) >= WORTH_COPYING
             count = int(reach.sum())
             return grafted_beside_riders(draft, tokens[:count], beliefs[:count], self.sparse.riders) if count else draft
         if isinstance(size, int) or (size == "auto" and self.sparse is None):
             if draft.beliefs is None and len(draft):
                 return draft  # tokens that were found, of which nobody says how likely they are
-            return grafted(draft, tokens, beliefs, len(tokens) + len(draft) if size == "auto" else int(size))
+            return grafted(draft, tokens, beliefs, MAX_TREE if size == "auto" else int(size))
         own = numpy.cumprod(self.pace.accepted[1 : 1 + len(draft)]).sum()
         if numpy.cumprod(beliefs).sum() <= own:
             return draft

@@ -184,7 +184,8 @@ class TreeVerifier:
         sees, depths = (torch.from_numpy(numpy.stack(part)) for part in zip(*shapes, strict=True))
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
         if self.num_positions is not None:
-            positions = positions.clamp(max=self.num_positions - 1)
+            for row, draft in enumerate(drafts):
+                positions[row, 1 + len(draft) :].clamp_(max=self.num_positions - 1)
         if self.extra is None:
             self.extra = self.model.prepare_inputs_for_generation(
                 ids, next_sequence_length=size, is_first_iteration=False, **{**self.model_kwargs, "attention_mask": None}

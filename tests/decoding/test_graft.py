@@ -69,6 +69,18 @@ def test_copies_pay_where_text_repeats(name, size):
     assert tau[True] > 1.1 * tau[False], tau
 
 
+@pytest.mark.parametrize("name", ["pard", "ppd", "parallelspec"])
+def test_copies_go_deeper_than_guesses(name):
+    """Where text repeats itself, a round brings more than K + 1 tokens."""
+    drafter = USELESS[name]()
+    drafter.speculation_config = pd.SpeculationConfig(2, 12, graft=True, never_slower=False)
+    options = {"do_sample": False, "max_new_tokens": 100, "eos_token_id": None}
+    prompt = torch.tensor([[5, 3, 4]])
+    plain = LOOPING.generate(prompt, **options)
+    assert torch.equal(plain, LOOPING.generate(prompt, **options, assistant_model=drafter))
+    assert 3 < max(drafter.last_stats.emitted_per_round) <= 11
+
+
 def test_copied_chains_join_trees():
     tree = pd.Draft(torch.tensor([5, 6, 7]), [-1, 0, -1], beliefs=[0.6, 0.5, 0.3])
     joined = grafted(tree, [5, 8, 9], [0.9, 0.9, 0.2], 4)

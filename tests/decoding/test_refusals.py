@@ -125,6 +125,18 @@ def test_a_target_at_the_end_of_its_context(prompt):
     assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=19))
 
 
+@pytest.mark.parametrize("length", [28, 40])
+@pytest.mark.parametrize("size", [None, 8, "auto"])
+def test_rotary_targets_go_on_beyond_their_context(length, size):
+    """As plain decoding does, on the positions that follow."""
+    target = tiny_model(max_position_embeddings=32)
+    drafter = near_copy(target, 0.05)
+    drafter.speculation_config = pd.SpeculationConfig(4, size)
+    ids = torch.randint(0, 30, (2, length), generator=torch.Generator().manual_seed(length))
+    options = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": None, "attention_mask": torch.ones_like(ids)}
+    assert torch.equal(target.generate(ids, **options), generate(target, drafter, ids, **options))
+
+
 def test_rejection_leaves_processors_with_a_memory_alone(target, drafter, prompt):
     class Lengths(LogitsProcessor):
         def __init__(self):
