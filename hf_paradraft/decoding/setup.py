@@ -218,6 +218,13 @@ def begin_call(
     rows = [Row(buffer[i : i + 1], processors[i], begin, padding[i]) for i in range(batch_size)]
     for row in rows:
         row.observed = max(0, begin - verifier.unread - row.padding)  # what the cache held before has no features
+    if features.keys and verifier.unread < begin:
+        logger.warning_once(
+            f"{type(drafter).__name__} reads the target's hidden states, and those of the tokens that past_key_values came with "
+            "are not known: it drafts without them, and fewer of its guesses will be right."
+        )
+    if config.graft and sampled:
+        logger.warning_once("acceptance='rejection' wants its drafts drawn: nothing is copied (graft).")
     chain = config.tree_size is None or not verifier.branches
     if chain and config.tree_size is not None:
         logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")

@@ -30,7 +30,8 @@ class SpeculationConfig:
         overlap: draft the next window while the target verifies this one (PEARL). With `never_slower` where the drafter has a
             device or a process of its own, or nothing is won; without it always. Not for drafters that read the target.
         graft: let copied drafts join: what followed the last time that the text ended like it ends now, where that promises more
-            than the drafter's own guesses. Not with `rejection`, which wants its drafts drawn.
+            than the drafter's own guesses; in trees up to ten tokens of it, whatever K is. Not with `rejection`, which wants its
+            drafts drawn.
         trace: keep every round's draft, accepted path and times in `SpeculationStats.trace`.
 
     Raises:

@@ -110,7 +110,7 @@ def test_rows_that_end_early():
     check(target, reader, plain, lengths)
 
 
-def test_a_filled_cache_has_no_features():
+def test_a_filled_cache_has_no_features(caplog):
     from transformers import DynamicCache
 
     target, ids = TARGETS["qwen3"], torch.arange(1, 11)[None]
@@ -122,6 +122,7 @@ def test_a_filled_cache_has_no_features():
     out = generate(target, ids, torch.ones_like(ids), max_new_tokens=16, past_key_values=cache, assistant_model=reader)
     assert torch.equal(plain, out)
     check(target, reader, out, [out.shape[1]], begins=[6])
+    assert "past_key_values came with are not known" in caplog.text
 
 
 def test_a_recurrent_target():

@@ -114,8 +114,9 @@ def test_copies_learn_when_they_do_not_hold():
     assert last[1][0] < 0.2 < first[1][0]
 
 
-def test_rejection_draws_and_does_not_copy(prompt):
+def test_rejection_draws_and_does_not_copy(prompt, caplog):
     drafter = DRAFTERS["pard"]
     drafter.speculation_config = pd.SpeculationConfig(4, 6, acceptance="rejection", graft=True, never_slower=False, trace=True)
     TARGET.generate(prompt, do_sample=True, max_new_tokens=20, assistant_model=drafter)
     assert drafter.last_stats.num_drafted > 0
+    assert "nothing is copied" in caplog.text
