@@ -2,7 +2,7 @@
 
 import torch
 from peft import get_peft_model
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GPT2Config,
     LlamaConfig,
@@ -108,6 +108,14 @@ def ppd_folder(tmp_path):
     model = get_peft_model(tiny_model(), pd.PpdConfig(num_prompt_tokens=2, accuracy=[[0.5, 0.2], [0.3, 0.1]]))
     model.save_pretrained(folder)
     return folder
+
+
+def letters():
+    """A tokenizer whose tokens are letters, with nothing between them."""
+    ids = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyzABCDEF")}
+    backend = Tokenizer(models.BPE(ids, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 def generate(target, drafter, ids, **options):

@@ -4,12 +4,10 @@ from itertools import chain
 
 import pytest
 import torch
-from tiny import EOS, generate, near_copy, tiny_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tiny import EOS, generate, letters, near_copy, tiny_model
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedTokenizerFast,
     StaticCache,
     StoppingCriteria,
 )
@@ -59,10 +57,7 @@ def test_nothing_after_the_end_of_text(target):
 
 
 def test_stop_strings(target, drafter):
-    letters = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyzABCDEF")}
-    backend = Tokenizer(models.BPE(letters, []))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer = letters()
     for first in range(8):
         ids = torch.tensor([[first, 3, 4]])
         text = tokenizer.decode(target.generate(ids, do_sample=False, max_new_tokens=20)[0, 6:8])

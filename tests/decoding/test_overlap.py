@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from test_distributions import PROMPT, VOCAB, WARPERS, exact
-from tiny import ARCHITECTURES, EOS, near_copy, tiny_model, with_prompts
+from tiny import ARCHITECTURES, EOS, letters, near_copy, tiny_model, with_prompts
+from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft as pd
 from hf_paradraft.decoding.overlap import below, likely_path
@@ -74,6 +75,38 @@ def test_overlap_changes_nothing(which, prompts, size, window, new, graft, sampl
     torch.manual_seed(seed)
     assert torch.equal(plain, target.generate(ids, assistant_model=Delayed(drafter, seed), **options))
     assert not any("drafter" in one.name for one in threading.enumerate())
+
+
+class Heard(BaseStreamer):
+    def __init__(self):
+        self.ids = []
+
+    def put(self, value):
+        self.ids += value.flatten().tolist()
+
+    def end(self):
+        self.ids.append("end")
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("size", [None, 7])
+def test_texts_end_inside_a_window(kind, size):
+    """By a stop string, an end token, a time; what is streamed is what comes out, and nothing behind it."""
+    target, drafter, tokenizer = TARGETS["llama"], DRAFTERS[kind, "llama"], letters()
+    drafter.speculation_config = pd.SpeculationConfig(6, size, never_slower=False, overlap=True)
+    for first in range(1, 7):
+        ids = torch.tensor([[first, 2, 3]])
+        options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
+        text = target.generate(ids, **options)[0, 3:]
+        ends = (
+            {"eos_token_id": int(text[len(text) // 2])},
+            {"stop_strings": [tokenizer.decode(text[5:7])], "tokenizer": tokenizer},
+        )
+        for end in ends:
+            plain, heard = target.generate(ids, **options, **end), Heard()
+            assert torch.equal(plain, target.generate(ids, **options, **end, assistant_model=drafter, streamer=heard))
+            assert heard.ids == [*plain[0].tolist(), "end"]
+        assert target.generate(ids, **options, max_time=0.0, assistant_model=drafter).shape[1] < 3 + 24
 
 
 @pytest.mark.slow
