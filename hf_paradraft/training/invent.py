@@ -101,7 +101,7 @@ def invent(
             if (barren := (batch - fruitful - 1) * batch_size) >= BARREN:
                 raise ValueError(
                     f"None of the last {barren} invented turns ended within {max_tokens} tokens and was new; {len(seen)} prompts "
-                    "are there. A base model does not end turns, and some models were taught another end than their template has: "
+                    "are there. A base model does not end turns, and some models were taught another end than the template's: "
                     "take a chat model, or give prompts of your own with --source."
                 )
             torch.manual_seed(1_000_003 * seed + batch)
