@@ -8,6 +8,9 @@ from jinja2.exceptions import TemplateError
 from tokenizers.decoders import DecodeStream
 from torch import LongTensor
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], opened: bool) -> str:
@@ -30,8 +33,12 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
 
 
 def encode_chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Ids of a conversation up to where the answer begins; without a chat template, of its texts."""
+    """Ids of a conversation up to where the answer begins; without a chat template, of its texts, with a warning."""
     if tokenizer.chat_template is None:
+        logger.warning_once(
+            "The tokenizer has no chat template: the model reads prompts as bare text, to which a chat model answers badly. If "
+            "it is one, set the chat template that it was trained with."
+        )
         return tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
     return tokenizer(render_chat(tokenizer, messages, True), add_special_tokens=False)["input_ids"]
 

@@ -45,9 +45,7 @@ def regenerate(
         from ..training.invent import invent as write_prompts
 
         prompts = output.with_name(f"{output.name}.prompts.jsonl")
-        if overwrite:
-            prompts.unlink(missing_ok=True)
-        write_prompts(model, tokenizer, invent, prompts, seed=seed)
+        write_prompts(model, tokenizer, invent, prompts, batch_size=batch_size, seed=seed, overwrite=overwrite)
         source = str(prompts)
     rows = run(
         model,
@@ -61,6 +59,7 @@ def regenerate(
         overwrite=overwrite,
         drafter=AutoDrafter.from_pretrained(drafter, **dtype.place) if drafter else None,
         avoid=avoid,
+        count=invent,
     )
     console.print(f"{rows} rows written to {output}")
 

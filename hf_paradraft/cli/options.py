@@ -51,7 +51,7 @@ Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
 
 
 def open_target(name: str, place: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal LM and its tokenizer: of a folder, a Hub id, or a `.gguf` file, whose weights stay packed.
+    """A causal LM and its tokenizer: of a folder, a Hub id, or a `.gguf` file (its weights stay packed where there is a kernel).
 
     Raises:
         OSError, ValueError: nothing loadable there; of a GGUF file, what is the matter with it.

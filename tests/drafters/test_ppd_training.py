@@ -7,7 +7,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import get_peft_model
-from tiny import EOS, make_tokenizer, tiny_model
+from tiny import ARCHITECTURES, EOS, make_tokenizer, tiny_model
 from transformers import TrainingArguments
 
 import hf_paradraft as pd
@@ -81,7 +81,24 @@ def test_the_head_is_run_where_it_is_wanted():
     rows = []
     base.lm_head.register_forward_pre_hook(lambda module, args: rows.append(args[0].shape[:-1].numel()))
     guess_at(base, base, PpdConfig(num_prompt_tokens=2), torch.randint(0, 30, (2, 60)), torch.tensor([[3, 20, 40], [7, -1, -1]]))
-    assert rows == [2 * (4 * 3 + 3 * 2)]  # of each text: at four points what it says with the token before; three points' guesses
+    assert rows == [2 * (3 * 3 + 3 * 2)]  # of each text: at three points what it says, with the token before, and its guesses
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_head_is_run_on_what_is_used_however_many_texts_there_are(name):
+    """Four texts asked at places of their own: each gets what it gets alone, and the head no row more."""
+    config = PpdConfig(num_prompt_tokens=2, num_ensembles=2)
+    base = get_peft_model(tiny_model(name), config).get_base_model()
+    ids, points = torch.randint(0, 30, (4, 60)), torch.tensor([[0, 9, 20], [4, 30, 50], [7, 13, 56], [2, 25, 44]])
+    counted = []
+    hook = base.lm_head.register_forward_pre_hook(lambda module, args: counted.append(args[0].shape[:-1].numel()))
+    with torch.no_grad():
+        together = guess_at(base, base, config, ids, points)
+        hook.remove()
+        alone = [guess_at(base, base, config, ids[row : row + 1], points[row : row + 1]) for row in range(4)]
+    assert counted == [4 * 3 * (3 + 2 * 2)]  # at each point: it and two teachers, and two prompts of two ensembles
+    for some, parts in zip(together, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(some, torch.cat(parts), rtol=1e-5, atol=1e-5)
 
 
 def test_only_answers_are_guessed():
@@ -116,6 +133,10 @@ def test_from_files_to_a_drafter(tmp_path, prompt):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": "a b c d e f g h " * 3}) + "\n" for _ in range(8)))
     options = {"max_steps": 3, "per_device_train_batch_size": 4, "save_steps": 2, "use_cpu": True, "disable_tqdm": True}
+    with pytest.raises(ValueError, match="max_length=257 is longer than the model's context of 256 tokens"):
+        train_ppd(tmp_path / "base", rows, tmp_path / "out", max_length=257, **options)
+    assert not (tmp_path / "out").exists()
+    options["max_length"] = 64
     drafter = train_ppd(tmp_path / "base", rows, tmp_path / "out", eval_file=rows, **options)
     assert json.loads((tmp_path / "out" / "paradraft.json").read_text())["training"]["steps"] == 3
     loaded = pd.AutoDrafter.from_pretrained(tmp_path / "out")
@@ -134,7 +155,14 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
     rows.write_text(
         "".join(json.dumps({"text": " ".join(f"w{(i * j) % 22 + 8}" for i in range(14))}) + "\n" for j in range(1, 9))
     )
-    options = {"per_device_train_batch_size": 2, "save_steps": 3, "use_cpu": True, "disable_tqdm": True, "num_train_epochs": 2}
+    options = {
+        "per_device_train_batch_size": 2,
+        "save_steps": 3,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "num_train_epochs": 2,
+        "max_length": 64,
+    }
     whole = train_ppd(tmp_path / "base", rows, tmp_path / "whole", **options)
     shutil.copytree(tmp_path / "whole" / "checkpoint-6", tmp_path / "part" / "checkpoint-6")
     resumed = train_ppd(tmp_path / "base", rows, tmp_path / "part", resume=True, **options)

@@ -94,3 +94,34 @@ def test_bad_input(folder):
     with pytest.raises(ValueError, match="already has files"):
         shrink(folder / "target", folder / "full", 2)
     assert (folder / "full" / "file").read_text() == "kept"
+
+
+def test_a_target_is_never_written_over(folder):
+    before = {file.name: file.read_bytes() for file in (folder / "target").iterdir()}
+    for output in (folder / "target", folder / "target" / "small", folder, folder / "small" / ".." / "target"):
+        with pytest.raises(ValueError, match="name another folder"):
+            shrink(folder / "target", output, 2, overwrite=True)
+    assert {file.name: file.read_bytes() for file in (folder / "target").iterdir()} == before
+
+
+def test_overwriting_replaces_the_model_alone(folder, monkeypatch):
+    old = folder / "old"
+    shrink(folder / "target", old, 2)
+    (old / "notes.txt").write_text("kept")
+    (old / "warp_model.safetensors").write_text("of a drafter that was here")
+    before = {file.name: file.read_bytes() for file in old.iterdir()}
+
+    def stopped(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_paradraft.drafters.pard.shrink.shutil.copytree", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            shrink(folder / "target", old, 1, overwrite=True)
+    assert {file.name: file.read_bytes() for file in old.iterdir()} == before
+    shrink(folder / "target", old, 1, overwrite=True)
+    assert AutoModelForCausalLM.from_pretrained(old).config.num_hidden_layers == 1
+    assert {file.name for file in old.iterdir()} == set(before) - {"warp_model.safetensors"}
+    assert {file.name for file in folder.iterdir()} == {"target", "old", "rows.jsonl"}
+    with pytest.raises(ValueError, match="is a file"):
+        shrink(folder / "target", folder / "rows.jsonl", 1, overwrite=True)

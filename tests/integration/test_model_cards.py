@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 import hf_paradraft as pd
 from hf_paradraft.cli import app
-from hf_paradraft.hub.card import hub_name
+from hf_paradraft.drafters.feature_drafter import card_fields
+from hf_paradraft.hub.card import hub_name, render_card
 from hf_paradraft.hub.push import push_recipe
+from hf_paradraft.integration.info import describe
 from hf_paradraft.integration.publish import card_of, push_folder
 
 BENCH = [
@@ -77,6 +79,35 @@ def test_cards_speak_of_this_drafter_alone(tmp_path):
     assert card.data.eval_results[0].metric_value == 3.25
     assert "(id 31)" in card.text
     assert "vllm serve TARGET-MODEL" in card.text
+
+
+def test_a_drafter_that_no_other_engine_takes_names_none(tmp_path):
+    """Of a trimmed head neither the card nor `info` promises what `export` refuses."""
+    folder = pard_folder(tmp_path)
+    assert "vLLM and TensorRT-LLM with a target" in dict(describe(folder))["fits"]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "draft_vocab_size": 12}))
+    text = card_of(folder, REPO).text
+    assert "guesses 12 of 32 ids" in text
+    for promise in ("vllm serve", "decoding_type", "paradraft export"):
+        assert promise not in text
+    assert "hf_paradraft alone" in dict(describe(folder))["fits"]
+
+
+def test_what_feature_drafters_read(tmp_path):
+    for style, title, begins in (
+        (None, "EAGLE-3 drafter", "An **EAGLE-3 drafter** for `TARGET-MODEL`: it reads the target's hidden states, "),
+        (
+            "eagle",
+            "ParallelSpec drafter",
+            "A **ParallelSpec drafter** for `TARGET-MODEL`: it reads the target's hidden states, ",
+        ),
+        ("medusa", "ParallelSpec drafter", "A **ParallelSpec drafter** for `TARGET-MODEL`: it reads tokens alone, shares"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"paradraft": {"training": {"style": style} if style else {}}}))
+        text = render_card(tmp_path, REPO, card_fields(tmp_path, "eagle3", title)).text
+        assert begins in text
+        assert ("hidden states" in text) == (style != "medusa")
 
 
 def test_the_headline_is_the_drafters_own_at_batch_1(hub, tmp_path):
@@ -166,8 +197,6 @@ def test_info_of_odd_folders(tmp_path, name):
 
 def test_info_without_a_network_is_one_sentence(monkeypatch):
     from huggingface_hub.errors import HTTPError
-
-    from hf_paradraft.integration.info import describe
 
     def no_network(*_, **__):
         raise HTTPError("no route")

@@ -6,6 +6,7 @@ import pytest
 from huggingface_hub import HfApi
 from tiny import EOS, make_tokenizer, tiny_model
 
+from hf_paradraft.chat import encode_question
 from hf_paradraft.training.data import encode_chat, encode_rows, encode_text, load_rows
 from hf_paradraft.training.regenerate import regenerate
 
@@ -194,3 +195,13 @@ def test_prompts_that_are_measured_on_are_not_answered(tmp_path):
     write(measured, [{"text": "a b c d e f g h " * 2}])
     with pytest.raises(ValueError, match="nothing is left"):
         regenerate(tiny_model(), make_tokenizer(), measured, tmp_path / "none.jsonl", avoid=measured)
+
+
+def test_bare_text_instead_of_a_chat_is_told_once(monkeypatch):
+    told, tokenizer = [], make_tokenizer()
+    monkeypatch.setattr("hf_paradraft.chat.logger.warning_once", told.append)
+    encode_question(tokenizer, "a b")
+    assert told == []
+    tokenizer.chat_template = None
+    assert encode_question(tokenizer, "a b").tolist() == [[0, 1]]
+    assert "has no chat template" in told[0]

@@ -31,6 +31,9 @@ def test_where_the_user_speaks():
     tokenizer.chat_template = "{{ messages[0]['content'] | upper }}"
     with pytest.raises(ValueError, match="does not show where"):
         user_turn(tokenizer)
+    tokenizer.chat_template = TEMPLATE.replace("<eos>", "b c")  # as [/INST]: "b" is a word of prompts too
+    with pytest.raises(ValueError, match=r"ordinary text \('b c'\)"):
+        user_turn(tokenizer)
 
 
 @pytest.mark.slow
@@ -42,23 +45,39 @@ def test_prompts_are_new_finished_and_the_same_when_a_run_goes_on(tmp_path):
     texts = [row["messages"][0]["content"] for row in rows]
     assert len(texts) == len(set(texts)) == 20
     assert not any("<eos>" in text or not text for text in texts)
-    invent(target, tokenizer, 7, tmp_path / "parts.jsonl", **options)
-    with (tmp_path / "parts.jsonl").open("a") as file:
-        file.write(json.dumps(rows[-1] | {"batch": rows[6]["batch"]}) + "\n")  # of a batch that was cut off
-    invent(target, tokenizer, 20, tmp_path / "parts.jsonl", **options)
-    assert (tmp_path / "parts.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
+    parts = tmp_path / "parts.jsonl"
+    invent(target, tokenizer, 7, parts, **options)
+    with parts.open("a") as file:
+        file.write('{"messages": [{"ro')  # killed in a line
+    tried = invent(target, tokenizer, 20, parts, **options)
+    assert parts.read_text() == (tmp_path / "whole.jsonl").read_text()
+    assert tried == 4 * (1 + rows[-1]["batch"] - rows[6]["batch"])  # from the batch on that may have had more
+    assert invent(target, tokenizer, 7, parts, **options) == 0
+    assert parts.read_text() == (tmp_path / "whole.jsonl").read_text()
+
+
+def test_prompts_of_another_run(tmp_path):
+    target, tokenizer, file = tiny_model(initializer_range=0.1), chat_tokenizer(), tmp_path / "prompts.jsonl"
+    options = {"max_tokens": 30, "batch_size": 4}
+    invent(target, tokenizer, 2, file, **options)
+    made = file.read_text()
+    for other in ({"seed": 1}, {"temperature": 0.5}):
+        with pytest.raises(ValueError, match="made with other settings"):
+            invent(target, tokenizer, 3, file, **options, **other)
+    with pytest.raises(ValueError, match=r"made with other settings .*weights"):
+        invent(tiny_model(initializer_range=0.1, seed=1), tokenizer, 3, file, **options)
+    assert file.read_text() == made
+    invent(target, tokenizer, 2, file, **options, seed=1, overwrite=True)
+    assert file.read_text() != made
 
 
 def test_turns_that_never_end(tmp_path):
-    tokenizer = chat_tokenizer()
-    tokenizer.chat_template = TEMPLATE.replace("<eos>", "g")
-    target = tiny_model()
-    with torch.no_grad():
-        target.lm_head.weight[7] = 0
-        target.lm_head.weight[30] = 0
-    target.generation_config.eos_token_id = None
-    with pytest.raises(ValueError, match="invented turns ended"):
-        invent(target, tokenizer, 40, tmp_path / "out.jsonl", max_tokens=1, batch_size=32)
+    """However many are wanted, it is given up after some batches; and again where it went on."""
+    tokenizer, target = chat_tokenizer(), tiny_model()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"None of the last 128 invented turns ended within 1 tokens .* take a chat model"):
+            invent(target, tokenizer, 5000, tmp_path / "out.jsonl", max_tokens=1, batch_size=32)
+    assert (tmp_path / "out.jsonl").read_text() == ""
     with pytest.raises(ValueError, match="1 at least"):
         invent(target, tokenizer, 0, tmp_path / "out.jsonl")
 
@@ -71,6 +90,13 @@ def test_the_command(tmp_path):
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [len(row["messages"]) for row in rows] == [2] * 5
+    prompts = tmp_path / "out.jsonl.prompts.jsonl"
+    assert json.loads(prompts.with_name(f"{prompts.name}.run").read_text())["drawn"] == [16, 0]
+    (tmp_path / "out.jsonl").unlink()
+    result = CliRunner().invoke(app, [*common, "--invent", "3", "--output", str(tmp_path / "out.jsonl")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out.jsonl").read_text().count("\n") == 3  # of the five that are there
+    assert prompts.read_text().count("\n") == 5
     assert CliRunner().invoke(app, [*common, "--output", str(tmp_path / "o.jsonl")]).exit_code != 0
 
 

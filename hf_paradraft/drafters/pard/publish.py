@@ -57,6 +57,11 @@ def describe(folder: Path) -> list[tuple[str, Any]]:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     ours = provenance_of(raw)
     training = ours.get("training", {})
+    fits = "transformers with hf_paradraft"
+    if "draft_vocab_size" in raw:
+        fits += " alone: vLLM and TensorRT-LLM have no place for a head over fewer ids"
+    else:
+        fits += "; vLLM and TensorRT-LLM with a target of the same vocabulary size"
     tau = (training.get("acceptance") or {}).get("mean_emitted")
     return [
         ("kind", "PARD drafter" if reads is None else "PARD-2 drafter"),
@@ -70,5 +75,5 @@ def describe(folder: Path) -> list[tuple[str, Any]]:
         ("trained with K", training.get("num_depths") or "not recorded"),
         ("τ on held-out rows", f"{tau:.2f}" if tau else "not recorded"),
         ("drafts K", (ours.get("speculation_config") or {}).get("num_draft_tokens", 12)),
-        ("fits", "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same vocabulary size"),
+        ("fits", fits),
     ]

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ...training.data import IGNORED, encode_rows, load_rows
+from ...training.output import left_from_before, move_into
 from .trim import most_frequent, trim_head
 
 Which = Literal["first", "even"]
@@ -83,18 +84,23 @@ def shrink(
 
     Args:
         target: folder or Hub id of a causal LM.
-        output_dir: new or empty, unless `overwrite`.
+        output_dir: new or empty, unless `overwrite`; apart from the target's folder.
         layers: N.
         vocab: V', tokens that the head guesses; default: all, and then the result is a plain causal LM.
         data: the target's answers, as for training, in which tokens are counted; with `vocab`.
         which: the first layers, or evenly chosen ones.
         max_length: tokens of an answer that are counted.
-        overwrite: replace what is there, once all is made.
+        overwrite: replace the model that is there, once all is made; other files stay.
 
     Raises:
         ValueError, OSError: something about the inputs is wrong; nothing has been written then.
     """
-    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())) and not overwrite:
+    if output_dir.exists() and not output_dir.is_dir():
+        raise ValueError(f"{output_dir} is a file; the output must be a folder.")
+    own, source = output_dir.resolve(), Path(target).resolve()
+    if source.exists() and (own.is_relative_to(source) or source.is_relative_to(own)):
+        raise ValueError(f"{output_dir} is the target's folder {target}, or lies within it, or around it: name another folder.")
+    if output_dir.exists() and any(output_dir.iterdir()) and not overwrite:
         raise ValueError(f"{output_dir} already has files: pass --overwrite to replace it, or name another folder.")
     if (vocab is None) != (data is None):
         raise ValueError("--vocab and --data go together: tokens are counted on the target's own answers.")
@@ -108,11 +114,13 @@ def shrink(
         always = [*tokenizer.all_special_ids, *(ends if isinstance(ends, list) else [] if ends is None else [ends])]
         trim_head(small, most_frequent(texts, vocab, always, small.config.get_text_config().vocab_size))
     output_dir.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output_dir.parent) as made:
+    with tempfile.TemporaryDirectory(dir=output_dir.parent) as place:
+        made, new = Path(place) / "made", Path(place) / "new"
         small.save_pretrained(made)
         tokenizer.save_pretrained(made)
-        if output_dir.exists():
-            shutil.rmtree(output_dir)
-        shutil.copytree(made, output_dir, copy_function=shutil.copyfile)
-        output_dir.chmod(0o755)
+        shutil.copytree(made, new, copy_function=shutil.copyfile)  # readable as other files are: safetensors' are their owner's
+        left = [file for file in left_from_before(output_dir) if not (made / file.name).exists()]
+        move_into(new, output_dir)
+        for file in left:
+            file.unlink()
     return small

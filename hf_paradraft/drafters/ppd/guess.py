@@ -1,4 +1,8 @@
-"""What prompts guess at many places of a text, and what the model says there: one forward, with its head at those places."""
+"""What prompts guess at many places of a text, and what the model says there: one forward, with its head at those places.
+
+Texts are asked at different places, while a model's head is run on the same rows of all of them. So each text's rows are put in
+another order, those that are asked last; masks and positions go along, and nothing else changes.
+"""
 
 from collections.abc import Callable
 
@@ -42,22 +46,26 @@ def guess_at(
     rows = [prompt_rows(length, own.clamp(min=0).cpu(), m, e) for own in points]
     embedding = prompt_embedding(base)
     prompts = embedding.prompts()[rows[0]["prompts"]].expand(batch_size, -1, -1)
-    texts = embedding.base_layer(ids)
-    sees = torch.stack([row["attention_mask"] for row in rows])[:, None].to(ids.device)
-    positions = torch.stack([row["position_ids"] for row in rows]).to(ids.device)
+    there = points.cpu() >= 0
+    row = there.nonzero(as_tuple=True)[0][:, None]  # (T, 1), which text
+    behind = torch.stack([own["teachers"] for own in rows])[there]
+    known = torch.cat([points.cpu()[there][:, None], behind], dim=1)  # (T, m + 1), places of the text
+    asked = torch.zeros(batch_size, length, dtype=torch.bool).index_put_((row, known), torch.tensor(True))
+    order = asked.int().argsort(dim=1, stable=True)  # (B, n)
+    place = order.argsort(dim=1)[row, known]
+    kept = int(asked.sum(1).max())  # K rows of every text: those that are asked, and some before them where others have more
+    prompt_places = torch.arange(length, rows[0]["position_ids"].shape[0]).expand(batch_size, -1)
+    whole = torch.cat([order, prompt_places], dim=1)
+    texts = embedding.base_layer(ids.gather(1, order.to(ids.device)))
+    sees = torch.stack([own["attention_mask"][new][:, new] for own, new in zip(rows, whole, strict=True)])[:, None].to(ids.device)
+    positions = torch.stack([own["position_ids"][new] for own, new in zip(rows, whole, strict=True)]).to(ids.device)
     apart = positions[:, None, :, None] - positions[:, None, None]
     masks = {}
     for kind, window in attention_windows(base).items():
         seen = sees if window is None else sees & (apart < window)
         masks[kind] = additive(seen, texts.dtype)
-    there = points >= 0
-    row = there.nonzero(as_tuple=True)[0][:, None]  # (T, 1), which text
-    behind = torch.stack([own["teachers"] for own in rows])[there.cpu()]
-    known = torch.cat([points[there].cpu()[:, None], behind], dim=1)  # (T, m + 1), places of the text
-    wanted, place = known.unique(return_inverse=True)
-    columns = [*wanted.tolist(), *range(length, positions.shape[1])]
-    # A list, for processes that copy their inputs to several devices cut tensors apart.
-    few = {"logits_to_keep": columns} if base._supports_logits_to_keep() else {}
+    heads = kept + prompt_places.shape[1]
+    few = {"logits_to_keep": heads} if base._supports_logits_to_keep() else {}
     logits = forward(
         inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
         attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,
@@ -65,8 +73,8 @@ def guess_at(
         use_cache=False,
         **few,
     ).logits
-    logits = logits if few else logits[:, columns]
-    said = logits[row, place.to(ids.device)].detach().float()
-    guesses = logits[:, len(wanted) :].unflatten(1, (points.shape[1], m, e))[there].float().mean(2)
-    following = ids[row, known.to(ids.device) + 1]
+    logits = logits[:, -heads:]
+    said = logits[row, place - (length - kept)].detach().float()
+    guesses = logits[:, kept:].unflatten(1, (points.shape[1], m, e))[there].float().mean(2)
+    following = ids[row, known + 1]
     return guesses, said[:, 1:], following[:, 1:], said[:, 0].argmax(-1) == following[:, 0]

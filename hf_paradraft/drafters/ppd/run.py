@@ -71,7 +71,11 @@ def train_ppd(
     torch.manual_seed(arguments.get("seed", 42))  # the prompts' first values
     dtype = fast_dtype()
     logger.warning("The model is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=False), config)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=False)
+    context = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and max_length > context:
+        raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
+    adapted = get_peft_model(base, config)
     trainer = PpdTrainer(
         adapted,
         training,
