@@ -52,10 +52,9 @@ class Borrowed:
         self.scale = logit_scale(config)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.gathered: tuple[Tensor, Tensor, Tensor | None] | None = None  # the head's weight; its wanted rows, and their bias
-        weight = getattr(head, "weight", None)
-        if vocabulary is not None and isinstance(weight, Tensor) and type(head) is torch.nn.Linear:
-            if int(vocabulary.max()) >= len(weight):
-                raise ValueError(f"The drafter guesses ids up to {int(vocabulary.max())}, and the target has {len(weight)}.")
+        ordinary = vocabulary is not None and type(head) is torch.nn.Linear
+        if ordinary and int(vocabulary.max()) >= len(head.weight):
+            raise ValueError(f"The drafter guesses ids up to {int(vocabulary.max())}, and the target has {len(head.weight)}.")
         self._check(target)
 
     @torch.no_grad()

@@ -125,6 +125,11 @@ def test_what_is_refused_when_it_is_attached(load):
         load(nvidia([0, 2, 7]), attach=False).attach(TARGET)
     with pytest.raises(ValueError, match="ids up to"):
         load("SafeAI", attach=False).attach(tiny_model("llama", num_hidden_layers=LAYERS, vocab_size=20))
+    with pytest.raises(ValueError, match="mask token 900, and its embedding ends at 31"):
+        load(zlab({"mask_token_id": 900}), attach=False).attach(TARGET)
+    with pytest.raises(ValueError, match="a vocabulary of 5000, and the target's has 32"):
+        load(zlab(vocab_size=5000), attach=False).attach(TARGET)
+    load(zlab(vocab_size=40), attach=False).attach(TARGET)  # padded
     drafter.speculation_config.num_draft_tokens = 9
     with pytest.raises(ValueError, match="guesses 4 tokens at most"):
         TARGET.generate(torch.tensor([[1, 2]]), assistant_model=drafter, max_new_tokens=4)

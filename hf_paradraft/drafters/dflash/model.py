@@ -132,6 +132,16 @@ class DFlashDrafter(FeatureDrafter):
         """What a block guesses."""
         return self.block.num_drafts
 
+    @property
+    def target_vocab_size(self) -> int:
+        """V."""
+        return self.block.vocab_size
+
+    @property
+    def mask_token(self) -> int:
+        """The id of its masks."""
+        return self.block.mask_token_id
+
     def attach(self, target: PreTrainedModel) -> None:
         """As `FeatureDrafter.attach`; a file that does not say which token its rows guess is settled here, once."""
         super().attach(target)
