@@ -1,5 +1,7 @@
 """Published drafters load and are saved again, or are refused in a sentence; no code of theirs is run."""
 
+import copy
+
 import pytest
 import torch
 from layouts import DRAFTED, LAYERS, LAYOUTS, D, V, nvidia, safeai, write, zlab
@@ -35,12 +37,41 @@ def test_an_anchor_that_is_not_written_is_probed(load, caplog, tmp_path):
     del config["sample_from_anchor"]
     drafter = load((config, tensors), attach=False)
     assert drafter.block.fill_in is None
+    said = TARGET.generate(torch.tensor([[1]]), do_sample=False, max_new_tokens=48, min_new_tokens=48)[0]
+    counts = (said[:, None] == drafter.vocabulary).sum(0)
+    one_hot = torch.eye(len(counts))
+    drafter.draft_logits = lambda *args: one_hot[counts.argmax() if drafter.block.fill_in else counts.argmin()].expand(1, 2, -1)
     drafter.attach(TARGET)
-    assert drafter.block.fill_in in (True, False)
+    assert drafter.block.fill_in is True
     assert any("probed" in value for _, value in drafter.notes)
     verdict = drafter.block.fill_in
     drafter.save_pretrained(tmp_path)
     assert pd.AutoDrafter.from_pretrained(tmp_path).block.fill_in is verdict
+
+
+def test_a_probe_that_decides_nothing_is_not_saved(load, caplog, tmp_path):
+    """And the target's own options for generation do not disturb it."""
+    config, tensors = LAYOUTS["speculators DSpark"]()
+    del config["sample_from_anchor"]
+    drafter, target = load((config, tensors), attach=False), copy.deepcopy(TARGET)
+    target.generation_config.return_dict_in_generate, target.generation_config.num_beams = True, 2
+    nothing = torch.zeros(1, 2, drafter.num_guesses)
+    nothing[..., -1] = 1  # never right
+    drafter.draft_logits = lambda *args: nothing
+    drafter.vocabulary[-1] = 31
+    drafter.attach(target)
+    assert "decides nothing" in caplog.text
+    drafter.save_pretrained(tmp_path)
+    assert pd.AutoDrafter.from_pretrained(tmp_path).block.fill_in is None
+
+
+def test_layers_named_at_the_top(load):
+    """By `DFlashDraftModel` it is z-lab's, whose first row guesses nothing."""
+    config, tensors = zlab()
+    nested = config.pop("dflash_config")
+    drafter = load(({**config, **nested}, tensors))
+    assert drafter.block.fill_in is True
+    assert drafter.features == (1, 3, 5)
 
 
 def test_the_usual_pickle(load, tmp_path, monkeypatch):

@@ -95,7 +95,7 @@ class DFlashDrafter(FeatureDrafter):
             "aux_hidden_state_layer_ids": [key + 1 for key in config.features if isinstance(key, int)],
             "block_size": config.block_size,
             "mask_token_id": config.mask_token_id,
-            **({} if config.fill_in is None else {"sample_from_anchor": not config.fill_in}),
+            **({} if config.fill_in in (None, config.assumed) else {"sample_from_anchor": not config.fill_in}),
             "sliding_window_non_causal": "sliding_attention" in kinds and "sliding_attention" not in config.causal,
             "draft_vocab_size": config.vocab_size if self.vocabulary is None else len(self.vocabulary),
             "target_hidden_size": config.target_hidden_size,
