@@ -74,6 +74,16 @@ def test_layers_named_at_the_top(load):
     assert drafter.features == (1, 3, 5)
 
 
+def test_a_padded_head_is_cut(load):
+    config, tensors = LAYOUTS["DeepSpec DSpark"]()
+    plain, padded = load((config, tensors)), dict(tensors)
+    for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
+        padded[name] = torch.nn.functional.pad(tensors[name], (0, 0, 0, 8), value=9.0)
+    drafter = load(({**config, "draft_vocab_size": V + 8}, padded))
+    ids, features = EXPECTED["ids"][None, :LENGTH], features_of(drafter)
+    assert torch.equal(plain.draft_logits(ids, features, 3), drafter.draft_logits(ids, features, 3))
+
+
 def test_the_usual_pickle(load, tmp_path, monkeypatch):
     config, tensors = LAYOUTS["SafeAI"]()
     write(tmp_path / "pickled", config, tensors, pickled=True)

@@ -74,6 +74,10 @@ class DFlashDrafter(FeatureDrafter):
         vocabulary = None if padded or offsets is None else vocabulary_of(offsets, mask, config.vocab_size)
         if config.draft_vocab_size is not None and vocabulary is None:
             raise OSError(f"{folder} guesses {config.draft_vocab_size} ids and has no table of them (d2t): download it again.")
+        if vocabulary is None:  # padded heads guess the target's ids, and more that mean nothing
+            for name in ("head.weight", "markov.after.weight"):
+                if name in weights:
+                    weights[name] = weights[name][: config.vocab_size]
         check_width(weights, len(config.features), config.target_hidden_size, cls.title)
         drafter = cls(config, vocabulary, "embedding.weight" in weights, "head.weight" in weights)
         load_strictly(drafter, weights, f"The {cls.title} in {folder}")
