@@ -4,7 +4,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny import tiny_model
-from transformers import TrainingArguments
+from transformers import AutoModelForCausalLM, Gemma4TextConfig, TrainingArguments
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.anchors import AnchorCollator
@@ -30,6 +30,19 @@ def test_a_row_at_the_end_of_learned_positions():
         if kept < 16:
             torch.testing.assert_close(guesses[1].logits, drafter.draft_logits(short, None, 4)[0], rtol=1e-3, atol=1e-4)
             assert len(guesses[0].logits) == 16 - whole
+
+
+@pytest.mark.parametrize("style", ["medusa", "eagle"])
+def test_layers_of_a_target_whose_kinds_differ_in_size(style, prompt):
+    config = Gemma4TextConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, global_head_dim=16, layer_types=["sliding_attention", "full_attention"] * 2, hidden_size_per_layer_input=0,
+    )  # fmt: skip
+    target = AutoModelForCausalLM.from_config(config).eval()
+    drafter = pd.ParallelSpecDrafter.from_target(target, style, 3)
+    assert drafter.stack.layers[0].self_attn.head_dim == 16
+    options = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": None}
+    assert torch.equal(target.generate(prompt, **options), target.generate(prompt, assistant_model=drafter, **options))
 
 
 @torch.no_grad()
