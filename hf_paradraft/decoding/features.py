@@ -4,9 +4,11 @@ Numbers are counted as in `protocol.FeatureKey`: `-1` what the first layer reads
 is the state before the final norm), `"normed"` what the head reads.
 """
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -41,6 +43,9 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
 class Features:
     """Collects hidden states in one call's forwards, while it is entered; nothing is hooked if nothing is asked for.
 
+    Several calls may share a target, each in a thread of its own: forwards of other threads than the one that entered are left
+    alone.
+
     Args:
         model: the target.
         keys: what to collect.
@@ -53,6 +58,7 @@ class Features:
         self.model, self.keys = model, tuple(dict.fromkeys(keys))
         self.rows: dict[FeatureKey, Tensor] = {}  # of the last forward, (B, rows, hidden)
         self.handles: list[Any] = []
+        self.thread = 0  # that entered
         if not self.keys:
             return
         self.layers = layers_of(model)
@@ -64,6 +70,7 @@ class Features:
             )
 
     def __enter__(self) -> "Features":
+        self.thread = threading.get_ident()
         for key in self.keys:
             if key == "normed":
                 hook = decoder_of(self.model).register_forward_hook(self._normed)
@@ -79,15 +86,23 @@ class Features:
             self.handles.pop().remove()
         self.rows = {}
 
+    @property
+    def _own(self) -> bool:
+        """Whether a forward is this call's. A compiled one is traced without the question, which would break its graph."""
+        return torch.compiler.is_dynamo_compiling() or threading.get_ident() == self.thread
+
     def _normed(self, module: nn.Module, args: tuple, output: Any) -> None:
-        self.rows["normed"] = output[0]
+        if self._own:
+            self.rows["normed"] = output[0]
 
     def _embedded(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        self.rows[-1] = args[0] if args else kwargs["hidden_states"]
+        if self._own:
+            self.rows[-1] = args[0] if args else kwargs["hidden_states"]
 
     def _of_layer(self, key: int) -> Any:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            self.rows[key] = output if isinstance(output, Tensor) else output[0]
+            if self._own:
+                self.rows[key] = output if isinstance(output, Tensor) else output[0]
 
         return hook
 

@@ -22,6 +22,7 @@ from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .borrowed import Borrowed
+from .fits import check_ids
 from .published import drafter_folder
 
 
@@ -163,6 +164,16 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         """How many tokens it can guess in a row; None: any number."""
         return None
 
+    @property
+    def target_vocab_size(self) -> int | None:
+        """V of the target that it was made for, if it is known."""
+        return None
+
+    @property
+    def mask_token(self) -> int | None:
+        """The id of its masks; None: it has none."""
+        return None
+
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """What it reads, each once."""
         return tuple(dict.fromkeys(self.features))
@@ -186,10 +197,8 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
                 f"{who} was made for a target of {self.target_layers or f'more than {deepest}'} layers, and this one has "
                 f"{layers}."
             )
-        if self.vocabulary is not None and int(self.vocabulary.max()) >= config.vocab_size:
-            raise ValueError(
-                f"{who} guesses ids up to {int(self.vocabulary.max())}; the target's end at {config.vocab_size - 1}."
-            )
+        table = target.get_input_embeddings() if self.embedding is None else self.embedding
+        check_ids(who, self.vocabulary, self.target_vocab_size, config.vocab_size, self.mask_token, table.num_embeddings)
         if (most := self.most_drafts) is not None and self.speculation_config.num_draft_tokens > most:
             raise ValueError(
                 f"{who} guesses {most} tokens at most, but num_draft_tokens is "

@@ -140,7 +140,8 @@ class PairReader:
             # All but the last piece of each row; what is left of the longest fits one.
             self._run([ids[begin : begin + PIECE] if len(ids) > begin + PIECE else ids[:0] for ids in new], 0)
         read = [max(0, (len(ids) - 1) // PIECE) * PIECE for ids in new]
-        logits = self._run([ids[done:] for ids, done in zip(new, read, strict=True)], count)
+        rooms = [min(count, prefix.room) for prefix in prefixes]
+        logits = self._run([ids[done:] for ids, done in zip(new, read, strict=True)], count, rooms)
         return [own if fits else None for own, fits in zip(logits, ready, strict=True)]
 
     @property
@@ -156,8 +157,14 @@ class PairReader:
             self.known = [known - count for known, count in zip(self.known, dropped, strict=True)]
             self.fused = [fused[:0] if count else fused for fused, count in zip(self.fused, dropped, strict=True)]
 
-    def _run(self, rows: list[LongTensor], count: int) -> Tensor:
-        """Read `rows`, each the next tokens of its text, and `count - 1` masks behind; logits `(B, count, V')`."""
+    def _run(self, rows: list[LongTensor], count: int, rooms: Sequence[int] = ()) -> Tensor:
+        """Read `rows`, each the next tokens of its text, and `count - 1` masks behind; logits `(B, count, V')`.
+
+        Args:
+            rows: int64 `(m,)` each.
+            count: K.
+            rooms: of each row, the guesses that are wanted; default: none.
+        """
         model, longest = self.model, max(map(len, rows))
         padding = torch.tensor([longest - len(ids) for ids in rows])[:, None]
         ids = torch.stack([torch.nn.functional.pad(own, (longest - len(own), 0)) for own in rows])
@@ -174,7 +181,13 @@ class PairReader:
         depths = torch.arange(size) - padding
         sees = ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | torch.eye(size, dtype=torch.bool)
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths.clamp(min=0))
-        logits, states = model.forward_rows(inputs, mask, positions.clamp(min=0), self.cache.cache, max(1, count))
+        # What nobody reads, masks beyond a row's own room and padding, stays where the model may have a position.
+        lasts = [
+            known + len(own) - 1 + max(0, room - 1) - model.shift
+            for known, own, room in zip(self.known, rows, rooms or [0] * len(rows), strict=True)
+        ]
+        positions = positions.minimum(positions.new_tensor(lasts)[:, None]).clamp(min=0)
+        logits, states = model.forward_rows(inputs, mask, positions, self.cache.cache, max(1, count))
         self.cache.keep([list(range(longest - len(own), longest)) for own in rows], size)
         self.known = [known + len(own) for known, own in zip(self.known, rows, strict=True)]
         self.fused = [kept[len(own) :] for kept, own in zip(self.fused, rows, strict=True)]

@@ -1,6 +1,7 @@
 """Whatever a drafter reads of the target is what a plain forward over the final text gives, token by token, row by row."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -191,6 +192,27 @@ def test_an_offloaded_target():
     out = generate(offloaded, ids, torch.ones_like(ids), max_new_tokens=16, assistant_model=reader)
     assert torch.equal(plain, out)
     check(target, reader, out, [out.shape[1]])
+
+
+def test_calls_in_two_threads_read_their_own():
+    target = TARGETS["llama"]
+    prompts = [torch.arange(1, 5)[None], torch.arange(3, 14)[None]]
+    plain = [generate(target, ids, torch.ones_like(ids), max_new_tokens=40) for ids in prompts]
+    readers, outs, begin = [Reader(text) for text in plain], {}, threading.Barrier(2)
+
+    def call(index):
+        begin.wait()
+        ids = prompts[index]
+        outs[index] = generate(target, ids, torch.ones_like(ids), max_new_tokens=40, assistant_model=readers[index])
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, reader in enumerate(readers):
+        assert torch.equal(plain[index], outs[index])
+        check(target, reader, outs[index], [outs[index].shape[1]])
 
 
 def test_nothing_is_hooked_where_nobody_asks():

@@ -84,6 +84,7 @@ def test_pard2_saved_again(tmp_path):
     again = pd.AutoDrafter.from_pretrained(tmp_path / "second")
     assert torch.equal(again.projection.weight, tensors["target_proj.weight"])
     assert again.projection.scale == 0.3
+    assert again.config.spd_type == "pard2"
     assert dict(kind_of_folder(tmp_path / "second").describe(tmp_path / "second"))["kind"] == "PARD-2 drafter"
 
 

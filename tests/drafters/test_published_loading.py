@@ -1,5 +1,7 @@
 """Published drafters load and are saved again, or are refused in a sentence; no code of theirs is run."""
 
+import copy
+
 import pytest
 import torch
 from layouts import DRAFTED, LAYERS, LAYOUTS, D, V, nvidia, safeai, write, zlab
@@ -35,12 +37,51 @@ def test_an_anchor_that_is_not_written_is_probed(load, caplog, tmp_path):
     del config["sample_from_anchor"]
     drafter = load((config, tensors), attach=False)
     assert drafter.block.fill_in is None
+    said = TARGET.generate(torch.tensor([[1]]), do_sample=False, max_new_tokens=48, min_new_tokens=48)[0]
+    counts = (said[:, None] == drafter.vocabulary).sum(0)
+    one_hot = torch.eye(len(counts))
+    drafter.draft_logits = lambda *args: one_hot[counts.argmax() if drafter.block.fill_in else counts.argmin()].expand(1, 2, -1)
     drafter.attach(TARGET)
-    assert drafter.block.fill_in in (True, False)
+    assert drafter.block.fill_in is True
     assert any("probed" in value for _, value in drafter.notes)
     verdict = drafter.block.fill_in
     drafter.save_pretrained(tmp_path)
     assert pd.AutoDrafter.from_pretrained(tmp_path).block.fill_in is verdict
+
+
+def test_a_probe_that_decides_nothing_is_not_saved(load, caplog, tmp_path):
+    """And the target's own options for generation do not disturb it."""
+    config, tensors = LAYOUTS["speculators DSpark"]()
+    del config["sample_from_anchor"]
+    drafter, target = load((config, tensors), attach=False), copy.deepcopy(TARGET)
+    target.generation_config.return_dict_in_generate, target.generation_config.num_beams = True, 2
+    nothing = torch.zeros(1, 2, drafter.num_guesses)
+    nothing[..., -1] = 1  # never right
+    drafter.draft_logits = lambda *args: nothing
+    drafter.vocabulary[-1] = 31
+    drafter.attach(target)
+    assert "decides nothing" in caplog.text
+    drafter.save_pretrained(tmp_path)
+    assert pd.AutoDrafter.from_pretrained(tmp_path).block.fill_in is None
+
+
+def test_layers_named_at_the_top(load):
+    """By `DFlashDraftModel` it is z-lab's, whose first row guesses nothing."""
+    config, tensors = zlab()
+    nested = config.pop("dflash_config")
+    drafter = load(({**config, **nested}, tensors))
+    assert drafter.block.fill_in is True
+    assert drafter.features == (1, 3, 5)
+
+
+def test_a_padded_head_is_cut(load):
+    config, tensors = LAYOUTS["DeepSpec DSpark"]()
+    plain, padded = load((config, tensors)), dict(tensors)
+    for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
+        padded[name] = torch.nn.functional.pad(tensors[name], (0, 0, 0, 8), value=9.0)
+    drafter = load(({**config, "draft_vocab_size": V + 8}, padded))
+    ids, features = EXPECTED["ids"][None, :LENGTH], features_of(drafter)
+    assert torch.equal(plain.draft_logits(ids, features, 3), drafter.draft_logits(ids, features, 3))
 
 
 def test_the_usual_pickle(load, tmp_path, monkeypatch):
@@ -125,6 +166,11 @@ def test_what_is_refused_when_it_is_attached(load):
         load(nvidia([0, 2, 7]), attach=False).attach(TARGET)
     with pytest.raises(ValueError, match="ids up to"):
         load("SafeAI", attach=False).attach(tiny_model("llama", num_hidden_layers=LAYERS, vocab_size=20))
+    with pytest.raises(ValueError, match="mask token 900, and its embedding ends at 31"):
+        load(zlab({"mask_token_id": 900}), attach=False).attach(TARGET)
+    with pytest.raises(ValueError, match="a vocabulary of 5000, and the target's has 32"):
+        load(zlab(vocab_size=5000), attach=False).attach(TARGET)
+    load(zlab(vocab_size=40), attach=False).attach(TARGET)  # padded
     drafter.speculation_config.num_draft_tokens = 9
     with pytest.raises(ValueError, match="guesses 4 tokens at most"):
         TARGET.generate(torch.tensor([[1, 2]]), assistant_model=drafter, max_new_tokens=4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny import tiny_model
-from transformers import TrainingArguments
+from transformers import AutoModelForCausalLM, Gemma4TextConfig, TrainingArguments
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.anchors import AnchorCollator
@@ -14,7 +14,35 @@ from hf_paradraft.drafters.eagle3.training import Unrolled, eagle_drafter
 from hf_paradraft.drafters.pairs import read_whole
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer
 from hf_paradraft.drafters.target_states import states_of
+from hf_paradraft.protocol import Prefix
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator
+
+
+@torch.no_grad()
+def test_a_row_at_the_end_of_learned_positions():
+    """Its neighbours' masks, which it does not need, would have no positions; nor has the padding of a row that is whole."""
+    target = tiny_model("gpt2", max_position_embeddings=16)
+    drafter = pd.ParallelSpecDrafter.from_target(target, "medusa", 4)
+    drafting, text = drafter.start_drafting(target, 16), torch.arange(16)[None]
+    for whole, kept in ((15, 0), (16, 15), (16, 16)):
+        short, length = text[:, : whole - 7], 0 if kept == 0 else kept - 7
+        guesses = drafting.propose([Prefix(text[:, :whole], 16 - whole, kept), Prefix(short, 4, length)])
+        if kept < 16:
+            torch.testing.assert_close(guesses[1].logits, drafter.draft_logits(short, None, 4)[0], rtol=1e-3, atol=1e-4)
+            assert len(guesses[0].logits) == 16 - whole
+
+
+@pytest.mark.parametrize("style", ["medusa", "eagle"])
+def test_layers_of_a_target_whose_kinds_differ_in_size(style, prompt):
+    config = Gemma4TextConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, global_head_dim=16, layer_types=["sliding_attention", "full_attention"] * 2, hidden_size_per_layer_input=0,
+    )  # fmt: skip
+    target = AutoModelForCausalLM.from_config(config).eval()
+    drafter = pd.ParallelSpecDrafter.from_target(target, style, 3)
+    assert drafter.stack.layers[0].self_attn.head_dim == 16
+    options = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": None}
+    assert torch.equal(target.generate(prompt, **options), target.generate(prompt, assistant_model=drafter, **options))
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
+from hf_paradraft.drafters.dspark.training import block_drafter
 from hf_paradraft.integration.export import Engine, export
 
 
@@ -135,3 +136,10 @@ print("OUT " + json.dumps([list(o.outputs[0].token_ids) for o in llm.chat(chats,
     for turn, output in zip(turns, outputs, strict=True):
         ids = encode_question(tokenizer, turn)
         assert target.generate(ids, do_sample=False, max_new_tokens=64)[0, ids.shape[1] :].tolist() == output
+
+
+def test_a_feature_drafter_has_no_other_form(tmp_path):
+    target = tiny_model("llama", num_hidden_layers=4)
+    block_drafter(target, 31, 1, 4, 2, 4).save_pretrained(tmp_path / "drafter")
+    with pytest.raises(ValueError, match="writes the speculators layout"):
+        export(tmp_path / "drafter", tmp_path / "out", Engine.vllm)

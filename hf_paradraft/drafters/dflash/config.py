@@ -25,6 +25,7 @@ class BlockConfig:
         mask_token_id: of the other rows.
         fill_in: row `k` guesses the token at its own place, so the first guesses none; else the one behind it. None: the
             file does not say, and the target's own output has to decide.
+        assumed: the value of `fill_in` that was taken where the target's output left it open; it is not saved.
         target_hidden_size: d_t.
         target_layers: L, if it is written.
         causal: kinds of layers whose rows see only those before them in the block.
@@ -57,6 +58,7 @@ class BlockConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     layout: str = "speculators"
+    assumed: bool | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -139,7 +141,8 @@ def read_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConfi
     first = (config.get("architectures") or [""])[0]
     if first.startswith("Gemma4"):
         raise ValueError(f"{first}: DeepSpec's drafters for Gemma 4 have layers of Gemma 4, which are not served.")
-    if first == "Qwen3DSparkModel" or ("target_layer_ids" in config and "dflash_config" not in config):
+    zlab = first in ("DFlashDraftModel", "DSparkDraftModel")  # which name their layers at the top in some exports
+    if first == "Qwen3DSparkModel" or ("target_layer_ids" in config and "dflash_config" not in config and not zlab):
         return _deepspec(config, names)
     return _zlab(config, names)
 
@@ -248,7 +251,7 @@ def _zlab(config: Mapping[str, Any], names: list[str]) -> BlockConfig:
         causal = kinds if said else ()
     else:
         causal = () if swa and not config.get("layer_types") else tuple(kind for kind in kinds if kind == "sliding_attention")
-    features, notes = _layers_of(nested.get("target_layer_ids"), 0), []
+    features, notes = _layers_of(nested.get("target_layer_ids", config.get("target_layer_ids")), 0), []
     if features is None:
         count, total = config.get("num_hidden_layers"), config.get("num_target_layers")
         if not isinstance(count, int) or not isinstance(total, int):

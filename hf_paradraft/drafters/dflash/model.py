@@ -74,6 +74,10 @@ class DFlashDrafter(FeatureDrafter):
         vocabulary = None if padded or offsets is None else vocabulary_of(offsets, mask, config.vocab_size)
         if config.draft_vocab_size is not None and vocabulary is None:
             raise OSError(f"{folder} guesses {config.draft_vocab_size} ids and has no table of them (d2t): download it again.")
+        if vocabulary is None:  # padded heads guess the target's ids, and more that mean nothing
+            for name in ("head.weight", "markov.after.weight"):
+                if name in weights:
+                    weights[name] = weights[name][: config.vocab_size]
         check_width(weights, len(config.features), config.target_hidden_size, cls.title)
         drafter = cls(config, vocabulary, "embedding.weight" in weights, "head.weight" in weights)
         load_strictly(drafter, weights, f"The {cls.title} in {folder}")
@@ -95,7 +99,7 @@ class DFlashDrafter(FeatureDrafter):
             "aux_hidden_state_layer_ids": [key + 1 for key in config.features if isinstance(key, int)],
             "block_size": config.block_size,
             "mask_token_id": config.mask_token_id,
-            **({} if config.fill_in is None else {"sample_from_anchor": not config.fill_in}),
+            **({} if config.fill_in in (None, config.assumed) else {"sample_from_anchor": not config.fill_in}),
             "sliding_window_non_causal": "sliding_attention" in kinds and "sliding_attention" not in config.causal,
             "draft_vocab_size": config.vocab_size if self.vocabulary is None else len(self.vocabulary),
             "target_hidden_size": config.target_hidden_size,
@@ -131,6 +135,16 @@ class DFlashDrafter(FeatureDrafter):
     def most_drafts(self) -> int:
         """What a block guesses."""
         return self.block.num_drafts
+
+    @property
+    def target_vocab_size(self) -> int:
+        """V."""
+        return self.block.vocab_size
+
+    @property
+    def mask_token(self) -> int:
+        """The id of its masks."""
+        return self.block.mask_token_id
 
     def attach(self, target: PreTrainedModel) -> None:
         """As `FeatureDrafter.attach`; a file that does not say which token its rows guess is settled here, once."""

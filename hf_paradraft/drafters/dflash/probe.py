@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding.features import Features
+from ...hardware import input_device
 
 logger = logging.get_logger(__name__)
 TOKENS = 48
@@ -18,14 +19,18 @@ TOKENS = 48
 def settle(drafter: Any, target: PreTrainedModel) -> None:
     """Read both ways how often each guesses what the target says, and keep the better one.
 
-    The verdict is saved with the drafter (`sample_from_anchor`); `drafter.block.fill_in = True` or `False` overrules it.
+    Where both guess equally well nothing is decided and nothing saved: it is used as the class of its layout has it, from the
+    newest token on. A verdict is saved with the drafter (`sample_from_anchor`). `drafter.block.fill_in = True` or `False`
+    overrules both.
 
     Args:
         drafter: attached to `target`.
         target: writes `TOKENS` tokens behind its first ids.
     """
-    begin = torch.tensor([[min(1, drafter.block.vocab_size - 1)]], device=target.get_input_embeddings().weight.device)
-    ids = target.generate(begin, do_sample=False, max_new_tokens=TOKENS, min_new_tokens=TOKENS, pad_token_id=0)
+    begin = torch.tensor([[min(1, drafter.block.vocab_size - 1)]], device=input_device(target))
+    # Said out loud, for the target's own generation config may say otherwise.
+    options = {"do_sample": False, "num_beams": 1, "return_dict_in_generate": False, "pad_token_id": 0}
+    ids = target.generate(begin, max_new_tokens=TOKENS, min_new_tokens=TOKENS, **options)
     features = Features(target, drafter.needs(target))
     with features:
         target(ids, use_cache=False)
@@ -40,17 +45,20 @@ def settle(drafter: Any, target: PreTrainedModel) -> None:
             guessed = guessed if drafter.vocabulary is None else drafter.vocabulary.to(guessed.device)[guessed]
             right[fill_in] += int((guessed.to(ids.device) == ids[0, length : length + 2]).sum())
     drafter.block.fill_in = right[True] > right[False]
+    drafter.block.assumed = drafter.block.fill_in if right[True] == right[False] else None
+    decided = drafter.block.assumed is None
     reading = (
         "fills its masks in (the first row guesses nothing)" if drafter.block.fill_in else "guesses from the newest token on"
     )
     logger.warning(
         "This %s does not say which tokens its rows guess. On the target's own output, %d guesses are right if it fills in, %d "
-        "if not: taking it that it %s. To overrule, set drafter.block.fill_in.",
+        "if not%s: taking it that it %s. To overrule, set drafter.block.fill_in.",
         drafter.title,
         right[True],
         right[False],
+        "" if decided else ", which decides nothing",
         reading,
     )
-    drafter.notes.append(("anchor", f"probed: {reading}"))
+    drafter.notes.append(("anchor", f"{'probed' if decided else 'probed, undecided'}: {reading}"))
     if drafter.speculation_config.num_draft_tokens > drafter.block.num_drafts:
         drafter.speculation_config.num_draft_tokens = drafter.block.num_drafts

@@ -143,6 +143,16 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
         """d."""
         return self.eagle.layers.hidden_size
 
+    @property
+    def target_vocab_size(self) -> int:
+        """V."""
+        return self.eagle.vocab_size
+
+    @property
+    def mask_token(self) -> int | None:
+        """The id of P-EAGLE's masks."""
+        return self.eagle.mask_token_id
+
     def attach(self, target: PreTrainedModel) -> None:
         """As `FeatureDrafter.attach`; layers that a file does not name are settled here."""
         self.features = self.needed_of(target)

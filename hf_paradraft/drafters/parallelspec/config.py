@@ -72,20 +72,23 @@ def describe_layers(target: PreTrainedModel, num_layers: int) -> dict[str, Any]:
         ValueError: it has no such layers.
     """
     config = copy.deepcopy(target.config.get_text_config(decoder=True))
-    kinds = getattr(config, "layer_types", None)
+    kinds, first = getattr(config, "layer_types", None), 0
     if kinds is not None:
         kind = next((kind for kind in ("full_attention", "sliding_attention") if kind in kinds), None)
         if kind is None:
             raise ValueError(
                 f"{type(target).__name__} has no layer of ordinary attention, which a ParallelSpec drafter is made of."
             )
-        config.layer_types = [kind] * num_layers
+        config.layer_types, first = [kind] * num_layers, kinds.index(kind)
     if hasattr(config, "mlp_only_layers"):  # of experts: the drafter's layers have none
         config.mlp_only_layers = list(range(num_layers))
     if hasattr(config, "first_k_dense_replace"):
         config.first_k_dense_replace = num_layers
     config.num_hidden_layers = num_layers
     described = config.to_dict()
+    if overrides := described.get("per_layer_config"):  # Gemma 4's: by the target's layers, of which one kind is left
+        own = {int(layer): sizes for layer, sizes in overrides.items()}.get(first, {})
+        described |= {**own, "per_layer_config": {}}
     for name in ("quantization_config", "paradraft", "architectures", "_name_or_path", "dtype"):
         described.pop(name, None)
     return described

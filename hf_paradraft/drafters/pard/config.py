@@ -40,7 +40,7 @@ def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = Non
 
 
 def write_mask_token_id(config: PreTrainedConfig, mask_token_id: int) -> None:
-    """Set every engine's key to `mask_token_id`, in place."""
+    """Set every engine's key to `mask_token_id`, in place; what says that it is PARD-2 stays."""
     for key in MASK_KEYS:
         setattr(config, key, mask_token_id)
-    config.spd_type = "pard"
+    config.spd_type = "pard2" if getattr(config, "spd_type", None) == "pard2" else "pard"

@@ -1,0 +1,103 @@
+"""What a drafter shares with its target gives what the target gives, wherever the target's weights are."""
+
+import copy
+
+import pytest
+import torch
+from tiny import MASK, tiny_model
+from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig, HyperCLOVAXConfig
+
+from hf_paradraft.decoding.features import Features
+from hf_paradraft.drafters.borrowed import Borrowed
+from hf_paradraft.drafters.dspark.training import block_drafter
+
+SIZES = {
+    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "initializer_range": 0.4, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+SCALED = {
+    "Cohere": lambda: CohereConfig(**SIZES, logit_scale=0.25),
+    "Granite": lambda: GraniteConfig(**SIZES, logits_scaling=4.0),
+    "HyperCLOVA X": lambda: HyperCLOVAXConfig(**SIZES, logits_scaling=4.0),
+}
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+@torch.no_grad()
+def logits_and_states(target):
+    with Features(target, ("normed",)) as features:
+        return target(IDS, use_cache=False).logits, features.rows["normed"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SCALED)
+def test_logits_are_scaled_as_the_targets(name):
+    target = AutoModelForCausalLM.from_config(SCALED[name]()).eval()
+    expected, states = logits_and_states(target)
+    torch.testing.assert_close(Borrowed(target).logits(states), expected)
+    some = torch.tensor([1, 4, 9])
+    torch.testing.assert_close(Borrowed(target, some).logits(states), expected[..., some])
+
+
+def test_a_scale_that_is_not_known_is_refused():
+    target = tiny_model()
+    head = target.lm_head.forward
+    target.lm_head.forward = lambda states: head(states)
+    Borrowed(target)
+    other, forward = tiny_model(), type(target).forward
+
+    def scaled(*args, **kwargs):
+        out = forward(other, *args, **kwargs)
+        out.logits = out.logits * 3
+        return out
+
+    other.forward = scaled
+    with pytest.raises(ValueError, match="not known here"):
+        Borrowed(other)
+
+
+@torch.no_grad()
+def test_gathered_rows_follow_the_target():
+    target, some = tiny_model(), torch.tensor([1, 4, 9])
+    borrowed = Borrowed(target, some)
+    borrowed.logits(torch.ones(1, 32))
+    target.to(torch.bfloat16)
+    assert borrowed.logits(torch.ones(1, 32)).dtype == torch.bfloat16
+    target.float().lm_head.weight = torch.nn.Parameter(torch.ones(32, 32))
+    assert borrowed.logits(torch.ones(1, 32)).tolist() == [[32.0] * 3]
+
+
+class Packed(torch.nn.Module):
+    """A head whose weight has another name."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.register_buffer("packed", head.weight.detach().clone())
+
+    def forward(self, states):
+        return states @ self.packed.T
+
+
+@torch.no_grad()
+def test_a_packed_head_gives_all_logits():
+    target = tiny_model()
+    target.set_output_embeddings(Packed(target.lm_head))
+    expected, states = logits_and_states(target)
+    torch.testing.assert_close(Borrowed(target).logits(states), expected)
+    torch.testing.assert_close(Borrowed(target, torch.tensor([1, 9])).logits(states), expected[..., [1, 9]])
+
+
+@pytest.mark.parametrize("vocabulary", [None, torch.tensor([1, 4, 9])])
+def test_an_offloaded_target_is_drafted_for(vocabulary):
+    from accelerate import cpu_offload
+
+    target = tiny_model("llama", num_hidden_layers=4)
+    drafter = block_drafter(target, MASK, 1, 4, 2, 0, confidence=False)
+    drafter.vocabulary = vocabulary
+    options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
+    plain = target.generate(IDS, **options)
+    assert torch.equal(plain, target.generate(IDS, assistant_model=drafter, **options))
+    offloaded = cpu_offload(copy.deepcopy(target))
+    assert offloaded.lm_head.weight.is_meta
+    assert torch.equal(plain, offloaded.generate(IDS, assistant_model=drafter, **options))
+    assert drafter.last_stats.num_drafted > 0
