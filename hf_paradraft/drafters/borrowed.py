@@ -79,12 +79,12 @@ class Borrowed:
         known = ids.where(ids < self.embedding.num_embeddings, 0)
         return self.embedding(known.to(self._place(self.embedding))) * self.multiplier
 
-    def logits(self, states: Tensor, softcap: float | None = None) -> Tensor:
+    def logits(self, states: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
         """Logits `(…, V')` of normed states, scaled and capped as the target's.
 
         Args:
             states: `(…, hidden)`.
-            softcap: instead of the target's.
+            softcap, scale: instead of the target's.
         """
         weight = getattr(self.head, "weight", None)
         if self.vocabulary is not None and type(self.head) is torch.nn.Linear and not weight.is_meta:
@@ -93,7 +93,7 @@ class Borrowed:
         else:
             logits = self._all_logits(states)
             logits = logits if self.vocabulary is None else logits[..., self.vocabulary.to(logits.device)]
-        return self.finished(logits, softcap)
+        return self.finished(logits, softcap, scale)
 
     def _all_logits(self, states: Tensor) -> Tensor:
         """What the head itself gives, `(…, V)`."""
@@ -114,9 +114,10 @@ class Borrowed:
         own = next((own.device for own in (*part.parameters(), *part.buffers()) if not own.is_meta), None)
         return self.device if own is None else own
 
-    def finished(self, logits: Tensor, softcap: float | None = None) -> Tensor:
-        """What a head gave, scaled and capped as the target's."""
-        logits = logits * self.scale if self.scale != 1 else logits
+    def finished(self, logits: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
+        """What a head gave, scaled and then capped as the target's."""
+        scale = scale or self.scale
+        logits = logits * scale if scale != 1 else logits
         cap = softcap or self.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

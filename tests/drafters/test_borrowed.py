@@ -101,3 +101,9 @@ def test_an_offloaded_target_is_drafted_for(vocabulary):
     assert offloaded.lm_head.weight.is_meta
     assert torch.equal(plain, offloaded.generate(IDS, assistant_model=drafter, **options))
     assert drafter.last_stats.num_drafted > 0
+
+
+def test_a_drafters_own_scale_and_cap():
+    """Instead of the target's: scaled first, then capped."""
+    own = Borrowed(tiny_model("llama")).finished(torch.tensor([2.0]), 3.0, 4.0)
+    torch.testing.assert_close(own, 3.0 * torch.tanh(torch.tensor([8.0 / 3.0])))

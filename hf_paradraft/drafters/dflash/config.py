@@ -56,7 +56,7 @@ class BlockConfig:
     confidence_with_markov: bool = False
     softcap: float | None = None
     embedding_scale: float = 1.0
-    logit_scale: float = 1.0
+    logit_scale: float | None = None
     layout: str = "speculators"
     assumed: bool | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
@@ -269,7 +269,7 @@ def _zlab(config: Mapping[str, Any], names: list[str]) -> BlockConfig:
         causal=causal,
         softcap=nested.get("final_logit_softcapping"),
         embedding_scale=nested.get("input_embedding_scale") or 1.0,
-        logit_scale=nested.get("output_multiplier") or 1.0,
+        logit_scale=nested.get("output_multiplier"),
         layout="SpecForge" if dspark else "z-lab",
         notes=notes,
     )

@@ -222,11 +222,8 @@ class DFlashDrafter(FeatureDrafter):
         """Logits `(…, V')` of states, before any head that looks at the token before."""
         if self.head is not None:
             logits = self.head(states)
-            if self.borrowed is not None:
-                logits = self.borrowed.finished(logits, self.block.softcap)
-        else:
-            logits = self.shared.logits(states, self.block.softcap)[..., : self.num_guesses]
-        return logits if self.block.logit_scale == 1 else logits * self.block.logit_scale
+            return logits if self.borrowed is None else self.borrowed.finished(logits, self.block.softcap, self.block.logit_scale)
+        return self.shared.logits(states, self.block.softcap, self.block.logit_scale)[..., : self.num_guesses]
 
     @torch.no_grad()
     def block_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
