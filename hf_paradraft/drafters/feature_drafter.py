@@ -23,7 +23,7 @@ from ..protocol import Drafter, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .borrowed import Borrowed
 from .fits import check_ids
-from .published import drafter_folder
+from .published import drafter_folder, proposal
 
 
 class FeatureDrafter(nn.Module, Drafter, ABC):
@@ -128,6 +128,10 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         config, tensors = self.written()
+        trained = self.paradraft.get("training") or {}
+        config["speculators_config"] = proposal(
+            config["speculators_model_type"], self.speculation_config.num_draft_tokens, trained.get("target")
+        )
         config["paradraft"] = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
         new = folder / ".model.safetensors.new"
         save_file({name: own.detach().cpu().contiguous() for name, own in tensors.items()}, new, metadata={"format": "pt"})

@@ -183,6 +183,22 @@ def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int | None) 
     return ids
 
 
+def proposal(algorithm: str, num_draft_tokens: int, target: str | None) -> dict[str, Any]:
+    """What engines ask of a folder in the speculators layout: how many tokens are drafted, and for which model.
+
+    Args:
+        algorithm: the kind.
+        num_draft_tokens: K.
+        target: its name on the Hub, if it is known; vLLM wants one.
+    """
+    return {
+        "algorithm": algorithm,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}],
+        "verifier": {"name_or_path": target, "architectures": []},
+    }
+
+
 def refuse_pickles(folder: Path) -> None:
     """Refuse to publish a folder whose weights are pickled.
 

@@ -11,6 +11,7 @@ from tiny import tiny_model
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.kinds import kind_of_folder
+from hf_paradraft.files import read_json
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -26,6 +27,12 @@ def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
     again.borrowed, again.features = drafter.borrowed, drafter.features
     assert again.speculation_config == drafter.speculation_config
     assert torch.equal(drafter.draft_logits(ids, features, 3), again.draft_logits(ids, features, 3))
+    asked = read_json(tmp_path / "config.json")["speculators_config"]  # by vLLM
+    assert asked["proposal_methods"][0]["speculative_tokens"] == drafter.speculation_config.num_draft_tokens
+    assert asked["verifier"]["name_or_path"] is None
+    again.remember({"target": "user/model"})
+    again.save_pretrained(tmp_path)
+    assert read_json(tmp_path / "config.json")["speculators_config"]["verifier"]["name_or_path"] == "user/model"
     kind = kind_of_folder(tmp_path)
     kind.check(tmp_path)
     assert dict(kind.describe(tmp_path))["kind"]
