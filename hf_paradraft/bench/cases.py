@@ -7,7 +7,7 @@ from enum import StrEnum
 from transformers import PreTrainedModel
 
 from ..drafters.autoregressive import AutoregressiveDrafter
-from ..drafters.kind import Kind, Variant
+from ..drafters.kind import Kind, Variant, with_copies
 from ..drafters.kinds import kind_of
 from ..drafters.ngram import NgramDrafter
 from ..drafters.process import ProcessDrafter
@@ -102,7 +102,5 @@ def methods_of(
         variants += [variant for own in others for variant in _kind(own).variants(own, draft_lengths, tree_sizes)]
     if graft:
         peers.append(drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None))))
-        variants += [
-            Variant(f"{one.name}-graft", one.drafter, replace(one.config, graft=True)) for one in variants if one.config.tree_size
-        ]
+        variants += with_copies(variants)
     return [plain(compiled), *peers, *(drafted(variant, compiled) for variant in variants)]

@@ -14,10 +14,11 @@ from transformers import PreTrainedModel
 
 from ..decoding.overlap import check_overlap, device_of
 from ..decoding.window import overlapped_rates
-from ..drafters.kind import Variant, chains_and_trees
+from ..drafters.kind import Variant, chains_and_trees, with_copies
 from ..drafters.kinds import kind_of
 from ..drafters.ngram import NgramDrafter
 from ..protocol import Drafter, SpeculationStats
+from ..protocol.config import TreeSize
 from .measure import Settings, bench
 from .methods import drafted, plain, threads
 from .questions import Prompt
@@ -32,15 +33,13 @@ class Plan:
     """One way to draft.
 
     Attributes:
-        name: as in benchmarks.
-        num_draft_tokens: K.
+        way: under its name in benchmarks.
         round_cost: of a drafted round, in plain rounds; τ has to be larger for drafting to pay.
         tau: expected new tokens per round, the target's own included.
         speedup: expected, over plain `generate`.
     """
 
-    name: str
-    num_draft_tokens: int
+    way: Variant
     round_cost: float
     tau: float
     speedup: float
@@ -87,12 +86,14 @@ def plan(
     max_new_tokens: int = 64,
     acceptance: float | None = None,
     overlap: bool = False,
+    tree_sizes: Sequence[TreeSize] = (),
+    graft: bool = False,
 ) -> list[Plan]:
     """Predict speed-ups, prompts included.
 
-    *A model that drafts*, in chains: acceptance comes from one run per prompt with the longest ones; the cost of a round from a
-    few rounds of every length. *Copied drafts* and *prompt tokens*, whose rounds are of all sizes: both come from whole answers.
-    Both sides' first forward, over the prompt, is timed too.
+    *Chains of a model that drafts*: acceptance comes from one run per prompt with the longest ones; the cost of a round from a
+    few rounds of every length. *Trees, copied drafts and prompt tokens*, whose rounds are of all sizes: both come from whole
+    answers, decoded as they will be. Both sides' first forward, over the prompt, is timed too.
 
     Args:
         target, drafter: on their devices, in their dtypes.
@@ -103,6 +104,8 @@ def plan(
             trained yet.
         overlap: chains that are drafted while the target verifies too (PEARL), each side with half of the CPU's threads, or with
             a device of its own.
+        tree_sizes: N, of trees as deep as the longest chain.
+        graft: the trees once more, with copied drafts.
 
     Returns:
         One entry per way to draft, in their order; overlapped ones last.
@@ -110,18 +113,21 @@ def plan(
     Raises:
         ValueError: an assumed acceptance for drafts that are not of one length; a drafter that cannot overlap.
     """
-    ways = variants_of(drafter, draft_lengths)
-    whole = isinstance(drafter, NgramDrafter) or any(way.config.tree_size is not None for way in ways)
+    ways = variants_of(drafter, draft_lengths, tree_sizes, graft)
+    chains = [way for way in ways if not _of_all_sizes(way)]
     if overlap:
         check_overlap(target, drafter, target._is_stateful)
-        if whole:
+        if not chains:
             raise ValueError("Copied drafts cost nothing that could be hidden: plan them without overlap.")
-    if whole and acceptance is not None:
-        raise ValueError("An acceptance can be assumed for a model that drafts chains, not for prompt tokens or copied drafts.")
+    if acceptance is not None and len(chains) < len(ways):
+        raise ValueError("An acceptance can be assumed for chains of a model, not for trees, prompt tokens or copied drafts.")
 
     def ask(ids: LongTensor, new_tokens: int, way: Variant | None, ends: bool) -> tuple[float, SpeculationStats | None]:
         """Seconds of an answer, plain or drafted, and what happened."""
-        method = plain() if way is None else drafted(replace(way, config=replace(way.config, never_slower=False, trace=True)))
+        method = plain()
+        if way is not None:
+            never_slower = way.config.never_slower and _of_all_sizes(way)
+            method = drafted(replace(way, config=replace(way.config, never_slower=never_slower, trace=True)))
         more = {} if ends else {"eos_token_id": None}
         with method.using():
             clock = perf_counter()
@@ -143,7 +149,7 @@ def plan(
             found.plain_first.append(ask(ids, 1, None, False)[0])
             found.plain.append((ask(ids, 1 + PLAIN_ROUNDS, None, False)[0] - found.plain_first[-1]) / PLAIN_ROUNDS)
             for way in ways:
-                length = way.config.num_draft_tokens
+                length, whole = way.config.num_draft_tokens, _of_all_sizes(way)
                 _, stats = ask(ids, max_new_tokens if whole else 4 * length + 5, way, whole)
                 first = stats.trace[0]
                 found.drafted_first.append(first.total_seconds)
@@ -155,8 +161,8 @@ def plan(
                 if whole:
                     found.lengths.append(stats.num_emitted)
                     found.stats[way.name] += stats
-            if not whole and acceptance is None:
-                longest = max(ways, key=lambda way: way.config.num_draft_tokens)
+            if chains and acceptance is None:
+                longest = max(chains, key=lambda way: way.config.num_draft_tokens)
                 _, stats = ask(ids, max_new_tokens, longest, True)
                 found.lengths.append(stats.num_emitted)
                 found.stats[longest.name] += stats
@@ -166,15 +172,16 @@ def plan(
     found = measure(prompts)
     new_tokens = mean(found.lengths) if found.lengths else max_new_tokens
     plain_time = median(found.plain_first) + (new_tokens - 1) * median(found.plain)
-    rates = [acceptance] if acceptance is not None else sum(found.stats.values(), SpeculationStats()).acceptance_by_position
+    seen = sum((found.stats[way.name] for way in chains), SpeculationStats())
+    rates = [acceptance] if acceptance is not None else seen.acceptance_by_position
     if not all(found.drafted[way.name] for way in ways):
         raise ValueError("The answers ended before anything could be drafted: give other prompts, or a larger --max-new-tokens.")
     made = []
     for way in ways:
         cost = _cost(found.drafted[way.name])
-        tau = found.stats[way.name].mean_emitted if whole else expected_tau(rates, way.config.num_draft_tokens)
+        tau = found.stats[way.name].mean_emitted if _of_all_sizes(way) else expected_tau(rates, way.config.num_draft_tokens)
         drafting = median(found.drafted_first) + max(0, new_tokens / tau - 1) * cost
-        made.append(Plan(way.name, way.config.num_draft_tokens, cost / median(found.plain), tau, plain_time / drafting))
+        made.append(Plan(way, cost / median(found.plain), tau, plain_time / drafting))
     if overlap:
         both = target.device.type == "cpu" and device_of(drafter) in (None, target.device)
         with threads(max(1, torch.get_num_threads() // 2)) if both else nullcontext():
@@ -195,7 +202,7 @@ def _pearl(way: Variant, apart: _Measured, rates: Sequence[float], plain: float,
     with_window = right[0] * (whole[-1] if drafts_first > alone_first else 1.0)
     tau = float((whole.sum() + 1 - whole[-1]) / (with_window + 1 - whole[-1]))
     seconds = median(apart.first_apart) + (new_tokens - 1) / rate
-    return Plan(way.name, length, tau / rate / plain, tau, plain_time / seconds)
+    return Plan(way, tau / rate / plain, tau, plain_time / seconds)
 
 
 def pearls(ways: Sequence[Variant]) -> list[Variant]:
@@ -207,8 +214,10 @@ def pearls(ways: Sequence[Variant]) -> list[Variant]:
     ]
 
 
-def variants_of(drafter: Drafter, draft_lengths: Sequence[int]) -> list[Variant]:
-    """Chains of these lengths, as far as the drafter goes; prompt tokens as they are used.
+def variants_of(
+    drafter: Drafter, draft_lengths: Sequence[int], tree_sizes: Sequence[TreeSize] = (), graft: bool = False
+) -> list[Variant]:
+    """Chains of these lengths and trees of these sizes, as far as the drafter goes; prompt tokens as they are used.
 
     Raises:
         ValueError: a drafter of no kind that is known here.
@@ -217,7 +226,13 @@ def variants_of(drafter: Drafter, draft_lengths: Sequence[int]) -> list[Variant]
         return chains_and_trees("ngram", drafter, draft_lengths, ())
     if (kind := kind_of(drafter)) is None:
         raise ValueError(f"{type(drafter).__name__} is of no kind that this library plans with.")
-    return kind.variants(drafter, draft_lengths, ())
+    ways = kind.variants(drafter, draft_lengths, tree_sizes)
+    return [*ways, *with_copies(ways)] if graft else ways
+
+
+def _of_all_sizes(way: Variant) -> bool:
+    """Whether its rounds differ in what they draft: trees, copied drafts, prompt tokens."""
+    return way.config.tree_size is not None or isinstance(way.drafter, NgramDrafter)
 
 
 def _cost(rounds: Sequence[tuple[int, float]]) -> float:
@@ -228,11 +243,8 @@ def _cost(rounds: Sequence[tuple[int, float]]) -> float:
     return sum(len(times) * median(times) for times in by_size.values()) / len(rounds)
 
 
-def measured(
-    target: PreTrainedModel, drafter: Drafter, prompts: Sequence[Prompt], plans: Sequence[Plan], max_new_tokens: int
-) -> list[float]:
+def measured(target: PreTrainedModel, prompts: Sequence[Prompt], plans: Sequence[Plan], max_new_tokens: int) -> list[float]:
     """What came of the plans: tokens per second over plain `generate`'s, on prompts that they have not seen."""
-    ways = variants_of(drafter, [entry.num_draft_tokens for entry in plans if not entry.name.startswith(PEARL)])
-    ways += pearls(ways) if len(plans) > len(ways) else []
-    plain_row, *rows = records(bench(target, [plain(), *map(drafted, ways)], prompts, Settings(max_new_tokens)))
+    methods = [plain(), *(drafted(entry.way) for entry in plans)]
+    plain_row, *rows = records(bench(target, methods, prompts, Settings(max_new_tokens)))
     return [row["tokens_per_second"] / plain_row["tokens_per_second"] for row in rows]

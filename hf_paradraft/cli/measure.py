@@ -157,6 +157,10 @@ def plan(
     drafter: AnyDrafter = None,
     questions: Questions = None,
     draft_tokens: Annotated[list[int] | None, typer.Option("-k", min=1, help="Draft lengths; repeatable.")] = None,
+    tree_nodes: Annotated[
+        list[str] | None, typer.Option("-n", help="Tree sizes, or auto; repeatable. Default: auto, without --acceptance.")
+    ] = None,
+    graft: Annotated[bool, typer.Option("--graft", help="Trees with copied drafts too.")] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure with.")] = 12,
     max_new_tokens: NewTokens = 128,
     acceptance: Annotated[
@@ -184,6 +188,7 @@ def plan(
     sample = asked[:: max(1, len(asked) // prompts)][:prompts]
     others = [question for question in asked if question not in sample]
     lengths = _once(draft_tokens or (2, 4, 6, 8, 12, 16))
+    sizes = _once(_size(size) for size in tree_nodes or ([] if acceptance is not None else ["auto"]))
     plans = run(
         models.target,
         models.drafter,
@@ -192,17 +197,18 @@ def plan(
         max_new_tokens,
         acceptance,
         overlap,
+        sizes,
+        graft,
     )
     speedups: list[float] = []
     if check > 0:
         others = others[:: max(1, len(others) // check)][:check]
-        speedups = measured(
-            models.target, models.drafter, ask(others, models.tokenizer, models.target, max_new_tokens), plans, max_new_tokens
-        )
+        new = ask(others, models.tokenizer, models.target, max_new_tokens)
+        speedups = measured(models.target, new, plans, max_new_tokens)
     best = max(plans, key=lambda entry: entry.speedup)
     table = Table("method", "pays if τ >", "expected τ", "× plain", *(["measured", "off by"] if speedups else []))
     for index, entry in enumerate(plans):
-        cells = [entry.name, f"{entry.round_cost:.2f}", f"{entry.tau:.2f}", f"{entry.speedup:.2f}"]
+        cells = [entry.way.name, f"{entry.round_cost:.2f}", f"{entry.tau:.2f}", f"{entry.speedup:.2f}"]
         if speedups:
             cells += [f"{speedups[index]:.2f}", f"{entry.speedup / speedups[index] - 1:+.0%}"]
         table.add_row(*cells, style="bold green" if entry is best else "")
@@ -210,8 +216,8 @@ def plan(
     if best.speedup < 1.05:
         console.print("Drafting does not pay here: leave the drafter out, or take a smaller one.")
     else:
-        console.print(f"{best.name}: about {best.speedup:.1f} times plain generate, greedy, batch 1.")
+        console.print(f"{best.way.name}: about {best.speedup:.1f} times plain generate, greedy, batch 1.")
     if plot_file is not None:
         from ..report.figures import predicted
 
-        predicted({entry.name: entry.speedup for entry in plans}, speedups).savefig(plot_file, dpi=120)
+        predicted({entry.way.name: entry.speedup for entry in plans}, speedups).savefig(plot_file, dpi=120)

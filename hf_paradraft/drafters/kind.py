@@ -1,7 +1,7 @@
 """What the library has to know of a kind of drafter, beside how it drafts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,12 @@ def chains_and_trees(name: str, drafter: Drafter, lengths: Sequence[int], sizes:
         for size in sizes
     ]
     return [*chains, *trees]
+
+
+def with_copies(variants: Sequence[Variant]) -> list[Variant]:
+    """The trees among them, with copied drafts."""
+    trees = [one for one in variants if one.config.tree_size]
+    return [Variant(f"{one.name}-graft", one.drafter, replace(one.config, graft=True)) for one in trees]
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,10 @@ def test_drafting_while_verifying():
     copy, threads = pd.AutoregressiveDrafter(near_copy(target, 0.0)), torch.get_num_threads()
     plans = plan(target, copy, PROMPTS, (2, 4), 24, overlap=True)
     names = ["autoregressive-chain-k2", "autoregressive-chain-k4"]
-    assert [entry.name for entry in plans] == [*names, *(f"pearl-{name}" for name in names)]
+    assert [entry.way.name for entry in plans] == [*names, *(f"pearl-{name}" for name in names)]
     assert [entry.tau for entry in plans] == pytest.approx([3, 5, 2, 4])  # windows that always pass whole
     assert all(entry.speedup > 0 and entry.round_cost > 0.5 for entry in plans)
-    assert len(measured(target, copy, PROMPTS, plans, 16)) == 4
+    assert len(measured(target, PROMPTS, plans, 16)) == 4
     assert torch.get_num_threads() == threads
     reader = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
     with pytest.raises(ValueError, match="set overlap=False"):
@@ -62,14 +62,37 @@ def test_rounds_of_all_sizes(kind):
     drafter = pd.NgramDrafter() if kind == "ngram" else pd.PpdDrafter.from_model(with_prompts(target, 2, calibrated=True))
     config = drafter.speculation_config
     plans = plan(target, drafter, PROMPTS, (4, 10), 40)
-    assert [entry.name for entry in plans] == (["ngram-chain-k4", "ngram-chain-k10"] if kind == "ngram" else ["ppd-auto"])
+    assert [entry.way.name for entry in plans] == (["ngram-chain-k4", "ngram-chain-k10"] if kind == "ngram" else ["ppd-auto"])
     for entry in plans:
         assert entry.tau >= 1
         assert entry.round_cost > 0.5
         assert entry.speedup > 0
     assert drafter.speculation_config is config
-    with pytest.raises(ValueError, match="not for prompt tokens or copied drafts"):
+    with pytest.raises(ValueError, match="not for trees, prompt tokens or copied drafts"):
         plan(target, drafter, PROMPTS, (4,), 24, acceptance=0.5)
+
+
+@pytest.mark.slow
+def test_trees_and_copies_are_decoded_as_they_will_be():
+    target = tiny_model(num_hidden_layers=8)
+    drafter = near_copy(target, 0.0)
+    plans = plan(target, drafter, PROMPTS, (1, 3), 24, tree_sizes=(4, "auto"), graft=True)
+    names = [
+        "pard-chain-k1",
+        "pard-chain-k3",
+        "pard-tree-k3-n4",
+        "pard-tree-k3-auto",
+        "pard-tree-k3-n4-graft",
+        "pard-tree-k3-auto-graft",
+    ]
+    assert [entry.way.name for entry in plans] == names
+    assert [entry.way.config.graft for entry in plans] == [False] * 4 + [True] * 2
+    assert plans[0].tau == pytest.approx(2.0)  # what trees brought is no part of what chains will
+    assert all(1 <= entry.tau <= 11 and entry.speedup > 0 for entry in plans[2:])
+    never = [entry for entry in plan(target, drafter, PROMPTS, (3,), 24, tree_sizes=(4,)) if entry.way.config.tree_size]
+    assert len(measured(target, PROMPTS, never, 16)) == 1
+    with pytest.raises(ValueError, match="not for trees"):
+        plan(target, drafter, PROMPTS, (3,), 24, acceptance=0.5, tree_sizes=(4,))
 
 
 @pytest.mark.slow
@@ -87,7 +110,7 @@ def test_a_drafter_of_blocks_goes_as_far_as_it_can():
     target = tiny_model(num_hidden_layers=8)
     drafter = block_drafter(target, MASK, block_size=3, num_features=2, markov_rank=4)
     plans = plan(target, drafter, PROMPTS, (2, 8), 12)
-    assert [entry.num_draft_tokens for entry in plans] == [2, 3]
+    assert [entry.way.config.num_draft_tokens for entry in plans] == [2, 3]
 
 
 @pytest.mark.slow
