@@ -15,6 +15,7 @@ from ...training.data import encode_rows, load_rows
 from ...training.metrics import acceptance
 from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
 from ...training.row_trainer import CodConfig
+from ...training.target import is_packed, refuse_packed
 from .config import MASK_KEYS
 from .model import PardDrafter
 from .training import PardTrainer
@@ -67,8 +68,9 @@ def train_pard(
     if target is not None:
         if eval_file is None:
             raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
-        if find_adapter_config_file(target) is None:
+        if not is_packed(target) and find_adapter_config_file(target) is None:
             AutoConfig.from_pretrained(target, trust_remote_code=False)  # if there is no such model, say so before training
+    refuse_packed(model, "a PARD drafter is trained of ordinary ones")
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     drafter = _load(model, mask_token_id, tokenizer.mask_token_id)
     context = getattr(drafter.config.get_text_config(), "max_position_embeddings", None)

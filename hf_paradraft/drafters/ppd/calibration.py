@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ...decoding.riders import MAX_RANKS
 from ...files import read_json
 from ...training.data import encode_rows, load_rows
+from ...training.target import refuse_packed
 from .config import PpdConfig
 from .guess import check_takes_masks, guess_at
 from .training import PromptCollator
@@ -126,6 +127,7 @@ def calibrate_folder(
     name = model or config.base_model_name_or_path
     if name is None:
         raise ValueError("The adapter does not name its base model: pass --model.")
+    refuse_packed(name, "prompt tokens are calibrated with ordinary ones")
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     samples = encode_rows(load_rows(data), tokenizer, max_length)
     place = {"device_map": "auto"} if torch.cuda.is_available() else {}

@@ -16,6 +16,7 @@ from ...hub.card import hub_name
 from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
+from ...training.target import refuse_packed
 from .calibration import calibrate
 from .config import PpdConfig
 from .drafter import PpdDrafter
@@ -65,6 +66,7 @@ def train_ppd(
     checkpoint = check_output(output_dir, resume, overwrite)
     usual = {"learning_rate": 1e-2, "lr_scheduler_type": "cosine"}  # the paper's
     training = training_arguments(output_dir, usual, arguments)
+    refuse_packed(model, "prompt tokens are trained for ordinary ones")
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
