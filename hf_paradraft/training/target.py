@@ -1,12 +1,13 @@
 """Opening the causal LM that answers, and that drafters are trained for: a folder, a Hub id, or a `.gguf` file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import find_adapter_config_file
 
 
 def is_packed(name: str | Path) -> bool:
@@ -35,6 +36,23 @@ def refuse_packed(name: str | Path, why: str) -> None:
         )
 
 
+def refuse_trimmed(config: Mapping[str, Any], name: str | Path) -> None:
+    """Refuse a drafter with a head over fewer tokens where a model that writes text by itself is wanted.
+
+    Args:
+        config: of `config.json`.
+        name: what to call it.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if (size := config.get("draft_vocab_size")) is not None:
+        raise ValueError(
+            f"{name or 'This model'} guesses {size} of its target's tokens (paradraft shrink --vocab): it is no model by itself, "
+            "and drafts as a PardDrafter once it is trained. Shrink without --vocab for a model that can do without."
+        )
+
+
 def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a causal LM.
 
@@ -59,6 +77,8 @@ def open_model(name: str | Path, whole: bool = False, **place: Any) -> PreTraine
         OSError, ValueError: nothing loadable there; of a file, what is the matter with it.
     """
     if not is_packed(name):
+        if find_adapter_config_file(name) is None:
+            refuse_trimmed(PreTrainedConfig.get_config_dict(name)[0], name)
         return AutoModelForCausalLM.from_pretrained(name, **place, trust_remote_code=False).eval()
     if not whole:
         place = {**place, "dtype": torch.float32}

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import local_folder, read_config, tensor_names, write_whole
 from ...protocol import Drafter, Drafting, GuessedLogits, Prefix, SpeculationConfig
+from ...training.target import refuse_trimmed
 from ..causal_lm import push_with_tokenizer
 from ..lm import LmReader, check_drafts, logits_behind
 from .publish import KIND, card_fields, check_folder, is_autoregressive, options_of
@@ -32,6 +33,7 @@ class AutoregressiveDrafter(Drafter):
     """
 
     def __init__(self, model: PreTrainedModel, speculation_config: SpeculationConfig | None = None):
+        refuse_trimmed(model.config.to_dict(), model.name_or_path)
         check_drafts(model)
         if attention_windows(model) is None:
             raise ValueError(
@@ -58,7 +60,9 @@ class AutoregressiveDrafter(Drafter):
             return cls(model)
         found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
         folder = local_folder(model, kwargs)
-        options = options_of(read_config(folder))
+        described = read_config(folder)
+        refuse_trimmed(described, model)
+        options = options_of(described)
         tensor_names(folder)
         loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, trust_remote_code=False, **kwargs)
         drafter = cls(loaded.eval(), None if options is None else SpeculationConfig.from_saved(options))

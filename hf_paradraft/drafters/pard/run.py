@@ -15,7 +15,7 @@ from ...training.data import encode_rows, load_rows
 from ...training.metrics import acceptance
 from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
 from ...training.row_trainer import CodConfig
-from ...training.target import is_packed, refuse_packed
+from ...training.target import is_packed, refuse_packed, refuse_trimmed
 from .config import MASK_KEYS
 from .model import PardDrafter
 from .training import PardTrainer
@@ -69,7 +69,8 @@ def train_pard(
         if eval_file is None:
             raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
         if not is_packed(target) and find_adapter_config_file(target) is None:
-            AutoConfig.from_pretrained(target, trust_remote_code=False)  # if there is no such model, say so before training
+            # If there is no such model, say so before training.
+            refuse_trimmed(AutoConfig.from_pretrained(target, trust_remote_code=False).to_dict(), target)
     refuse_packed(model, "a PARD drafter is trained of ordinary ones")
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     drafter = _load(model, mask_token_id, tokenizer.mask_token_id)

@@ -2,18 +2,19 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from ...decoding.riders import MAX_RANKS
 from ...files import read_json
 from ...training.data import encode_rows, load_rows
-from ...training.target import refuse_packed
+from ...training.target import open_model, refuse_packed
 from .config import PpdConfig
 from .guess import check_takes_masks, guess_at
 from .training import PromptCollator
@@ -130,10 +131,8 @@ def calibrate_folder(
     refuse_packed(name, "prompt tokens are calibrated with ordinary ones")
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     samples = encode_rows(load_rows(data), tokenizer, max_length)
-    place = {"device_map": "auto"} if torch.cuda.is_available() else {}
-    adapted = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **place, trust_remote_code=False), str(folder)
-    )
+    place: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
+    adapted = PeftModel.from_pretrained(open_model(name, dtype=dtype, **place), str(folder))
     config.accuracy = calibrate(adapted, samples)
     save_accuracy(folder, config)
     return adapted

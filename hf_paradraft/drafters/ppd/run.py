@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from ...files import write_whole
@@ -16,7 +16,7 @@ from ...hub.card import hub_name
 from ...training.arguments import training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
-from ...training.target import refuse_packed
+from ...training.target import open_model, refuse_packed
 from .calibration import calibrate
 from .config import PpdConfig
 from .drafter import PpdDrafter
@@ -73,7 +73,7 @@ def train_ppd(
     torch.manual_seed(arguments.get("seed", 42))  # the prompts' first values
     dtype = fast_dtype()
     logger.warning("The model is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=False)
+    base = open_model(model, dtype=dtype)
     context = getattr(base.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and max_length > context:
         raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
