@@ -18,7 +18,7 @@ from transformers.utils import logging
 from ..hardware import fast_dtype
 from ..hub.card import hub_name
 from ..protocol.drafter import FeatureKey
-from ..training.arguments import training_arguments
+from ..training.arguments import check_context, training_arguments
 from ..training.data import IGNORED, encode_rows, load_rows
 from ..training.metrics import acceptance
 from ..training.output import check_output, drop, drop_old_checkpoints, left_from_before
@@ -108,9 +108,7 @@ def train_on_target(
     logger.warning("The target is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
     model = open_model(target, whole=True, dtype=dtype)
     model = model.to(training.device).requires_grad_(False)
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and max_length > context:
-        raise ValueError(f"max_length={max_length} is longer than the target's context of {context} tokens: lower it.")
+    check_context(model.config, max_length, "target")
     vocabulary = None
     if vocab is not None:
         texts = ([label for label in row["labels"] if label != IGNORED] for row in train_set)

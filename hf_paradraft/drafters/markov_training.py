@@ -16,7 +16,7 @@ from transformers.utils import logging
 from ..files import local_folder
 from ..hardware import fast_dtype
 from ..hub.card import hub_name
-from ..training.arguments import training_arguments
+from ..training.arguments import check_context, training_arguments
 from ..training.data import encode_rows, load_rows
 from ..training.losses import cross_entropy
 from ..training.metrics import acceptance
@@ -114,10 +114,7 @@ def train_markov(
         raise ValueError("A PARD-2 drafter's head would have to know the target's states too: this is not served.")
     if target is None and isinstance(model, ParallelSpecDrafter):
         raise ValueError("A ParallelSpec drafter stands on its target: pass --target.")
-    layers = model.config.get_text_config() if isinstance(model, PardDrafter) else model.config.layer_config
-    context = getattr(layers, "max_position_embeddings", None)
-    if context is not None and max_length > context:
-        raise ValueError(f"max_length={max_length} is longer than the drafter's context of {context} tokens: lower it.")
+    check_context(model.config if isinstance(model, PardDrafter) else model.config.layer_config, max_length, "drafter")
     if target is not None and eval_file is None and isinstance(model, PardDrafter):
         raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
     model.forget_head()

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import find_adapter_config_file
 
 from ...hub.card import hub_name
-from ...training.arguments import training_arguments
+from ...training.arguments import check_context, training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.metrics import acceptance
 from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
@@ -74,9 +74,7 @@ def train_pard(
     refuse_packed(model, "a PARD drafter is trained of ordinary ones")
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     drafter = _load(model, mask_token_id, tokenizer.mask_token_id)
-    context = getattr(drafter.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and max_length > context:
-        raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
+    check_context(drafter.config, max_length)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
     trainer = PardTrainer(

@@ -9,10 +9,11 @@ from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from ...decoding.riders import MAX_RANKS
 from ...files import read_json
+from ...training.arguments import check_context
 from ...training.data import encode_rows, load_rows
 from ...training.target import open_model, refuse_packed
 from .config import PpdConfig
@@ -129,6 +130,7 @@ def calibrate_folder(
     if name is None:
         raise ValueError("The adapter does not name its base model: pass --model.")
     refuse_packed(name, "prompt tokens are calibrated with ordinary ones")
+    check_context(AutoConfig.from_pretrained(name, trust_remote_code=False), max_length)
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     samples = encode_rows(load_rows(data), tokenizer, max_length)
     place: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from ...files import write_whole
 from ...hardware import fast_dtype
 from ...hub.card import hub_name
-from ...training.arguments import training_arguments
+from ...training.arguments import check_context, training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
 from ...training.target import open_model, refuse_packed
@@ -74,9 +74,7 @@ def train_ppd(
     dtype = fast_dtype()
     logger.warning("The model is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
     base = open_model(model, dtype=dtype)
-    context = getattr(base.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and max_length > context:
-        raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
+    check_context(base.config, max_length)
     adapted = get_peft_model(base, config)
     trainer = PpdTrainer(
         adapted,
