@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 from huggingface_hub import CommitInfo
 from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
@@ -20,6 +21,7 @@ from transformers.utils import logging
 
 from ...decoding.features import decoder_of
 from ...decoding.tree_attention import additive
+from ...hardware import input_device
 from ...hub.card import provenance_of
 from ...hub.push import push_drafter
 from ...protocol import Drafter, SpeculationConfig
@@ -102,18 +104,17 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
             raise ValueError(f"{type(target).__name__} has layers of experts alone: a ParallelSpec drafter needs a dense one.")
         if vocabulary is not None:
             drafter.vocabulary_ids.copy_(vocabulary)
-        with torch.no_grad():
-            for own, theirs in zip(
-                final_norm(drafter.stack).parameters(), final_norm(decoder_of(target)).parameters(), strict=True
-            ):
+        norm, table = final_norm(decoder_of(target)), target.get_input_embeddings()
+        with torch.no_grad(), align_module_device(norm), align_module_device(table):  # an offloaded target's are fetched
+            for own, theirs in zip(final_norm(drafter.stack).parameters(), norm.parameters(), strict=True):
                 own.copy_(theirs)
-            scale = float(target.get_input_embeddings().weight.float().std())
+            scale = float(table.weight.float().std())
             drafter.mask_embeddings.mul_(scale / 0.02)
             if drafter.mix is not None:  # states are normed and embeddings are not: neither is to drown the other
                 signs = torch.ones(1, config.hidden_size)
                 signs[:, 1::2] = -1
                 drafter.mix.weight[:, config.hidden_size :] *= scale / float(final_norm(drafter.stack)(signs).std())
-        drafter = drafter.to(target.get_input_embeddings().weight.device).eval()
+        drafter = drafter.to(input_device(target)).eval()
         drafter.attach(target)
         return drafter
 
