@@ -16,7 +16,7 @@ from torch import LongTensor, Tensor, nn
 from transformers import PreTrainedModel
 
 from ..decoding.features import layers_of
-from ..files import read_config, write_whole
+from ..files import names_folder, read_config, write_whole
 from ..hub.card import CardFields, provenance_of
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
@@ -76,6 +76,7 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         """Config and tensors as other engines read them."""
 
     @classmethod
+    @names_folder
     def from_pretrained(
         cls,
         repo_or_dir: str | Path,
