@@ -30,7 +30,7 @@ from ..borrowed import Borrowed, final_norm
 from ..markov import MarkovHead
 from ..pairs import PairDrafting, PairModel, read_whole
 from ..stack import decoder_stack, run
-from .config import ParallelSpecConfig, Style, describe_layers, fingerprint
+from .config import ParallelSpecConfig, Style, describe_layers, differences, identity
 from .publish import card_fields
 
 logger = logging.get_logger(__name__)
@@ -98,7 +98,7 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
             ValueError: a target without layers of full attention that take explicit masks, or layers of experts.
         """
         size = None if vocabulary is None else len(vocabulary)
-        config = ParallelSpecConfig(describe_layers(target, num_layers), style, num_masks, size, fingerprint(target))
+        config = ParallelSpecConfig(describe_layers(target, num_layers), style, num_masks, size, **identity(target))
         drafter = cls(config)
         if any("experts" in name for name, _ in drafter.stack.named_parameters()):
             raise ValueError(f"{type(target).__name__} has layers of experts alone: a ParallelSpec drafter needs a dense one.")
@@ -188,11 +188,11 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
             )
         if self.borrowed is not None and self.borrowed.head is target.get_output_embeddings():
             return
-        found = fingerprint(target)
-        if found is not None and self.config.fingerprint is not None and found != self.config.fingerprint:
+        if found := differences(self.config, target):
             logger.warning(
-                "This ParallelSpec drafter was made for another target of the same sizes (its embedding differs): the output "
-                "stays the target's, but fewer guesses will be right."
+                "This ParallelSpec drafter was made for another target (with %s): the output stays the target's, but fewer "
+                "guesses will be right.",
+                "; ".join(found),
             )
         self.borrowed = Borrowed(target, self.vocabulary)
 
