@@ -5,6 +5,7 @@ from typing import Any
 
 from .drafters.kinds import kind_of_folder
 from .drafters.published import drafter_folder
+from .files import names_folder
 from .protocol import Drafter
 
 
@@ -15,6 +16,7 @@ class AutoDrafter:
         raise OSError("AutoDrafter is used through AutoDrafter.from_pretrained(repo_or_dir).")
 
     @classmethod
+    @names_folder
     def from_pretrained(cls, repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Drafter:
         """Load the drafter in a folder or a Hub repository.
 

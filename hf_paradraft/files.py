@@ -2,14 +2,17 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
+P = ParamSpec("P")
+T = TypeVar("T")
 HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 # What a user of a drafter needs; whatever else lies in its folder stays there.
 PUBLISHED = (
@@ -46,6 +49,33 @@ def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[st
         raise OSError(
             f"{repo_or_dir} is neither a folder here nor a model that could be fetched from the Hub: {error}"
         ) from error
+
+
+def names_folder(load: Callable[P, T]) -> Callable[P, T]:
+    """Put the folder or repository in front of what is wrong with it, where a message does not name it.
+
+    Weights of other sizes than their config's, which transformers answers with a RuntimeError, are a ValueError then.
+
+    Args:
+        load: a function of a class and a folder.
+    """
+
+    @wraps(load)
+    def loaded(*args: P.args, **kwargs: P.kwargs) -> T:
+        name = str(args[1] if len(args) > 1 else kwargs.get("repo_or_dir"))
+        try:
+            return load(*args, **kwargs)
+        except (OSError, ValueError) as error:
+            named = str(error).startswith(name) or (os.sep in name and name in str(error))  # "drafter" is a word, too
+            if len(error.args) == 1 and not named:
+                error.args = (f"{name}: {error}",)
+            raise
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise ValueError(f"{name}: the weights have other sizes than the config says; one is another model's.") from error
+
+    return loaded
 
 
 def shipped(name: str) -> Path:

@@ -1,5 +1,6 @@
 """Set the environment before any Hugging Face import; the fixtures that most tests share."""
 
+import logging
 import os
 import tempfile
 
@@ -27,6 +28,12 @@ from tiny import near_copy, tiny_model
 def pytest_collection_modifyitems(items):
     """The long ones first, before them what one process does alone, so that none ends long after the others."""
     items.sort(key=lambda item: (item.get_closest_marker("xdist_group") is None, item.get_closest_marker("slow") is None))
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_told_before():
+    """What is told once is told once in every test, whichever ran before."""
+    logging.Logger.warning_once.cache_clear()
 
 
 @pytest.fixture

@@ -96,6 +96,46 @@ def make_tokenizer(words: str = "a b c d e f g h", size: int = VOCAB) -> PreTrai
     )
 
 
+def write_gguf(file, model):
+    """A Llama with heads of its own, packed as llama.cpp has it; its tokens are letters."""
+    from gguf import GGUFWriter  # an extra
+
+    config, writer = model.config, GGUFWriter(file, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*"ABCDEFGHIJKLMNOPQRSTUVWXYZabc", "AB", "<eos>", "<mask>"])
+    writer.add_token_types([1] * (VOCAB - 2) + [3, 3])
+    writer.add_token_merges(["A B"])
+    writer.add_eos_token_id(EOS)
+    parts = dict(
+        pair.split("=")
+        for pair in (
+            "model.embed_tokens=token_embd model.norm=output_norm lm_head=output self_attn.q_proj=attn_q self_attn.k_proj=attn_k "
+            "self_attn.v_proj=attn_v self_attn.o_proj=attn_output mlp.gate_proj=ffn_gate mlp.up_proj=ffn_up "
+            "mlp.down_proj=ffn_down post_attention_layernorm=ffn_norm input_layernorm=attn_norm model.layers=blk"
+        ).split()
+    )
+    for name, tensor in model.state_dict().items():
+        for own, theirs in parts.items():
+            name = name.replace(own, theirs)
+        for part, heads in (("attn_q", config.num_attention_heads), ("attn_k", config.num_key_value_heads)):
+            if part in name:  # llama.cpp has the halves of a head's rotation side by side
+                tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        writer.add_tensor(name, tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def pard_folder(tmp_path):
     folder = tmp_path / "drafter"
     near_copy(tiny_model()).save_pretrained(folder)

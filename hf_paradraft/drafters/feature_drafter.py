@@ -16,7 +16,7 @@ from torch import LongTensor, Tensor, nn
 from transformers import PreTrainedModel
 
 from ..decoding.features import layers_of
-from ..files import read_config, write_whole
+from ..files import names_folder, read_config, write_whole
 from ..hub.card import CardFields, provenance_of
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
@@ -31,6 +31,7 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
 
     Attributes:
         kind, title: its name, and that for people.
+        stack: its layers, from `decoder_stack`.
         features: what it reads, in the order in which its first matrix wants them.
         target_hidden_size: d_t.
         target_layers: L, if the files say.
@@ -42,6 +43,7 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
 
     kind: ClassVar[str]
     title: ClassVar[str]
+    stack: PreTrainedModel
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         """Config and tensors as other engines read them."""
 
     @classmethod
+    @names_folder
     def from_pretrained(
         cls,
         repo_or_dir: str | Path,
@@ -89,7 +92,7 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
             dtype: of its weights; default, and `"auto"`: as they were saved.
             device_map: a device, or `"auto"`.
             speculation_config: how to use it; default: as saved.
-            kwargs: `revision`, `subfolder`, `token`, ….
+            kwargs: `revision`, `subfolder`, `token`, …; `attn_implementation`: `sdpa` or `eager`.
 
         Raises:
             OSError: nothing loadable there, or a damaged file.
@@ -111,7 +114,11 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
             if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
                 raise ValueError(f"There is no dtype {dtype!r}: pass torch.bfloat16, 'bfloat16', 'auto' or the like.")
             dtype = None if dtype == "auto" else getattr(torch, dtype)
-        if more := sorted(kwargs.keys() - {"attn_implementation", "use_safetensors", "low_cpu_mem_usage"}):
+        if (attention := kwargs.pop("attn_implementation", None)) is not None:
+            if attention not in ("sdpa", "eager"):
+                raise ValueError(f"This {cls.title} takes explicit masks: attn_implementation is sdpa or eager, not {attention}.")
+            drafter.stack.set_attn_implementation(attention)
+        if more := sorted(kwargs.keys() - {"use_safetensors", "low_cpu_mem_usage"}):
             raise ValueError(f"{cls.__name__}.from_pretrained does not know {', '.join(more)}.")
         if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
             device_map = "cuda" if torch.cuda.is_available() else None

@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import LongTensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from ..hardware import fast_dtype
 from ..hub.card import hub_name
 from ..protocol.drafter import FeatureKey
-from ..training.arguments import training_arguments
+from ..training.arguments import check_context, training_arguments
 from ..training.data import IGNORED, encode_rows, load_rows
 from ..training.metrics import acceptance
 from ..training.output import check_output, drop, drop_old_checkpoints, left_from_before
+from ..training.target import open_model, open_tokenizer
 from .pard.trim import most_frequent
 from .target_states import TargetStates
 
@@ -78,7 +79,7 @@ def train_on_target(
     Args:
         method: its name.
         make: an untrained drafter, attached, and its trainer.
-        target: folder or Hub id of the causal LM, with its tokenizer; it is not changed.
+        target: folder, Hub id or `.gguf` file of the causal LM, with its tokenizer; it is not changed.
         train_file: JSON lines or a Hub dataset, as for `load_rows`; best answered by the target itself.
         output_dir: new or empty, unless `resume` or `overwrite`.
         eval_file: rows for the loss by depth, and the prompts of the acceptance.
@@ -100,16 +101,14 @@ def train_on_target(
     output_dir = Path(output_dir)
     checkpoint = check_output(output_dir, resume, overwrite)
     training = training_arguments(output_dir, {"learning_rate": 5e-4, **(usual or {})}, arguments)
-    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+    tokenizer = open_tokenizer(target)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
     dtype = fast_dtype()
     logger.warning("The target is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, trust_remote_code=False)
-    model = model.to(training.device).eval().requires_grad_(False)
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and max_length > context:
-        raise ValueError(f"max_length={max_length} is longer than the target's context of {context} tokens: lower it.")
+    model = open_model(target, whole=True, dtype=dtype)
+    model = model.to(training.device).requires_grad_(False)
+    check_context(model.config, max_length, "target")
     vocabulary = None
     if vocab is not None:
         texts = ([label for label in row["labels"] if label != IGNORED] for row in train_set)

@@ -10,18 +10,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+from transformers import TrainingArguments
 from transformers.utils import logging
 
 from ..files import local_folder
 from ..hardware import fast_dtype
 from ..hub.card import hub_name
-from ..training.arguments import training_arguments
+from ..training.arguments import check_context, training_arguments
 from ..training.data import encode_rows, load_rows
 from ..training.losses import cross_entropy
 from ..training.metrics import acceptance
 from ..training.output import check_output, drop, drop_old_checkpoints, left_from_before
 from ..training.row_trainer import CodConfig, RowCollator, RowTrainer
+from ..training.target import open_model, open_tokenizer
 from .kinds import kind_of_folder
 from .markov import MarkovHead
 from .parallelspec.model import ParallelSpecDrafter
@@ -113,22 +114,19 @@ def train_markov(
         raise ValueError("A PARD-2 drafter's head would have to know the target's states too: this is not served.")
     if target is None and isinstance(model, ParallelSpecDrafter):
         raise ValueError("A ParallelSpec drafter stands on its target: pass --target.")
-    layers = model.config.get_text_config() if isinstance(model, PardDrafter) else model.config.layer_config
-    context = getattr(layers, "max_position_embeddings", None)
-    if context is not None and max_length > context:
-        raise ValueError(f"max_length={max_length} is longer than the drafter's context of {context} tokens: lower it.")
+    check_context(model.config if isinstance(model, PardDrafter) else model.config.layer_config, max_length, "drafter")
     if target is not None and eval_file is None and isinstance(model, PardDrafter):
         raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
     model.forget_head()
-    tokenizer = AutoTokenizer.from_pretrained(folder if isinstance(model, PardDrafter) else target, trust_remote_code=False)
+    tokenizer = open_tokenizer(folder if isinstance(model, PardDrafter) else target)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
     judge: Any = None
     if target is not None:
         dtype = fast_dtype()
         logger.warning("The target is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
-        judge = AutoModelForCausalLM.from_pretrained(target, dtype=dtype, trust_remote_code=False)
-        judge = judge.to(training.device).eval().requires_grad_(False)
+        judge = open_model(target, whole=True, dtype=dtype)
+        judge = judge.to(training.device).requires_grad_(False)
     model = model.to(training.device).eval().requires_grad_(False)
     if isinstance(model, PardDrafter):
         depths, mask, size = num_depths, model.mask_token_id, model.config.get_text_config().vocab_size

@@ -4,7 +4,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import PreTrainedConfig, TrainingArguments
+
+
+def check_context(config: PreTrainedConfig, max_length: int, whose: str = "model") -> None:
+    """Refuse samples that a model has no positions for.
+
+    Args:
+        config: of the model.
+        max_length: tokens of a sample at most.
+        whose: what to call it.
+
+    Raises:
+        ValueError: they are longer than its context.
+    """
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and max_length > context:
+        raise ValueError(f"max_length={max_length} is longer than the {whose}'s context of {context} tokens: lower it.")
 
 
 def training_arguments(output_dir: Path, usual: dict[str, Any], asked: dict[str, Any]) -> TrainingArguments:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..protocol import SpeculationStats
 from .data import IGNORED
+from .target import open_model
 
 
 def acceptance(
@@ -33,7 +34,7 @@ def acceptance(
         `mean_emitted` (τ, bonus included), `acceptance_by_position` and `samples`.
     """
     if not isinstance(target, PreTrainedModel):
-        target = AutoModelForCausalLM.from_pretrained(target, dtype=drafter.dtype, trust_remote_code=False)
+        target = open_model(target, dtype=drafter.dtype)
     target = target.to(drafter.device).eval()
     was_training, options = drafter.training, drafter.speculation_config
     drafter.eval()

@@ -82,6 +82,19 @@ def cut_half_line(file: Path) -> int:
     return len(whole)
 
 
+def waiting_in(part: Path, done: int) -> dict[int, dict[str, Any]]:
+    """Finished answers that are not in the output yet, for others stand before them: by their numbers.
+
+    Args:
+        part: beside the output; there may be none.
+        done: rows of the output.
+    """
+    if not part.exists():
+        return {}
+    cut_half_line(part)
+    return {row["index"]: row["row"] for row in rows_of(part, "train") if row["index"] >= done}
+
+
 def batches(lengths: dict[int, int], batch_size: int, max_new_tokens: int) -> Iterator[list[int]]:
     """Prompts of similar length together: one long prompt would make a whole batch of short ones wait.
 
@@ -99,6 +112,24 @@ def batches(lengths: dict[int, int], batch_size: int, max_new_tokens: int) -> It
         waiting.append(index)
     if waiting:
         yield waiting
+
+
+def _answers(
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], max_new_tokens: int, **arguments: Any
+) -> list[tuple[str, bool]]:
+    """The target's answer to each prompt, and whether it came to an end."""
+    batch = tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
+    ids = target.generate(**batch.to(target.device), max_new_tokens=max_new_tokens, **arguments)
+    ids = ids[:, batch["input_ids"].shape[1] :]
+    eos_token_id = target.generation_config.eos_token_id
+    ends = torch.tensor([] if eos_token_id is None else eos_token_id, device=ids.device)
+    return list(zip(tokenizer.batch_decode(ids, skip_special_tokens=True), torch.isin(ids, ends).any(1).tolist(), strict=True))
+
+
+def _with_answer(prompt: dict, answer: str, ended: bool) -> dict[str, Any]:
+    if "text" in prompt:
+        return {"text": prompt["text"] + answer, "finished": ended}
+    return {"messages": [*prompt["messages"], {"role": "assistant", "content": answer}], "finished": ended}
 
 
 @torch.no_grad()
@@ -123,8 +154,8 @@ def regenerate(
         target: answers.
         tokenizer: the target's; padded on the left here.
         source: a JSON-lines file or a Hub dataset, as for training.
-        output: grows by a batch at a time; rows already in it are not made again. Answers that were cut off at
-            `max_new_tokens` are marked `"finished": false`.
+        output: grows in the order of the source; what is finished before its turn waits in `OUTPUT.part`. Rows that are there
+            are not made again. Answers that were cut off at `max_new_tokens` are marked `"finished": false`.
         max_new_tokens: of an answer.
         batch_size: prompts answered together.
         prompt_tokens: for `text` rows, how much of the text is the prompt.
@@ -156,7 +187,9 @@ def regenerate(
     if not prompts:
         raise ValueError(f"{source} has no prompts: chats need a turn before the assistant's, and texts some tokens.")
     encoded = [_prompt_ids(row, tokenizer) for row in prompts]
-    done, run = 0, output.with_name(f"{output.name}.run")
+    run, part = (output.with_name(f"{output.name}.{name}") for name in ("run", "part"))
+    done = 0
+    written: dict[int, dict[str, Any]] = {}
     settings = {
         "target": target.name_or_path,
         "weights": fingerprint(target),
@@ -171,41 +204,36 @@ def regenerate(
         done = cut_half_line(output)
         if done > len(prompts):
             raise ValueError(f"{output} has {done} rows, and {source} only {len(prompts)} prompts: name another output.")
-    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-    eos_token_id = target.generation_config.eos_token_id
-    ends = torch.tensor([] if eos_token_id is None else eos_token_id)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if done == 0:
-        output.unlink(missing_ok=True)  # first: old answers must not be found beside new settings
+        written = waiting_in(part, done)
+    else:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        for old in (output, part):  # first: old answers must not be found beside new settings
+            old.unlink(missing_ok=True)
         write_whole(run, json.dumps(settings, indent=1) + "\n")
+    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     before = done
-    bar = tqdm(total=len(prompts), initial=done, desc="regenerate", unit="rows")
+    bar = tqdm(total=len(prompts), initial=done + len(written), desc="regenerate", unit="rows")
     arguments: dict[str, Any] = sampling if drafter is None else {**sampling, "assistant_model": drafter}
     window = WINDOW * batch_size
-    with output.open("a", encoding="utf-8") as file:
+    with output.open("a", encoding="utf-8") as file, part.open("a", encoding="utf-8") as ahead:
         for begin in range(done - done % window, len(prompts), window):  # what was drawn before is drawn alike
             lengths = {index: len(encoded[index]) for index in range(begin, min(begin + window, len(prompts)))}
-            written: dict[int, str] = {}
             for some in batches(lengths, batch_size, max_new_tokens):
-                if all(index < done for index in some):
-                    continue
-                batch = tokenizer.pad({"input_ids": [encoded[index] for index in some]}, return_tensors="pt")
-                torch.manual_seed(seed + some[0])
-                ids = target.generate(**batch.to(target.device), max_new_tokens=max_new_tokens, **arguments)
-                ids = ids[:, batch["input_ids"].shape[1] :]
-                new = tokenizer.batch_decode(ids, skip_special_tokens=True)
-                finished = torch.isin(ids, ends.to(ids.device)).any(1).tolist()
-                for index, answer, ended in zip(some, new, finished, strict=True):
-                    row = prompts[index]
-                    if "text" in row:
-                        made = {"text": row["text"] + answer, "finished": ended}
-                    else:
-                        made = {"messages": [*row["messages"], {"role": "assistant", "content": answer}], "finished": ended}
-                    written[index] = json.dumps(made, ensure_ascii=False) + "\n"
-                bar.update(sum(index >= done for index in some))
+                if missing := [index for index in some if index >= done and index not in written]:
+                    torch.manual_seed(seed + some[0])
+                    made = _answers(target, tokenizer, [encoded[index] for index in some], max_new_tokens, **arguments)
+                    new = dict(zip(some, made, strict=True))
+                    for index in missing:
+                        written[index] = _with_answer(prompts[index], *new[index])
+                        ahead.write(json.dumps({"index": index, "row": written[index]}, ensure_ascii=False) + "\n")
+                    ahead.flush()
+                    bar.update(len(missing))
                 while done in written:  # the file's order stays
-                    file.write(written[done])
+                    file.write(json.dumps(written.pop(done), ensure_ascii=False) + "\n")
                     done += 1
                 file.flush()
+            if not written:
+                ahead.truncate(0)
+    part.unlink()
     bar.close()
     return len(prompts) - before

@@ -1,6 +1,8 @@
 """The public chat model: how it is fetched, and what comes along for it."""
 
 import json
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -54,15 +56,43 @@ def test_a_folder_of_something_else_stays_as_it_is(tmp_path, monkeypatch):
     public_model.get_public(tmp_path / "empty")
 
 
-def test_what_is_made_of_the_wheel_joins_what_is_there(tmp_path, monkeypatch):
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """It is there, and unpacked."""
+    (tmp_path / public_model.PACKED).touch()
+    monkeypatch.setattr(public_model, "find_spec", lambda name: True)
+    monkeypatch.setattr(public_model, "checked", lambda file: True)
+    monkeypatch.setattr(public_model, "from_hub", lambda output: False)
+    monkeypatch.setattr(public_model.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: make_tokenizer())
+    monkeypatch.setattr(public_model.AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: tiny_model())
+
+
+@pytest.mark.parametrize("left", [[], ["empty"], [".cache/huggingface"]])
+def test_a_move_that_was_stopped_is_gone_on_with(left, wheel, tmp_path, monkeypatch):
+    output, moves, plain = tmp_path / "mine", [], Path.replace
+    for folder in left:
+        (output if folder == "empty" else output / folder).mkdir(parents=True)
+
+    def replace(self, there):
+        if moves:
+            raise KeyboardInterrupt
+        moves.append(self)
+        return plain(self, there)
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Path, "replace", replace)
+        public_model.get_public(output)
+    assert moves
+    assert public_model.there(public_model.get_public(output))
+    usual = tmp_path / "usual"
+    usual.mkdir()
+    assert output.stat().st_mode == usual.stat().st_mode
+
+
+def test_what_is_made_of_the_wheel_joins_what_is_there(wheel, tmp_path):
     work, output = tmp_path, tmp_path / "mine"
     output.mkdir()
     (output / "notes.txt").write_text("kept")
-    (work / public_model.PACKED).touch()
-    monkeypatch.setattr(public_model, "find_spec", lambda name: True)
-    monkeypatch.setattr(public_model, "checked", lambda file: True)
-    monkeypatch.setattr(public_model.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: make_tokenizer())
-    monkeypatch.setattr(public_model.AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: tiny_model())
     public_model.from_wheel(output)
     assert public_model.there(output)
     assert (output / "notes.txt").read_text() == "kept"

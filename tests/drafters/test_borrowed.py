@@ -7,6 +7,7 @@ import torch
 from tiny import MASK, tiny_model
 from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig, HyperCLOVAXConfig
 
+import hf_paradraft as pd
 from hf_paradraft.decoding.features import Features
 from hf_paradraft.drafters.borrowed import Borrowed
 from hf_paradraft.drafters.dspark.training import block_drafter
@@ -101,6 +102,22 @@ def test_an_offloaded_target_is_drafted_for(vocabulary):
     assert offloaded.lm_head.weight.is_meta
     assert torch.equal(plain, offloaded.generate(IDS, assistant_model=drafter, **options))
     assert drafter.last_stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_drafter_is_made_for_an_offloaded_target(tied):
+    from accelerate import cpu_offload
+
+    target = tiny_model("llama", tie_word_embeddings=tied)
+    torch.manual_seed(0)
+    expected = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
+    offloaded = cpu_offload(copy.deepcopy(target))
+    torch.manual_seed(0)
+    drafter = pd.ParallelSpecDrafter.from_target(offloaded, "eagle", 2)
+    for name, own in expected.state_dict().items():
+        assert torch.equal(own, drafter.state_dict()[name])
+    plain = target.generate(IDS, do_sample=False, max_new_tokens=12)
+    assert torch.equal(plain, offloaded.generate(IDS, assistant_model=drafter, do_sample=False, max_new_tokens=12))
 
 
 def test_a_drafters_own_scale_and_cap():

@@ -85,7 +85,10 @@ def test_the_command(tmp_path):
     before = (adapter / "adapter_model.safetensors").read_bytes()
     command = ["calibrate", str(adapter), "--data", str(data), "--dtype", "float32"]
     assert isinstance(CliRunner().invoke(app, command).exception, ValueError)  # it names no base model
-    result = CliRunner().invoke(app, [*command, "--model", str(base)])
+    command += ["--model", str(base), "--max-length", "64"]
+    longer = CliRunner().invoke(app, [*command, "--max-length", "257"]).exception
+    assert "longer than the model's context of 256" in str(longer)
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "rank 1" in result.output
     assert len(json.loads((adapter / "adapter_config.json").read_text())["accuracy"]) == 2

@@ -187,6 +187,19 @@ def test_what_is_refused_when_it_is_attached(load):
         drafter.draft_logits(torch.tensor([[1, 2]]))
 
 
+@pytest.mark.parametrize("name", ["z-lab, sliding", "speculators EAGLE-3", "speculators P-EAGLE"])
+def test_attention_as_it_is_asked_for(name, load, tmp_path):
+    folder = write(tmp_path, *LAYOUTS[name]())
+    plain, eager = load(name), pd.AutoDrafter.from_pretrained(folder, attn_implementation="eager")
+    eager.borrowed = plain.borrowed
+    ids, features = EXPECTED["ids"][None, :LENGTH], features_of(plain)
+    attentions = {drafter.stack.layers[0].self_attn.config._attn_implementation for drafter in (plain, eager)}
+    assert attentions == {"sdpa", "eager"}
+    torch.testing.assert_close(plain.draft_logits(ids, features, 3), eager.draft_logits(ids, features, 3), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="is sdpa or eager, not flash_attention_2"):
+        pd.AutoDrafter.from_pretrained(folder, attn_implementation="flash_attention_2")
+
+
 def test_never_with_remote_code(load, tmp_path):
     write(tmp_path, *zlab())
     with pytest.raises(ValueError, match="remote code"):

@@ -167,3 +167,25 @@ def test_features_of_another_position_change_logits(load):
         features = features_behind(drafter, TARGET, ids)
         rolled = {key: states.roll(1, 1) for key, states in features.items()}
         assert (drafter.draft_logits(ids, features, 2) - drafter.draft_logits(ids, rolled, 2)).abs().max() > 0.05
+
+
+LAST = {
+    "speculators DFlash": lambda config: None,
+    "z-lab": lambda config: config["dflash_config"].update(target_layer_ids=[1, 3, 7]),
+    "speculators EAGLE-3": lambda config: config.update(eagle_aux_hidden_state_layer_ids=[2, 4, 8]),
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+@torch.no_grad()
+def test_the_normed_last_layer_instead_of_the_raw_one_changes_logits(name, load):
+    """The last one of transformers' `hidden_states` is normed, and drafters read what the last layer gives."""
+    drafter = load(changed(name, LAST[name]), attach=False)
+    drafter.attach(TARGET)
+    assert drafter.features[-1] == 7
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    features = features_behind(drafter, TARGET, ids)
+    normed = TARGET(ids, output_hidden_states=True).hidden_states[-1][:, :-1]
+    torch.testing.assert_close(TARGET.model.norm(features[7]), normed)
+    wrong = {**features, 7: normed}
+    assert (drafter.draft_logits(ids, features, 3) - drafter.draft_logits(ids, wrong, 3)).abs().max() > 0.05

@@ -71,6 +71,29 @@ def test_from_a_target_to_a_drafter(folder):
     assert torch.equal(model.generate(ids, **options), model.generate(ids, **options, assistant_model=drafter))
 
 
+def test_what_guesses_fewer_tokens_is_no_model_by_itself(folder):
+    """As what drafts are compared with, as another kind of drafter, as a target."""
+    target, rows, small = folder / "target", folder / "rows.jsonl", folder / "small"
+    shrink(target, small, 2, 12, rows)
+    drafter = pd.PardDrafter.from_causal_lm(small, mask_token_id=29)
+    for refused in (small, drafter):
+        with pytest.raises(ValueError, match="guesses 12 of its target's tokens"):
+            pd.AutoregressiveDrafter.from_causal_lm(refused)
+    drafter.save_pretrained(folder / "pard")
+    trained = ["--train-file", rows, "--max-steps", 1, "--max-length", 9, "--output-dir", folder / "out"]
+    for command in (
+        ["bench", "--target", target, "--drafter", folder / "pard", "--parent", small],
+        ["generate", "a b", "--target", small, "--drafter", folder / "pard"],
+        ["shrink", "--target", small, "--output-dir", folder / "out", "--layers", 1],
+        ["train", "ppd", "--model", small, *trained],
+        ["train", "pard", "--model", small, "--target", small, "--eval-file", rows, *trained],
+        ["train", "parallelspec", "--target", small, *trained],
+    ):
+        result = CliRunner().invoke(app, [str(word) for word in command])
+        assert "small guesses 12 of its target's tokens" in str(result.exception)
+    assert not (folder / "out").exists()
+
+
 def test_without_a_vocabulary_it_is_a_plain_model(folder):
     shrink(folder / "target", folder / "plain", 1, which="first")
     model = AutoModelForCausalLM.from_pretrained(folder / "plain")

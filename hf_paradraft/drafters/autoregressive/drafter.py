@@ -13,9 +13,10 @@ from torch import LongTensor, Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...decoding.tree_attention import attention_windows, or_sdpa
-from ...files import local_folder, read_config, tensor_names, write_whole
+from ...files import local_folder, names_folder, read_config, tensor_names, write_whole
 from ...protocol import Drafter, Drafting, GuessedLogits, Prefix, SpeculationConfig
-from ..causal_lm import push_with_tokenizer
+from ...training.target import refuse_trimmed
+from ..causal_lm import push_with_tokenizer, refuse_missing
 from ..lm import LmReader, check_drafts, logits_behind
 from .publish import KIND, card_fields, check_folder, is_autoregressive, options_of
 
@@ -32,6 +33,7 @@ class AutoregressiveDrafter(Drafter):
     """
 
     def __init__(self, model: PreTrainedModel, speculation_config: SpeculationConfig | None = None):
+        refuse_trimmed(model.config.to_dict(), model.name_or_path)
         check_drafts(model)
         if attention_windows(model) is None:
             raise ValueError(
@@ -58,14 +60,20 @@ class AutoregressiveDrafter(Drafter):
             return cls(model)
         found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
         folder = local_folder(model, kwargs)
-        options = options_of(read_config(folder))
+        described = read_config(folder)
+        refuse_trimmed(described, model)
+        options = options_of(described)
         tensor_names(folder)
-        loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, trust_remote_code=False, **kwargs)
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **kwargs
+        )
+        refuse_missing(info, type(loaded).__name__, folder)
         drafter = cls(loaded.eval(), None if options is None else SpeculationConfig.from_saved(options))
         drafter.name_or_path, drafter.found_under = str(model), found_under
         return drafter
 
     @classmethod
+    @names_folder
     def from_pretrained(cls, repo_or_dir: str | Path, **kwargs: Any) -> AutoregressiveDrafter:
         """One that was saved as a drafter; arguments as for `from_causal_lm`.
 

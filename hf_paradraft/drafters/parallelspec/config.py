@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+from accelerate.utils import align_module_device
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from ...decoding.features import layers_of
+
 STYLES = ("medusa", "eagle")
+# Of a layer, what makes its states other ones; some models have no such thing.
+SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "rms_norm_eps", "rope_parameters")
 Style = Literal["medusa", "eagle"]
 
 
@@ -21,7 +29,7 @@ class ParallelSpecConfig(PreTrainedConfig):
         style: `medusa` reads tokens alone, `eagle` the target's normed states too.
         num_masks: M; a forward guesses M + 1 tokens.
         draft_vocab_size: V', where fewer tokens than the target's are guessed.
-        fingerprint: of the target's embedding.
+        fingerprint, layer_fingerprint, target_layers: of the target, from `identity`; older drafters have the first one alone.
         markov_rank: of a head that looks at the token before, trained after the rest; 0: none.
         kwargs: as for `PreTrainedConfig`.
 
@@ -39,6 +47,8 @@ class ParallelSpecConfig(PreTrainedConfig):
         draft_vocab_size: int | None = None,
         fingerprint: str | None = None,
         markov_rank: int = 0,
+        layer_fingerprint: str | None = None,
+        target_layers: int | None = None,
         **kwargs: Any,
     ):
         if style not in STYLES:
@@ -47,6 +57,7 @@ class ParallelSpecConfig(PreTrainedConfig):
             raise ValueError(f"A ParallelSpec drafter needs a mask at least, but num_masks is {num_masks}.")
         self.layers, self.style, self.num_masks = dict(layers or {}), style, num_masks
         self.draft_vocab_size, self.markov_rank, self.fingerprint = draft_vocab_size, markov_rank, fingerprint
+        self.layer_fingerprint, self.target_layers = layer_fingerprint, target_layers
         super().__init__(**kwargs)
 
     @property
@@ -95,10 +106,59 @@ def describe_layers(target: PreTrainedModel, num_layers: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def fingerprint(target: PreTrainedModel) -> str | None:
-    """A few numbers of the target's embedding, hashed: another model's, or a fine-tune's, differ. None where they are packed."""
-    weight = target.get_input_embeddings().weight
-    if weight.is_meta or not weight.is_floating_point():
+def identity(target: PreTrainedModel) -> dict[str, Any]:
+    """What tells a target from others of the same sizes: its number of layers, and some of its weights' numbers, hashed.
+
+    The hashes are None where weights are packed. Layers before the last one are not looked at.
+    """
+    table, last = target.get_input_embeddings(), layers_of(target)[-1]
+    packed = getattr(target.config, "quantization_config", None) is not None
+    with align_module_device(table):  # an offloaded target's are fetched
+        embedding = _hashed([_numbers(table.weight)])
+    return {
+        "fingerprint": embedding,
+        "layer_fingerprint": None if packed else _hashed([found for part in last.modules() for found in _own_numbers(part)]),
+        "target_layers": len(layers_of(target)),
+    }
+
+
+def _own_numbers(part: torch.nn.Module) -> list[bytes | None]:
+    with align_module_device(part):
+        return [_numbers(weight) for weight in part.parameters(recurse=False)]
+
+
+def _numbers(weight: Tensor) -> bytes | None:
+    if weight.is_meta or type(weight.data) is not Tensor or weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
     some = weight.detach().flatten()[:: max(1, weight.numel() // 4096)][:4096]
-    return hashlib.sha256(some.to(torch.bfloat16).float().cpu().numpy().tobytes()).hexdigest()[:16]
+    return some.to(torch.bfloat16).float().cpu().numpy().tobytes()
+
+
+def _hashed(numbers: list[bytes | None]) -> str | None:
+    known = [own for own in numbers if own is not None]
+    return hashlib.sha256(b"".join(known)).hexdigest()[:16] if len(known) == len(numbers) else None
+
+
+def differences(config: ParallelSpecConfig, target: PreTrainedModel) -> list[str]:
+    """In what a target differs from the one that a drafter was made for, as far as both are known; for people."""
+    own, theirs = config.layers, describe_layers(target, config.layer_config.num_hidden_layers)
+    found = [f"{name} {own[name]}, not {theirs[name]}" for name in SIZES if not _alike(own.get(name), theirs.get(name))]
+    known = identity(target)
+    if not _alike(config.target_layers, known["target_layers"]):
+        found.append(f"{config.target_layers} layers, not {known['target_layers']}")
+    if not _alike(config.fingerprint, known["fingerprint"]):
+        found.append("another embedding")
+    if not _alike(config.layer_fingerprint, known["layer_fingerprint"]):
+        found.append("another last layer")
+    return found
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values are the same as far as both say something; numbers may be rounded."""
+    if one is None or other is None:
+        return True
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return all(_alike(one[name], other[name]) for name in one.keys() & other.keys())
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-4)
+    return bool(one == other)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.config import TreeSize
+from ..causal_lm import refuse_missing
 from ..kind import Kind, Variant, chains_and_trees
 from .model import ParallelSpecDrafter
 from .publish import NAME, TITLE, card_fields, check_folder, describe, is_parallelspec
@@ -15,7 +16,9 @@ def load(folder: Path, *args: Any, **kwargs: Any) -> ParallelSpecDrafter:
     if kwargs.pop("trust_remote_code", False):
         raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
     check_folder(folder)
-    return ParallelSpecDrafter.from_pretrained(folder, *args, use_safetensors=True, **kwargs).eval()
+    drafter, info = ParallelSpecDrafter.from_pretrained(folder, *args, use_safetensors=True, output_loading_info=True, **kwargs)
+    refuse_missing(info, "ParallelSpecDrafter", folder)
+    return drafter.eval()
 
 
 def _variants(drafter: ParallelSpecDrafter, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 from huggingface_hub import CommitInfo
 from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
@@ -20,6 +21,7 @@ from transformers.utils import logging
 
 from ...decoding.features import decoder_of
 from ...decoding.tree_attention import additive
+from ...hardware import input_device
 from ...hub.card import provenance_of
 from ...hub.push import push_drafter
 from ...protocol import Drafter, SpeculationConfig
@@ -28,7 +30,7 @@ from ..borrowed import Borrowed, final_norm
 from ..markov import MarkovHead
 from ..pairs import PairDrafting, PairModel, read_whole
 from ..stack import decoder_stack, run
-from .config import ParallelSpecConfig, Style, describe_layers, fingerprint
+from .config import ParallelSpecConfig, Style, describe_layers, differences, identity
 from .publish import card_fields
 
 logger = logging.get_logger(__name__)
@@ -96,24 +98,23 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
             ValueError: a target without layers of full attention that take explicit masks, or layers of experts.
         """
         size = None if vocabulary is None else len(vocabulary)
-        config = ParallelSpecConfig(describe_layers(target, num_layers), style, num_masks, size, fingerprint(target))
+        config = ParallelSpecConfig(describe_layers(target, num_layers), style, num_masks, size, **identity(target))
         drafter = cls(config)
         if any("experts" in name for name, _ in drafter.stack.named_parameters()):
             raise ValueError(f"{type(target).__name__} has layers of experts alone: a ParallelSpec drafter needs a dense one.")
         if vocabulary is not None:
             drafter.vocabulary_ids.copy_(vocabulary)
-        with torch.no_grad():
-            for own, theirs in zip(
-                final_norm(drafter.stack).parameters(), final_norm(decoder_of(target)).parameters(), strict=True
-            ):
+        norm, table = final_norm(decoder_of(target)), target.get_input_embeddings()
+        with torch.no_grad(), align_module_device(norm), align_module_device(table):  # an offloaded target's are fetched
+            for own, theirs in zip(final_norm(drafter.stack).parameters(), norm.parameters(), strict=True):
                 own.copy_(theirs)
-            scale = float(target.get_input_embeddings().weight.float().std())
+            scale = float(table.weight.float().std())
             drafter.mask_embeddings.mul_(scale / 0.02)
             if drafter.mix is not None:  # states are normed and embeddings are not: neither is to drown the other
                 signs = torch.ones(1, config.hidden_size)
                 signs[:, 1::2] = -1
                 drafter.mix.weight[:, config.hidden_size :] *= scale / float(final_norm(drafter.stack)(signs).std())
-        drafter = drafter.to(target.get_input_embeddings().weight.device).eval()
+        drafter = drafter.to(input_device(target)).eval()
         drafter.attach(target)
         return drafter
 
@@ -187,11 +188,11 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
             )
         if self.borrowed is not None and self.borrowed.head is target.get_output_embeddings():
             return
-        found = fingerprint(target)
-        if found is not None and self.config.fingerprint is not None and found != self.config.fingerprint:
+        if found := differences(self.config, target):
             logger.warning(
-                "This ParallelSpec drafter was made for another target of the same sizes (its embedding differs): the output "
-                "stays the target's, but fewer guesses will be right."
+                "This ParallelSpec drafter was made for another target (with %s): the output stays the target's, but fewer "
+                "guesses will be right.",
+                "; ".join(found),
             )
         self.borrowed = Borrowed(target, self.vocabulary)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from ..causal_lm import refuse_missing
+
 
 def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict) -> Any:
     """A model with exactly the weights that lie in a folder, of safetensors alone: pickles may lie beside them.
@@ -26,15 +28,10 @@ def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTra
             "causal LM."
         )
     drafter, info = load(folder, *args, config=config, output_loading_info=True, **{**kwargs, "use_safetensors": True})
-    first = f"The {name} in {folder}"
-    if missing := sorted(info["missing_keys"]):
-        raise OSError(
-            f"{first} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, …): the download or the "
-            "conversion is incomplete."
-        )
+    refuse_missing(info, name, folder)
     if more := sorted(info["unexpected_keys"]):
         raise ValueError(
-            f"{first} has no place for {len(more)} of the model's weights ({', '.join(more[:3])}, …): it is no PARD drafter, or "
-            "another kind."
+            f"The {name} in {folder} has no place for {len(more)} of the model's weights ({', '.join(more[:3])}, …): it is no "
+            "PARD drafter, or another kind."
         )
     return drafter

@@ -21,7 +21,7 @@ from ...decoding.features import layers_of
 from ...decoding.states import is_recurrent
 from ...decoding.vocabulary import widen
 from ...decoding.warp import sequential_choice
-from ...files import read_config, tensor_names
+from ...files import names_folder, read_config, tensor_names
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..causal_lm import push_with_tokenizer
@@ -67,6 +67,7 @@ class PardDrafter(Drafter):
             trim_head(self, torch.zeros(size, dtype=torch.long))
 
     @classmethod
+    @names_folder
     def from_pretrained(
         cls,
         repo_or_dir: str | Path,

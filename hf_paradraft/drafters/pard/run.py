@@ -10,11 +10,12 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import find_adapter_config_file
 
 from ...hub.card import hub_name
-from ...training.arguments import training_arguments
+from ...training.arguments import check_context, training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.metrics import acceptance
 from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
 from ...training.row_trainer import CodConfig
+from ...training.target import is_packed, refuse_packed, refuse_trimmed
 from .config import MASK_KEYS
 from .model import PardDrafter
 from .training import PardTrainer
@@ -67,13 +68,13 @@ def train_pard(
     if target is not None:
         if eval_file is None:
             raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
-        if find_adapter_config_file(target) is None:
-            AutoConfig.from_pretrained(target, trust_remote_code=False)  # if there is no such model, say so before training
+        if not is_packed(target) and find_adapter_config_file(target) is None:
+            # If there is no such model, say so before training.
+            refuse_trimmed(AutoConfig.from_pretrained(target, trust_remote_code=False).to_dict(), target)
+    refuse_packed(model, "a PARD drafter is trained of ordinary ones")
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     drafter = _load(model, mask_token_id, tokenizer.mask_token_id)
-    context = getattr(drafter.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and max_length > context:
-        raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
+    check_context(drafter.config, max_length)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
     trainer = PardTrainer(

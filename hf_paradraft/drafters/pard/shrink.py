@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ...training.data import IGNORED, encode_rows, load_rows
 from ...training.output import left_from_before, move_into
+from ...training.target import open_model, open_tokenizer
 from .trim import most_frequent, trim_head
 
 Which = Literal["first", "even"]
@@ -83,7 +84,7 @@ def shrink(
     """Write a model of some of the target's layers, with its tokenizer; `train pard --model` makes a drafter of it.
 
     Args:
-        target: folder or Hub id of a causal LM.
+        target: folder, Hub id or `.gguf` file of a causal LM.
         output_dir: new or empty, unless `overwrite`; apart from the target's folder.
         layers: N.
         vocab: V', tokens that the head guesses; default: all, and then the result is a plain causal LM.
@@ -104,8 +105,8 @@ def shrink(
         raise ValueError(f"{output_dir} already has files: pass --overwrite to replace it, or name another folder.")
     if (vocab is None) != (data is None):
         raise ValueError("--vocab and --data go together: tokens are counted on the target's own answers.")
-    tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, trust_remote_code=False)
+    tokenizer = open_tokenizer(target)
+    model = open_model(target, whole=True, dtype=torch.float32)
     small = with_layers(model, chosen_layers(layers, model.config.get_text_config().num_hidden_layers, which))
     if vocab is not None and data is not None:
         rows = encode_rows(load_rows(data), tokenizer, max_length)

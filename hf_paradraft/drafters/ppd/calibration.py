@@ -2,17 +2,20 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from ...decoding.riders import MAX_RANKS
 from ...files import read_json
+from ...training.arguments import check_context
 from ...training.data import encode_rows, load_rows
+from ...training.target import open_model, refuse_packed
 from .config import PpdConfig
 from .guess import check_takes_masks, guess_at
 from .training import PromptCollator
@@ -126,12 +129,12 @@ def calibrate_folder(
     name = model or config.base_model_name_or_path
     if name is None:
         raise ValueError("The adapter does not name its base model: pass --model.")
+    refuse_packed(name, "prompt tokens are calibrated with ordinary ones")
+    check_context(AutoConfig.from_pretrained(name, trust_remote_code=False), max_length)
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     samples = encode_rows(load_rows(data), tokenizer, max_length)
-    place = {"device_map": "auto"} if torch.cuda.is_available() else {}
-    adapted = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **place, trust_remote_code=False), str(folder)
-    )
+    place: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
+    adapted = PeftModel.from_pretrained(open_model(name, dtype=dtype, **place), str(folder))
     config.accuracy = calibrate(adapted, samples)
     save_accuracy(folder, config)
     return adapted

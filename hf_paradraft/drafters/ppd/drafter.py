@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, QuantizedCache
 from transformers.utils import logging
 
 from ...decoding.tree_attention import attention_windows, or_sdpa
-from ...files import local_folder, tensor_names
+from ...files import local_folder, names_folder, tensor_names
 from ...hub.push import push_drafter
 from ...protocol import Drafter, Drafting, GuessedLogits, Observation, Prefix, Riders, SpeculationConfig
 from ...protocol.config import TreeSize
@@ -47,6 +47,7 @@ class PpdDrafter(Drafter):
         self.target: PreTrainedModel | None = None  # what it was attached to last
 
     @classmethod
+    @names_folder
     def from_pretrained(cls, repo_or_dir: str | Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> PpdDrafter:
         """The drafter in an adapter's folder or Hub repository; the base model is not loaded.
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from ...files import write_whole
 from ...hardware import fast_dtype
 from ...hub.card import hub_name
-from ...training.arguments import training_arguments
+from ...training.arguments import check_context, training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
+from ...training.target import open_model, refuse_packed
 from .calibration import calibrate
 from .config import PpdConfig
 from .drafter import PpdDrafter
@@ -65,16 +66,15 @@ def train_ppd(
     checkpoint = check_output(output_dir, resume, overwrite)
     usual = {"learning_rate": 1e-2, "lr_scheduler_type": "cosine"}  # the paper's
     training = training_arguments(output_dir, usual, arguments)
+    refuse_packed(model, "prompt tokens are trained for ordinary ones")
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length) if eval_file else None
     torch.manual_seed(arguments.get("seed", 42))  # the prompts' first values
     dtype = fast_dtype()
     logger.warning("The model is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=False)
-    context = getattr(base.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and max_length > context:
-        raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
+    base = open_model(model, dtype=dtype)
+    check_context(base.config, max_length)
     adapted = get_peft_model(base, config)
     trainer = PpdTrainer(
         adapted,

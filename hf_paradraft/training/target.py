@@ -1,0 +1,104 @@
+"""Opening the causal LM that answers, and that drafters are trained for: a folder, a Hub id, or a `.gguf` file."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import find_adapter_config_file
+
+
+def is_packed(name: str | Path) -> bool:
+    """Whether it is a `.gguf` file.
+
+    Raises:
+        OSError: it would be one, and is not there.
+    """
+    if not str(name).endswith(".gguf"):
+        return False
+    if not Path(name).is_file():
+        raise OSError(f"There is no file {name}.")
+    return True
+
+
+def refuse_packed(name: str | Path, why: str) -> None:
+    """Refuse a `.gguf` file where ordinary weights are wanted.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if is_packed(name):
+        raise ValueError(
+            f"{name} is a packed file, and {why}: paradraft shrink --target {name} --layers N, with N the number of its layers, "
+            "makes a folder of ordinary weights of it."
+        )
+
+
+def refuse_trimmed(config: Mapping[str, Any], name: str | Path) -> None:
+    """Refuse a drafter with a head over fewer tokens where a model that writes text by itself is wanted.
+
+    Args:
+        config: of `config.json`.
+        name: what to call it.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if (size := config.get("draft_vocab_size")) is not None:
+        raise ValueError(
+            f"{name or 'This model'} guesses {size} of its target's tokens (paradraft shrink --vocab): it is no model by itself, "
+            "and drafts as a PardDrafter once it is trained. Shrink without --vocab for a model that can do without."
+        )
+
+
+def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a causal LM.
+
+    Raises:
+        OSError, ValueError: as for `open_model`.
+    """
+    if not is_packed(name):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    with _reading(name):
+        return AutoTokenizer.from_pretrained(Path(name).parent, gguf_file=Path(name).name, trust_remote_code=False)
+
+
+def open_model(name: str | Path, whole: bool = False, **place: Any) -> PreTrainedModel:
+    """A causal LM in evaluation mode.
+
+    Args:
+        name: a folder, a Hub id, or a `.gguf` file.
+        whole: unpack a file's weights; else they stay packed where there is a kernel, and computing is in fp32.
+        place: `dtype`, `device_map`.
+
+    Raises:
+        OSError, ValueError: nothing loadable there; of a file, what is the matter with it.
+    """
+    if not is_packed(name):
+        if find_adapter_config_file(name) is None:
+            refuse_trimmed(PreTrainedConfig.get_config_dict(name)[0], name)
+        return AutoModelForCausalLM.from_pretrained(name, **place, trust_remote_code=False).eval()
+    if not whole:
+        place = {**place, "dtype": torch.float32}
+    with _reading(name):
+        if whole:
+            from transformers import GgufConfig
+
+            place = {**place, "quantization_config": GgufConfig(dequantize=True)}
+        file = {"gguf_file": Path(name).name, "trust_remote_code": False}
+        return AutoModelForCausalLM.from_pretrained(Path(name).parent, **place, **file).eval()
+
+
+@contextmanager
+def _reading(name: str | Path) -> Iterator[None]:
+    """Say what is the matter with a packed file."""
+    try:
+        yield
+    except ImportError as error:
+        raise OSError(f"Reading {name} needs another package: pip install gguf ({error}).") from error
+    except Exception as error:  # a damaged or foreign file fails in many ways
+        raise ValueError(
+            f"{name} cannot be read: it is damaged, or of an architecture that transformers has not ({error})."
+        ) from error

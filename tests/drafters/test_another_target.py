@@ -1,0 +1,74 @@
+"""A ParallelSpec drafter says when its target is not the one that it was made for, and in what it differs."""
+
+import copy
+import json
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from optimum.quanto import freeze, qint8, quantize
+from tiny import tiny_model
+
+import hf_paradraft as pd
+
+TARGET = tiny_model(num_hidden_layers=3)
+
+
+def changed(part):
+    """The target with another weight."""
+    target = copy.deepcopy(TARGET)
+    with torch.no_grad():
+        target.get_parameter(part).mul_(1.5)
+    return target
+
+
+def packed():
+    target = copy.deepcopy(TARGET)
+    quantize(target.model.layers, weights=qint8)
+    freeze(target.model.layers)
+    return target
+
+
+OTHERS = {
+    "num_attention_heads 4, not 8": lambda: tiny_model(num_hidden_layers=3, num_attention_heads=8, head_dim=8),
+    "head_dim 8, not 16": lambda: tiny_model(num_hidden_layers=3, head_dim=16),
+    "rms_norm_eps 1e-06, not 1e-05": lambda: tiny_model(num_hidden_layers=3, rms_norm_eps=1e-5),
+    "rope_parameters": lambda: tiny_model(
+        num_hidden_layers=3, rope_parameters={"rope_type": "default", "rope_theta": 5e5, "more": None}
+    ),
+    "3 layers, not 2": lambda: tiny_model(num_hidden_layers=2),
+    "another embedding": lambda: changed("model.embed_tokens.weight"),
+    "another last layer": lambda: changed("model.layers.2.mlp.down_proj.weight"),
+}
+ITSELF = {
+    "a copy": lambda: copy.deepcopy(TARGET),
+    "another dtype": lambda: copy.deepcopy(TARGET).to(torch.bfloat16),
+    "offloaded": lambda: cpu_offload(copy.deepcopy(TARGET)),
+    "packed": packed,
+    "not told apart": lambda: changed("model.layers.0.mlp.down_proj.weight"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    pd.ParallelSpecDrafter.from_target(TARGET, num_masks=2).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("difference", OTHERS)
+def test_another_target(difference, folder, caplog):
+    pd.AutoDrafter.from_pretrained(folder).attach(OTHERS[difference]())
+    assert "made for another target" in caplog.text
+    assert difference in caplog.text
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("name", ITSELF)
+def test_its_own_target(name, older, folder, caplog):
+    """Also where the drafter was saved before more than the embedding was looked at."""
+    if older:
+        config = json.loads((folder / "config.json").read_text())
+        del config["layer_fingerprint"], config["target_layers"]
+        (folder / "config.json").write_text(json.dumps(config))
+    pd.AutoDrafter.from_pretrained(folder).attach(ITSELF[name]())
+    assert "another target" not in caplog.text

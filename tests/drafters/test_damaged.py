@@ -1,0 +1,51 @@
+"""A drafter's folder that cannot be loaded: what is wrong, and with which folder."""
+
+import json
+
+import pytest
+from layouts import LAYOUTS, write
+from tiny import near_copy, ppd_folder, tiny_model
+
+import hf_paradraft as pd
+
+DAMAGED = {
+    "names no mask token": ("pard", {"mask_token_id": None, "pard_token": None, "ptd_token_id": None}),
+    "num_draft_tokens must be": ("pard", {"paradraft": {"speculation_config": {"num_draft_tokens": -1}}}),
+    "other sizes than the config says": ("pard", {"hidden_size": 64}),
+    "style is 'x'": ("parallelspec", {"style": "x"}),
+    "have other sizes": ("parallelspec", {"num_masks": 3}),
+    "lacks 2 of the model's weights": ("parallelspec", {"markov_rank": 4}),
+    "acceptance must be": (
+        "autoregressive",
+        {"paradraft": {"kind": "autoregressive", "speculation_config": {"acceptance": "x"}}},
+    ),
+    "lacks 9 of the model's weights": ("autoregressive", {"num_hidden_layers": 3}),
+    "falling by rank": ("ppd", {"accuracy": [[2.0]]}),
+    "fc reads 96 numbers": ("z-lab", {"hidden_size": 64}),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGED)
+def test_what_is_wrong_with_a_folder_says_which_folder(message, tmp_path, monkeypatch):
+    """By its path, and by a name that is an ordinary word."""
+    name, changes = DAMAGED[message]
+    folder = tmp_path / "drafter"
+    if name == "ppd":
+        folder = ppd_folder(tmp_path).rename(folder)
+    elif name == "z-lab":
+        write(folder, *LAYOUTS[name]())
+    else:
+        target = tiny_model()
+        made = {
+            "pard": near_copy,
+            "parallelspec": lambda target: pd.ParallelSpecDrafter.from_target(target, num_masks=2),
+            "autoregressive": pd.AutoregressiveDrafter,
+        }[name](target)
+        made.save_pretrained(folder)
+    config = folder / ("adapter_config.json" if name == "ppd" else "config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    monkeypatch.chdir(tmp_path)
+    for given in (folder, "drafter"):
+        with pytest.raises((OSError, ValueError), match=message) as raised:
+            pd.AutoDrafter.from_pretrained(given)
+        assert str(raised.value).startswith(f"{given}: ") or str(folder) in str(raised.value)

@@ -1,0 +1,66 @@
+"""Targets that are one packed file."""
+
+import json
+
+import pytest
+import torch
+from tiny import ppd_folder, tiny_model, write_gguf
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+import hf_paradraft as pd
+from hf_paradraft.cli import app
+
+
+@pytest.fixture
+def model():
+    return tiny_model(tie_word_embeddings=False)
+
+
+@pytest.fixture
+def packed(model, tmp_path):
+    write_gguf(tmp_path / "target.gguf", model)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": "CDEFGH" * (3 + row)}) + "\n" for row in range(8)))
+    return tmp_path / "target.gguf"
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_all_layers_of_it_are_an_ordinary_model(packed, model, tmp_path):
+    result = run("shrink", "--target", packed, "--output-dir", tmp_path / "whole", "--layers", 2)
+    assert result.exit_code == 0, (result.output, result.exception)
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(tmp_path / "whole")(ids).logits, model(ids).logits)
+    assert "quantization_config" not in json.loads((tmp_path / "whole" / "config.json").read_text())
+
+
+def test_drafters_are_trained_for_it(packed, tmp_path):
+    """ParallelSpec, and a head on it; what another drafter is measured against."""
+    rows = ["--train-file", tmp_path / "rows.jsonl", "--max-steps", 1, "--max-length", 16, "--target", packed]
+    result = run("train", "parallelspec", *rows, "--output-dir", tmp_path / "drafter", "--num-masks", 2, "--vocab", 16)
+    assert result.exit_code == 0, (result.output, result.exception)
+    evaluated = [*rows, "--eval-file", tmp_path / "rows.jsonl"]
+    result = run("train", "markov", "--drafter", tmp_path / "drafter", *evaluated, "--output-dir", tmp_path / "head")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert pd.AutoDrafter.from_pretrained(tmp_path / "head").paradraft["markov"]["acceptance"]["mean_emitted"] >= 1
+
+
+def test_where_ordinary_weights_are_wanted(packed, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    for command in (
+        ("train", "pard", "--model", packed, "--train-file", rows, "--output-dir", tmp_path / "out"),
+        ("train", "ppd", "--model", packed, "--train-file", rows, "--output-dir", tmp_path / "out"),
+        ("calibrate", ppd_folder(tmp_path), "--data", rows, "--model", packed),
+    ):
+        result = run(*command)
+        assert isinstance(result.exception, ValueError)
+        assert "makes a folder of ordinary weights of it" in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_not_there(packed, tmp_path):
+    result = run("shrink", "--target", tmp_path / "none.gguf", "--output-dir", tmp_path / "out", "--layers", 2)
+    assert "There is no file" in str(result.exception)
+    assert not (tmp_path / "out").exists()
