@@ -7,6 +7,7 @@ from layouts import LAYERS, D
 from safetensors.torch import load_file
 from tiny import tiny_model
 
+import hf_paradraft as pd
 from hf_paradraft.decoding.features import Features
 
 EXPECTED = load_file(Path(__file__).parent / "drafters" / "expected" / "expected.safetensors")
@@ -28,8 +29,8 @@ def features_behind(drafter, target, ids):
         return {key: states[:, :-1] for key, states in features.rows.items()}
 
 
-def guesses_of_a_call(drafter, target, ids, **options):
-    """What the engine was given, with the prefixes that it had asked about."""
+def guesses_of_a_call(drafter, target, ids, answers=None, **options):
+    """What the engine was given, with the prefixes that it had asked about; every other round goes by the answers, if any."""
     seen, start = [], drafter.start_drafting
 
     def watched(*args):
@@ -39,7 +40,11 @@ def guesses_of_a_call(drafter, target, ids, **options):
         def both(prefixes):
             guesses = propose(prefixes)
             seen.extend((prefix.ids.clone(), prefix.room, guess) for prefix, guess in zip(prefixes, guesses, strict=True))
-            return guesses
+            if answers is None or len(seen) // len(prefixes) % 2:
+                return guesses
+            return [
+                pd.GuessedTokens(own[prefix.ids.shape[1] :][: prefix.room]) for prefix, own in zip(prefixes, answers, strict=True)
+            ]
 
         drafting.propose = both
         return drafting
@@ -51,3 +56,28 @@ def guesses_of_a_call(drafter, target, ids, **options):
     finally:
         del drafter.start_drafting
     return seen
+
+
+def check_guesses(drafter, target, seen, tolerance=1e-3):
+    """What `guesses_of_a_call` gave is what `draft_logits` gives behind the whole prefixes; how many guesses that were."""
+    checked = 0
+    for ids, room, guess in seen:
+        if not room or not len(guess.logits):
+            continue
+        count = 1 if guess.extend is not None else room
+        with torch.no_grad():
+            features = features_behind(drafter, target, ids) or None
+            expected = drafter.draft_logits(ids, features, count)[0]
+        given = guess.logits[:count]
+        if guess.bias is not None:  # draft_logits goes along the most probable tokens
+            token, states = ids[0, -1:], [None]
+            for place in range(len(given)):
+                bias, states = guess.bias(torch.tensor([place]), token, states)
+                row = guess.logits[place] + bias[0]
+                torch.testing.assert_close(row, expected[place], rtol=tolerance, atol=tolerance)
+                best = row.argmax()
+                token = (best if guess.vocabulary is None else guess.vocabulary[best])[None]
+        else:
+            torch.testing.assert_close(given, expected[: len(given)], rtol=tolerance, atol=tolerance)
+        checked += 1
+    return checked

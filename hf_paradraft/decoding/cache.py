@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache
+from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
 from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -16,6 +16,7 @@ from transformers.cache_utils import (
 
 from .states import is_recurrent, record_windows
 
+SLOTS = 256  # static caches made here are this long, or a multiple: calls of different lengths share a compiled forward
 REPLACED = {DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer}
 
 
@@ -43,6 +44,23 @@ def empty_cache(model: PreTrainedModel) -> DynamicCache:
         record_windows(cache)
     else:
         cache.activate_past_recording()
+    return cache
+
+
+def static_cache(model: PreTrainedModel, num_slots: int) -> StaticCache:
+    """An empty cache of at least `num_slots` slots whose layers all keep every token."""
+    num_slots = -(-num_slots // SLOTS) * SLOTS
+    cache = StaticCache(config=model.config, max_cache_len=num_slots)
+    cache.layers = [StaticLayer(num_slots) for _ in cache.layers]
+    return cache
+
+
+def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
+    """An empty cache for a drafter whose layers all keep every token; a static one where `num_slots` are asked for."""
+    if num_slots:
+        return static_cache(model, num_slots)
+    cache = empty_cache(model)
+    use_plain_layers(cache, 0)
     return cache
 
 
@@ -123,6 +141,18 @@ class RaggedCache:
     def num_slots(self) -> int | None:
         """The width of a static cache, None for a dynamic one."""
         return self.cache.layers[0].max_cache_len if self.cache.is_compileable else None
+
+    def make_room(self, count: int) -> None:
+        """Let a static cache hold `count` entries behind the longest row's end; a longer one takes its place if it has to."""
+        if self.num_slots is None or self.end + count <= (known := self.num_slots):
+            return
+        num_slots = -(-(self.end + count) // SLOTS) * SLOTS
+        for place, layer in enumerate(self.cache.layers):
+            self.cache.layers[place] = longer = StaticLayer(num_slots)
+            if layer.is_initialized:
+                longer.lazy_initialization(layer.keys, layer.values)
+                longer.keys[:, :, :known], longer.values[:, :, :known] = layer.keys, layer.values
+                longer.cumulative_length.copy_(layer.cumulative_length)
 
     def keep(self, kept: list[list[int]], written: int) -> None:
         """Keep some of the last forward's entries; the rest is dropped, and nothing is computed again.

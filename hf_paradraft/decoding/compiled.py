@@ -1,4 +1,4 @@
-"""Compiled forwards over static caches: shapes stay the same from round to round, so each is compiled once."""
+"""Compiled forwards, for static caches: shapes stay the same from round to round, so each is compiled once."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, StaticCache
-from transformers.cache_utils import StaticLayer
+from torch.utils._pytree import tree_map_only
+from transformers import PreTrainedModel
 
 from ..protocol.drafter import FeatureKey
 from .features import Features
 
-SLOTS = 256  # caches are this long, or a multiple: calls of different lengths share a compiled forward
 SHAPES = 64  # of all models in a process that are compiled; PyTorch's own limit of 8 is soon reached
 
 
@@ -23,12 +22,10 @@ def compiled_forward(model: PreTrainedModel, features: Features | None = None) -
         model: any.
         features: entered; what it collects is an output of the compiled forward, and copied, for the next one writes over it.
     """
-    limits = torch._dynamo.config  # of this thread
-    limits.recompile_limit = max(limits.recompile_limit, SHAPES)
-    mode = "reduce-overhead" if model.device.type == "cuda" else None
+    device = model.device.type
     if features is None or not features.keys:
-        return partial(_compiled(_forward, mode), model)
-    read = _compiled(_forward_with_features, mode)
+        return partial(_on(device, _forward), model)
+    read = _on(device, _forward_with_features)
 
     def forward(**inputs: Any) -> Any:
         outputs, rows = read(model, features, **inputs)
@@ -36,6 +33,22 @@ def compiled_forward(model: PreTrainedModel, features: Features | None = None) -
         return outputs
 
     return forward
+
+
+def compiled_method(method: Any) -> Callable:
+    """A drafter's method, compiled likewise; its first argument is a tensor, and what it gives is copied as features are."""
+
+    def forward(*inputs: Any) -> Any:
+        outputs = _on(inputs[0].device.type, method.__func__)(method.__self__, *inputs)
+        return tree_map_only(Tensor, Tensor.clone, outputs)
+
+    return forward
+
+
+def _on(device: str, forward: Callable) -> Callable:
+    limits = torch._dynamo.config  # of this thread
+    limits.recompile_limit = max(limits.recompile_limit, SHAPES)
+    return _compiled(forward, "reduce-overhead" if device == "cuda" else None)
 
 
 @cache
@@ -51,11 +64,3 @@ def _forward(model: PreTrainedModel, **inputs: Any) -> Any:
 def _forward_with_features(model: PreTrainedModel, features: Features, **inputs: Any) -> tuple[Any, dict[FeatureKey, Tensor]]:
     outputs = model.forward(**inputs)
     return outputs, {key: features.rows[key] for key in features.keys}
-
-
-def static_cache(model: PreTrainedModel, num_slots: int) -> StaticCache:
-    """An empty cache of at least `num_slots` slots whose layers all keep every token."""
-    num_slots = -(-num_slots // SLOTS) * SLOTS
-    cache = StaticCache(config=model.config, max_cache_len=num_slots)
-    cache.layers = [StaticLayer(num_slots) for _ in cache.layers]
-    return cache

@@ -7,8 +7,7 @@ from torch import LongTensor
 from transformers import PreTrainedModel
 
 from ..protocol import SpeculationConfig
-from .cache import RaggedCache, cache_of_call, use_plain_layers
-from .compiled import static_cache
+from .cache import RaggedCache, cache_of_call, static_cache, use_plain_layers
 from .features import Features
 from .recurrent import RecurrentVerifier, check_continues, check_roll_back
 from .states import is_recurrent

@@ -99,6 +99,7 @@ class Steps:
                 for row, (tokens, _) in enumerate(asked):
                     if len(tokens):
                         growing[row].learn(wanted[row], read[row][: len(tokens)])
-            self.seconds.append(perf_counter() - clock)
+            if self.gains:  # a call's first step may have to be compiled
+                self.seconds.append(perf_counter() - clock)
             before, promised = promised, sum(own.tree.reach(own.tree.chosen) + 1 for own in growing.values())
             self.gains.append((promised - before) / reach)

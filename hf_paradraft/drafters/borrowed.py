@@ -106,7 +106,8 @@ class Borrowed:
         known = self.gathered
         if known is None or known[0] is not weight or (known[1].device, known[1].dtype) != (weight.device, weight.dtype):
             wanted, bias = self.vocabulary.to(weight.device), self.head.bias
-            self.gathered = weight, weight.detach()[wanted], None if bias is None else bias.detach()[wanted]
+            rows = torch.nn.Parameter(weight.detach()[wanted], requires_grad=False)  # CUDA graphs copy what is none
+            self.gathered = weight, rows, None if bias is None else bias.detach()[wanted]
         return self.gathered[1:]
 
     def _place(self, part: torch.nn.Module) -> torch.device:

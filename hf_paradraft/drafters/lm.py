@@ -9,11 +9,11 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 
-from ..decoding.cache import RaggedCache, check_forgets, empty_cache, takes, use_plain_layers
-from ..decoding.compiled import compiled_forward, static_cache
+from ..decoding.cache import RaggedCache, check_forgets, empty_cache, plain_cache, takes
+from ..decoding.compiled import compiled_forward
 from ..decoding.recurrent import check_continues
 from ..decoding.states import MOST_UNREAD, copy_states, end_windows, is_recurrent, put_back
-from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
+from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa, ragged_rows
 from ..protocol import Prefix
 from .nodes import Nodes
 
@@ -99,14 +99,14 @@ class LmReader:
         max_length: tokens of a row at most.
         masks: ids of the K - 1 places to be guessed at most, in their order.
         unknown: stands for ids that the model has no embedding of.
-        compiled: whether to compile what follows the prompt, always with all masks.
+        usual: tokens that are read in every round behind the prompt, with all masks, by a compiled forward; 0: none is compiled.
     """
 
-    def __init__(self, model: PreTrainedModel, max_length: int, masks: Sequence[int], unknown: int, compiled: bool = False):
+    def __init__(self, model: PreTrainedModel, max_length: int, masks: Sequence[int], unknown: int, usual: int = 0):
         self.model, self.max_length, self.masks, self.unknown = model, max_length, list(masks), unknown
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.windows = attention_windows(model)
-        self.compiled = compiled and self.windows is not None
+        self.usual = 0 if self.windows is None else usual
         self.cache: RaggedCache | Cache | None = None
         self.begins: list[int] = []  # of each row, the first token that the cache knows
         self.known: list[int] = []  # of each row, the tokens before this one are in the cache
@@ -124,7 +124,7 @@ class LmReader:
             Logits `(B, k, V')`, k being at most K, or all of a compiled drafter; None where the context is too short for any.
         """
         rows = [prefix.ids[0].to(self.model.device) for prefix in prefixes]
-        count = len(self.masks) + 1 if self.compiled else min(count, len(self.masks) + 1)
+        count = len(self.masks) + 1 if self.usual else min(count, len(self.masks) + 1)
         self.begins = self.begins or [0] * len(rows)
         self.forget([min(prefix.kept, len(ids) - 1) for prefix, ids in zip(prefixes, rows, strict=True)])
         self._keep_nodes(rows)
@@ -197,12 +197,9 @@ class LmReader:
         """Logits `(B, K, V')` for what follows each row."""
         if self.windows is None:
             return self._read_as_usual(rows, masks)
-        logits = None
         if self.cache is not None:
-            logits = self._read_new([ids[known:] for ids, known in zip(rows, self.known, strict=True)], masks)
-        if logits is None:
-            logits = self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], masks)
-        return logits
+            return self._read_new([ids[known:] for ids, known in zip(rows, self.known, strict=True)], masks)
+        return self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], masks)
 
     def _fed(self, rows: list[LongTensor], masks: list[int], longest: int) -> tuple[LongTensor, LongTensor]:
         """The rows' ids `(B, longest + K - 1)`, padded on the left, with masks behind; and how long each row's padding is."""
@@ -233,11 +230,7 @@ class LmReader:
         fed, padding = self._fed(rows, masks, length)
         slots = torch.arange(fed.shape[1], device=fed.device)[None]
         seen = slots >= padding
-        if self.compiled:
-            cache = static_cache(self.model, self.max_length + 2 * len(masks) + 4)
-        else:
-            cache = empty_cache(self.model)
-            use_plain_layers(cache, 0)
+        cache = plain_cache(self.model, self.max_length + 2 * self.usual if self.usual else 0)
         self.cache = RaggedCache(cache, len(rows), length)
         self.attention = TreeAttention(self.windows, seen[:, :length], length - 1 - padding[:, 0], self.model.dtype)
         logits = self._forward(
@@ -250,21 +243,14 @@ class LmReader:
         self.cache.keep([[]] * len(rows), len(masks))
         return logits
 
-    def _read_new(self, rows: list[LongTensor], masks: list[int]) -> Tensor | None:
-        """Read what was accepted since; logits `(B, K, V')`, or None where a static cache has no room for it."""
-        usual = len(masks) + 2  # after a round in which every draft was accepted
+    def _read_new(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
+        """Read what was accepted since; logits `(B, K, V')`."""
         longest = max(map(len, rows))
-        compiled = self.compiled and longest <= usual
-        fed, padding = self._fed(rows, masks, usual if compiled else longest)
+        compiled = longest <= self.usual
+        fed, padding = self._fed(rows, masks, self.usual if compiled else longest)
         size = fed.shape[1]
-        if self.cache.num_slots is not None and self.cache.end + size > self.cache.num_slots:
-            return None
-        depths = torch.arange(size, device=fed.device) - padding
-        # A row sees the new tokens and masks before it, padding only itself.
-        sees = ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | torch.eye(
-            size, dtype=torch.bool, device=fed.device
-        )
-        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths.clamp(min=0), self.cache.num_slots)
+        self.cache.make_room(size)
+        mask, positions = self.attention.inputs(self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots)
         logits = self._forward(
             self.cache.cache, len(masks) + 1, compiled, input_ids=fed, attention_mask=mask, position_ids=positions
         )

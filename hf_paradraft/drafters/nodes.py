@@ -35,14 +35,16 @@ class Nodes:
         self.rows: list[list[Node]] = [[] for _ in range(num_rows)]
         self.columns = 0  # of the cache that these take
 
-    def add(self, tokens: Sequence[LongTensor], parents: Sequence[Sequence[int]]) -> tuple[BoolTensor, LongTensor]:
-        """Take more nodes, as `Extend` gets them.
+    def add(
+        self, tokens: Sequence[LongTensor], parents: Sequence[Sequence[int]], least: int = 0
+    ) -> tuple[BoolTensor, LongTensor]:
+        """Take more nodes, as `Extend` gets them, padded to `least`.
 
         Returns:
             What each new one sees of all columns, bool `(B, M, C)`, padding itself alone; and how deep each column stands,
             int64 `(B, C)`.
         """
-        size = max(map(len, tokens))
+        size = max(least, *map(len, tokens))
         columns = self.columns + size
         sees = torch.zeros((len(tokens), size, columns), dtype=torch.bool)
         depths = torch.zeros((len(tokens), columns), dtype=torch.long)

@@ -14,9 +14,11 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 
-from ..decoding.cache import RaggedCache, empty_cache, use_plain_layers
-from ..decoding.tree_attention import attention_windows
-from ..protocol import Drafting, GuessedLogits, Observation, Prefix
+from ..decoding.cache import RaggedCache, plain_cache
+from ..decoding.compiled import compiled_method
+from ..decoding.grow import WIDTH
+from ..decoding.tree_attention import attention_windows, ragged_rows
+from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from ..protocol.guess import Bias
 from .nodes import Nodes
@@ -71,10 +73,15 @@ class PairReader:
 
     Args:
         model: shared with other calls; nothing of it changes.
+        config: how it is used; where it says so, rounds behind the prompt are compiled.
+        max_length: tokens of a row at most, for these.
     """
 
-    def __init__(self, model: PairModel):
+    def __init__(self, model: PairModel, config: SpeculationConfig | None = None, max_length: int = 0):
         self.model = model
+        self.usual = 0 if config is None else config.usual_tokens  # tokens that such a round reads
+        self.width = 0 if not self.usual else 1 if config.tree_size is None else WIDTH  # nodes, likewise
+        self.num_slots = self.usual and max_length + self.usual * (1 + self.width)
         self.cache: RaggedCache | None = None
         self.starts: list[int] = []  # of each row, the first token that is read
         self.known: list[int] = []  # of each row, the tokens before this one have been read
@@ -89,9 +96,7 @@ class PairReader:
         self.starts = [0 if begin == 0 and model.reads_first else begin + 1 for begin in begins]
         self.known = list(self.starts)
         self.fused = [model.nothing(1 if start == 0 else 0) for start in self.starts]
-        cache = empty_cache(stack)
-        use_plain_layers(cache, 0)
-        self.cache = RaggedCache(cache, len(begins), 0)
+        self.cache = RaggedCache(plain_cache(stack, self.num_slots), len(begins), 0)
         windows = attention_windows(stack)
         offsets = [start - model.shift for start in self.starts]
         self.attention = StackMasks(windows or {}, offsets, reference.dtype, reference.device)
@@ -166,6 +171,8 @@ class PairReader:
             rooms: of each row, the guesses that are wanted; default: none.
         """
         model, longest = self.model, max(map(len, rows))
+        compiled = longest <= self.usual and self.cache.end > 0
+        longest = self.usual if compiled else longest
         padding = torch.tensor([longest - len(ids) for ids in rows])[:, None]
         ids = torch.stack([torch.nn.functional.pad(own, (longest - len(own), 0)) for own in rows])
         fused = torch.stack(
@@ -178,26 +185,32 @@ class PairReader:
         if count > 1:
             inputs = torch.cat([inputs, model.masks(fused[:, -1], count - 1)], dim=1)
         size = inputs.shape[1]
-        depths = torch.arange(size) - padding
-        sees = ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | torch.eye(size, dtype=torch.bool)
-        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths.clamp(min=0))
+        self.cache.make_room(size)
+        mask, positions = self.attention.inputs(self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots)
         # What nobody reads, masks beyond a row's own room and padding, stays where the model may have a position.
         lasts = [
             known + len(own) - 1 + max(0, room - 1) - model.shift
             for known, own, room in zip(self.known, rows, rooms or [0] * len(rows), strict=True)
         ]
         positions = positions.minimum(positions.new_tensor(lasts)[:, None]).clamp(min=0)
-        logits, states = model.forward_rows(inputs, mask, positions, self.cache.cache, max(1, count))
+        logits, states = self._forward(compiled, inputs, mask, positions, max(1, count))
         self.cache.keep([list(range(longest - len(own), longest)) for own in rows], size)
         self.known = [known + len(own) for known, own in zip(self.known, rows, strict=True)]
         self.fused = [kept[len(own) :] for kept, own in zip(self.fused, rows, strict=True)]
         self.states = [[own[0]] for own in states]
         return logits
 
+    def _forward(
+        self, compiled: bool, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, count: int
+    ) -> tuple[Tensor, Tensor]:
+        forward = compiled_method(self.model.forward_rows) if compiled else self.model.forward_rows
+        return forward(inputs, mask, positions, self.cache.cache, count)
+
     @torch.no_grad()
     def read_nodes(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
         """Read guessed tokens behind the texts, each with its parent's state; as `Extend`."""
-        sees, depths = self.nodes.add(tokens, parents)
+        sees, depths = self.nodes.add(tokens, parents, self.width)
+        self.cache.make_room(self.nodes.columns)
         size, device = sees.shape[1], self.attention_device
         ids = torch.zeros((len(tokens), size), dtype=torch.long, device=device)
         before = self.states[0][0].new_zeros((len(tokens), size, self.states[0][0].shape[-1]))
@@ -205,8 +218,8 @@ class PairReader:
             ids[row, : len(new)] = new
             for place, parent in enumerate(above):
                 before[row, place] = self.states[row][parent + 1]
-        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths)
-        logits, states = self.model.forward_rows(self.model.text(ids, before), mask, positions, self.cache.cache, size)
+        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
+        logits, states = self._forward(size == self.width, self.model.text(ids, before), mask, positions, size)
         for row, new in enumerate(tokens):
             self.states[row] += list(states[row, : len(new)])
         return [own[: len(new)] for own, new in zip(logits, tokens, strict=True)]
@@ -241,22 +254,24 @@ class PairDrafting(Drafting):
 
     Args:
         model: shared with other calls; nothing of it changes.
+        config: how it is used.
+        max_length: tokens of a row at most.
         vocabulary: int64 `(V',)`, the target's id of each of the model's; None: they are the same.
         extends: whether it goes on from tokens that the engine chose, instead of reading masks.
-        most: guesses at most; default: any number.
         bias: of a head that looks at the token before, or None.
     """
 
     def __init__(
         self,
         model: PairModel,
+        config: SpeculationConfig,
+        max_length: int,
         vocabulary: LongTensor | None = None,
         extends: bool = False,
-        most: int | None = None,
         bias: Bias | None = None,
     ):
-        self.vocabulary, self.extends, self.most, self.bias = vocabulary, extends, most, bias
-        self.reader = PairReader(model)
+        self.vocabulary, self.extends, self.bias = vocabulary, extends, bias
+        self.reader = PairReader(model, config, max_length)
 
     @torch.no_grad()
     def observe(self, observations: list[Observation | None]) -> None:
@@ -265,8 +280,7 @@ class PairDrafting(Drafting):
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """What follows each row; nothing behind a row whose features are not there."""
-        most = max(prefix.room for prefix in prefixes)
-        most = most if self.most is None else min(most, self.most)
+        most = self.reader.usual - 1 if self.reader.usual else max(prefix.room for prefix in prefixes)
         logits = self.reader.read(prefixes, 1 if self.extends else most)
         extend = self.reader.read_nodes if self.extends else None
         nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())

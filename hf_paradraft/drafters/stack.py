@@ -82,10 +82,10 @@ class StackMasks:
             attention.sees_all = False  # explicit masks always: a stack makes its own where it gets none
 
     def inputs(
-        self, lengths: list[int], sees: BoolTensor | dict[str, BoolTensor], depths: LongTensor
+        self, lengths: list[int], sees: BoolTensor | dict[str, BoolTensor], depths: LongTensor, num_slots: int | None = None
     ) -> tuple[Tensor | dict[str, Tensor], LongTensor]:
         """As `TreeAttention.inputs`; `sees` may differ from one kind of layer to the other."""
         masks: dict[str, Tensor] = {}
         for kind, attention in self.by_kind.items():
-            masks[kind], positions = attention.inputs(lengths, sees[kind] if isinstance(sees, dict) else sees, depths)
+            masks[kind], positions = attention.inputs(lengths, sees[kind] if isinstance(sees, dict) else sees, depths, num_slots)
         return (masks.popitem()[1] if len(masks) == 1 else masks), positions

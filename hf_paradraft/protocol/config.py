@@ -73,6 +73,11 @@ class SpeculationConfig:
         """The most tokens that a draft can have."""
         return max(self.num_draft_tokens, MAX_TREE if self.tree_size == "auto" else self.tree_size or 0)
 
+    @property
+    def usual_tokens(self) -> int:
+        """New tokens that a compiled drafter reads in every round, fewer being padded; 0 where nothing is compiled."""
+        return self.num_draft_tokens + 1 if self.compile else 0
+
     def row_counts(self, most: int) -> list[int] | None:
         """How many rows a compiled target forward may have beside padding, `most` of them drafted; None where that is free."""
         if not self.compile:

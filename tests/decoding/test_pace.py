@@ -228,6 +228,17 @@ def test_a_tree_that_was_flat_may_go_deeper_later():
     assert own.draft().parents == [-1, 0, 1]
 
 
+def test_a_first_step_that_was_compiled_stops_nothing(monkeypatch):
+    pace, times = Pace(K, chain=False), iter([0.0, 60.0, *[60.0] * 99])
+    pace.goes_on = lambda gain, cost, *rest: cost < 1
+    monkeypatch.setattr("hf_paradraft.decoding.steps.perf_counter", lambda: next(times))
+    steps = Steps(pace)
+    for _ in range(2):
+        own = growing([[0.98, 0.01, 0.01]] * 3, 3)
+        steps.grow({0: own}, 1, 0.0)
+        assert own.draft().parents == [-1, 0, 1]
+
+
 def riders(count):
     """A draft of prompt tokens alone."""
     return Draft(

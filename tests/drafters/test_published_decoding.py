@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from layouts import DRAFTED, KV, LAYERS, LAYOUTS, D, V, deepspec, safeai, specforge_peagle, speculators, zlab
-from published import TARGET, features_behind, guesses_of_a_call
+from published import TARGET, check_guesses, guesses_of_a_call
 from tiny import EOS, tiny_model
 
 import hf_paradraft as pd
@@ -56,27 +56,7 @@ def test_caches_give_what_whole_prefixes_give(name, piece, load):
     drafter.speculation_config = pd.SpeculationConfig(3, 7, never_slower=False)
     more = {"attention_mask": SEEN, "max_new_tokens": 10} if piece is None else {"prefill_chunk_size": piece}
     seen = guesses_of_a_call(drafter, TARGET, PROMPTS if piece is None else PROMPTS[1:2], **more)
-    checked = 0
-    for ids, room, guess in seen:
-        if not room or not len(guess.logits):
-            continue
-        count = 1 if guess.extend is not None else room
-        with torch.no_grad():
-            features = features_behind(drafter, TARGET, ids)
-            expected = drafter.draft_logits(ids, features, count)[0]
-        given = guess.logits[:count]
-        if guess.bias is not None:  # draft_logits goes along the most probable tokens
-            token, states = ids[0, -1:], [None]
-            for place in range(len(given)):
-                bias, states = guess.bias(torch.tensor([place]), token, states)
-                row = guess.logits[place] + bias[0]
-                torch.testing.assert_close(row, expected[place], rtol=1e-3, atol=1e-3)
-                best = row.argmax()
-                token = (best if guess.vocabulary is None else guess.vocabulary[best])[None]
-        else:
-            torch.testing.assert_close(given, expected[: len(given)], rtol=1e-3, atol=1e-3)
-        checked += 1
-    assert checked > 10
+    assert check_guesses(drafter, TARGET, seen) > 10
 
 
 @pytest.mark.parametrize(

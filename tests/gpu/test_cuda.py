@@ -179,12 +179,13 @@ def test_speed(family, record_property, capsys):
     record_property("figures", "; ".join(lines))
 
 
+@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("size", [None, 9])
 @pytest.mark.parametrize("name", ["z-lab, sliding", "DeepSpec rnn", "speculators EAGLE-3", "speculators P-EAGLE"])
-def test_drafters_that_read_the_target(name, size, tmp_path):
+def test_drafters_that_read_the_target(name, size, compile, tmp_path):
     target = tiny_model("llama", num_hidden_layers=8).cuda()
     drafter = pd.AutoDrafter.from_pretrained(write(tmp_path, *LAYOUTS[name]()), device_map="auto")
-    drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=False)
+    drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=False, compile=compile)
     ids = torch.tensor([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]], device="cuda")
     options = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "pad_token_id": 0}
     assert torch.equal(target.generate(ids, **options), target.generate(ids, **options, assistant_model=drafter))

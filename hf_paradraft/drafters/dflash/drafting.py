@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...decoding.cache import RaggedCache, empty_cache, use_plain_layers
+from ...decoding.cache import RaggedCache, plain_cache
+from ...decoding.compiled import compiled_method
 from ...protocol import Drafting, GuessedLogits, Observation, Prefix
 from ..stack import StackMasks
 
@@ -17,10 +18,13 @@ class BlockDrafting(Drafting):
 
     Args:
         drafter: shared with other calls; nothing of it changes.
+        max_length: tokens of a row at most.
     """
 
-    def __init__(self, drafter: Any):
+    def __init__(self, drafter: Any, max_length: int):
         self.drafter = drafter
+        self.usual = drafter.speculation_config.usual_tokens  # whose context features a compiled round reads; 0: none is
+        self.num_slots = self.usual and max_length + self.usual + drafter.block.block_size
         self.cache: RaggedCache | None = None
         self.masks: StackMasks
         self.begins: list[int] = []  # of each row, the first token with features
@@ -31,9 +35,7 @@ class BlockDrafting(Drafting):
         """Make context features of what the target has read."""
         if self.cache is None:
             self.begins = [0 if seen is None else seen.begin for seen in observations]
-            cache = empty_cache(self.drafter.stack)
-            use_plain_layers(cache, 0)
-            self.cache = RaggedCache(cache, len(observations), 0)
+            self.cache = RaggedCache(plain_cache(self.drafter.stack, self.num_slots), len(observations), 0)
             self.masks = self.drafter.masks(self.begins)
             self.waiting = [[] for _ in observations]
         for waiting, seen in zip(self.waiting, observations, strict=True):
@@ -49,7 +51,7 @@ class BlockDrafting(Drafting):
         self._inject()
         lengths = self.cache.lengths
         anchors = torch.stack([prefix.ids[0, -1] for prefix in prefixes]).to(self.drafter.device)
-        states = self.drafter.fill(anchors, self.masks, lengths, self.cache.cache)
+        states = self.drafter.fill(anchors, self.masks, self.cache, self.usual > 0)
         self.cache.keep([[]] * len(prefixes), states.shape[1])
         ready = [
             begin + length == prefix.ids.shape[1] - 1
@@ -66,14 +68,17 @@ class BlockDrafting(Drafting):
         counts = [0 if own is None else len(own) for own in new]
         if not any(counts):
             return
-        context = torch.zeros((len(new), max(counts), drafter.hidden_size), dtype=drafter.dtype, device=drafter.device)
+        compiled = self.cache.end > 0 and max(counts) <= self.usual
+        size, inject = (self.usual, compiled_method(drafter.inject)) if compiled else (max(counts), drafter.inject)
+        context = torch.zeros((len(new), size, drafter.hidden_size), dtype=drafter.dtype, device=drafter.device)
         for row, own in enumerate(new):
             if own is not None:
                 context[row, : len(own)] = own
         firsts = torch.tensor([begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)])
-        positions = firsts[:, None] + torch.arange(max(counts))
-        drafter.inject(context, positions.to(drafter.device), self.cache.cache)
-        self.cache.keep([list(range(count)) for count in counts], max(counts))
+        positions = firsts[:, None] + torch.arange(size)
+        self.cache.make_room(size)
+        inject(context, positions.to(drafter.device), self.cache.cache)
+        self.cache.keep([list(range(count)) for count in counts], size)
         self.waiting = [[] for _ in new]
 
     def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:

@@ -14,7 +14,8 @@ from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from ...decoding.cache import empty_cache, use_plain_layers
+from ...decoding.cache import RaggedCache, plain_cache
+from ...decoding.compiled import compiled_method
 from ...decoding.tree_attention import attention_windows
 from ...files import read_config as read_json_config
 from ...protocol import SpeculationConfig
@@ -156,7 +157,7 @@ class DFlashDrafter(FeatureDrafter):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> BlockDrafting:
         """Begin a `generate` call; its state is its own."""
-        return BlockDrafting(self)
+        return BlockDrafting(self, max_length)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Context features `(…, hidden)` of tokens."""
@@ -190,28 +191,34 @@ class DFlashDrafter(FeatureDrafter):
         windows = dict.fromkeys(self.windows) if self.block.window_from_anchor else self.windows
         return StackMasks(windows, offsets, self.dtype, self.device)
 
-    def fill(self, anchors: LongTensor, masks: StackMasks, lengths: list[int], cache: Cache) -> Tensor:
+    def fill(self, anchors: LongTensor, masks: StackMasks, cache: RaggedCache, compiled: bool = False) -> Tensor:
         """Normed states `(B, block size, hidden)` of blocks.
 
         Args:
             anchors: int64 `(B,)`, the rows' newest tokens.
             masks: of the rows.
-            lengths: of their contexts, in slots.
-            cache: grows by the block.
+            cache: of their contexts; grows by the block.
+            compiled: whether the forward is, once there is a context.
         """
-        size = self.block.block_size
+        size, lengths = self.block.block_size, cache.lengths
+        cache.make_room(size)
         ids = torch.full((len(anchors), size), self.block.mask_token_id, device=self.device)
         ids[:, 0] = anchors
         depths = torch.arange(size).expand(len(anchors), -1)
         everything = torch.ones((len(anchors), size, size), dtype=torch.bool)
         sees = {kind: everything.tril() if kind in self.block.causal else everything for kind in masks.by_kind}
-        mask, positions = masks.inputs(lengths, sees, depths)
+        mask, positions = masks.inputs(lengths, sees, depths, cache.num_slots)
         if self.block.window_from_anchor and (window := self.windows.get("sliding_attention")) is not None:
             sliding = mask["sliding_attention"] if isinstance(mask, dict) else mask
             begins = torch.tensor(lengths, device=self.device)[:, None] - window
             before = torch.arange(sliding.shape[-1], device=self.device) < begins
             sliding = sliding.masked_fill(before[:, None, None], torch.finfo(self.dtype).min)
             mask = {**mask, "sliding_attention": sliding} if isinstance(mask, dict) else sliding
+        forward = compiled_method(self.forward_block) if compiled and cache.end else self.forward_block
+        return forward(ids, mask, positions, cache.cache)
+
+    def forward_block(self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
+        """Normed states `(B, block size, hidden)` of tokens; the rest as for `run`."""
         return run(self.stack, self.embed(ids) * self.block.embedding_scale, mask, positions, cache)
 
     def guesses(self, states: Tensor) -> Tensor:
@@ -242,13 +249,11 @@ class DFlashDrafter(FeatureDrafter):
             raise ValueError(
                 f"A {self.title} guesses from the target's hidden states: pass features, by key, of all tokens but one."
             )
-        cache, length = empty_cache(self.stack), input_ids.shape[1] - 1
-        use_plain_layers(cache, 0)
+        rows, length = input_ids.shape[0], input_ids.shape[1] - 1
+        cache = RaggedCache(plain_cache(self.stack), rows, length)
         if length:
-            positions = torch.arange(length, device=self.device).expand(len(input_ids), -1)
-            self.inject(self.fuse(features), positions, cache)
-        rows = len(input_ids)
-        return self.fill(input_ids[:, -1].to(self.device), self.masks([0] * rows), [length] * rows, cache)
+            self.inject(self.fuse(features), torch.arange(length, device=self.device).expand(rows, -1), cache.cache)
+        return self.fill(input_ids[:, -1].to(self.device), self.masks([0] * rows), cache)
 
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None

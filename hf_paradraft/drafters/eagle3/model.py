@@ -175,7 +175,7 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PairDrafting:
         """Begin a `generate` call; its state is its own."""
-        return PairDrafting(self, self.vocabulary, extends=not self.eagle.parallel)
+        return PairDrafting(self, self.speculation_config, max_length, self.vocabulary, extends=not self.eagle.parallel)
 
     def _normed(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:

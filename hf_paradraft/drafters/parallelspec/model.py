@@ -202,7 +202,8 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PairDrafting:
         """Begin a `generate` call; its state is its own."""
-        return PairDrafting(self, self.vocabulary, most=self.most_drafts, bias=None if self.markov is None else self.markov.guess)
+        bias = None if self.markov is None else self.markov.guess
+        return PairDrafting(self, self.speculation_config, max_length, self.vocabulary, bias=bias)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """The features as they are."""

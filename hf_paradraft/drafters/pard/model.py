@@ -204,7 +204,7 @@ class PardDrafter(Drafter):
         """
         check_drafts(self)
         if self.projection is not None:
-            return PairDrafting(self._pairs(target), self.vocabulary)
+            return PairDrafting(self._pairs(target), self.speculation_config, max_length, self.vocabulary)
         masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
         return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length, self.vocabulary, self.markov)
 

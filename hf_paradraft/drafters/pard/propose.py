@@ -34,7 +34,7 @@ class MaskDrafting(Drafting):
         markov: MarkovHead | None = None,
     ):
         self.vocabulary, self.bias = vocabulary, None if markov is None else markov.to(model.device).guess
-        self.reader = LmReader(model, max_length, masks, unknown, config.compile)
+        self.reader = LmReader(model, max_length, masks, unknown, config.usual_tokens)
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Logits for what follows each row; none where the drafter's context is too short."""
