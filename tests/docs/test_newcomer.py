@@ -22,9 +22,9 @@ def test_on_this_machine_alone(tmp_path):
     block = (
         blocks(PAGE, "bash")[1].replace(". .venv/bin/activate\n", "").replace("tests/loopback.py", f"{ROOT}/tests/loopback.py")
     )
-    block = block.replace("True, 12)", "True, 1)").replace("False, 600)", "False, 6)")  # less of the same
-    block = block.replace("-k 8 -n auto", "-k 8 -n auto --repeats 1 --max-new-tokens 12")
-    block = block.replace("--max-new-tokens 96", "--max-new-tokens 32")
+    block = block.replace("True, 12)", "True, 1)").replace("False, 600)", "False, 4)")  # less of the same
+    block = block.replace("-k 8 -n auto", "-k 8 -n auto -m assisted-k3 -m pard --repeats 1 --max-new-tokens 8")
+    block = block.replace("--max-new-tokens 96", "--max-new-tokens 24")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     bare = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}  # as a newcomer's shell has it
     settings = {"PATH": path, "STEPS": "2", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
