@@ -22,6 +22,7 @@ from hf_paradraft.demo.public_model import MODEL
 from hf_paradraft.demo.tasks import CATEGORIES, tasks
 from hf_paradraft.drafters.kinds import kind_of
 from hf_paradraft.hardware import fast_dtype
+from hf_paradraft.protocol.config import TreeSize
 
 TARGET, DRAFTER = os.environ.get("TARGET"), os.environ.get("DRAFTER")
 MAX_PROMPT_TOKENS = int(os.environ.get("MAX_PROMPT_TOKENS", "512"))
@@ -39,6 +40,7 @@ except ImportError:
 TREE, CHAIN = "a tree of guesses", "a chain of guesses"
 CHARACTERS = 20 * MAX_PROMPT_TOKENS  # a longer text is not even tokenised
 WAITING = 64  # requests in the queue; more are sent away
+AUTO = 0  # the tree size that is chosen in every round
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 public = DRAFTER is None and TARGET is not None and TARGET.rstrip("/").endswith(MODEL.split("/")[1])
@@ -49,6 +51,9 @@ if (TARGET is None) != (DRAFTER is None) and not public:
 tokenizer = AutoTokenizer.from_pretrained(target_name, trust_remote_code=False)
 target = AutoModelForCausalLM.from_pretrained(target_name, dtype=fast_dtype(), trust_remote_code=False).to(device).eval()
 drafter = AutoDrafter.from_pretrained(drafter_name, dtype=fast_dtype()).to(device).eval()
+saved = drafter.speculation_config
+LENGTH = 12 if TARGET is None else saved.num_draft_tokens
+SIZE = AUTO if saved.tree_size == "auto" else 16 if TARGET is None else saved.tree_size or 16
 
 METHODS: dict[str, dict[str, Any]] = {}
 if isinstance(drafter, PpdDrafter):
@@ -135,8 +140,9 @@ def compare(
     if temperature > 0:
         arguments["temperature"] = temperature
     config = None
+    size: TreeSize = "auto" if int(tree_size) == AUTO else min(max(1, int(tree_size)), 64)
     if method.endswith((TREE, CHAIN)):
-        length, size = min(max(1, int(num_draft_tokens)), 16), min(max(1, int(tree_size)), 64)
+        length = min(max(1, int(num_draft_tokens)), 16)
         chain, tree = kind_of(drafter).variants(drafter, (length,), (size,))  # no longer than it can guess
         shape = (tree if method.endswith(TREE) else chain).config
         config = replace(
@@ -144,7 +150,8 @@ def compare(
         )
     elif method.startswith("PPD"):
         prompts = METHODS[method]["assistant_model"].config
-        config = SpeculationConfig(prompts.num_prompt_tokens, max(prompts.num_ids + 1, min(int(tree_size), 63)), trace=True)
+        size = size if size == "auto" else max(prompts.num_ids + 1, min(size, 63))
+        config = SpeculationConfig(prompts.num_prompt_tokens, size, trace=True)
     deadline = time.monotonic() + SECONDS
     plain, text = Progress(), Transcript(tokenizer)
     for plain in stream(target, ids, {}, None, deadline, 0, **arguments):
@@ -190,8 +197,8 @@ with gr.Blocks(title="Parallel drafting") as page:
         with gr.Column(scale=2):
             method = gr.Dropdown(list(METHODS), value=next(iter(METHODS)), label="Method")
             with gr.Row():
-                length = gr.Slider(1, 16, 12, step=1, label="Draft length K", min_width=120)
-                size = gr.Slider(1, 64, 16, step=1, label="Tree size", min_width=120)
+                length = gr.Slider(1, 16, min(LENGTH, 16), step=1, label="Draft length K", min_width=120)
+                size = gr.Slider(AUTO, 64, min(SIZE, 64), step=1, label="Tree size (0: auto)", min_width=120)
             with gr.Row():
                 temperature = gr.Slider(0, 1.5, 0, step=0.1, label="Temperature", min_width=120)
                 tokens = gr.Slider(8, MAX_NEW_TOKENS, min(128, MAX_NEW_TOKENS), step=8, label="New tokens", min_width=120)

@@ -81,6 +81,10 @@ def test_every_method(client, method):
     assert "The outputs" in said
 
 
+def test_trees_of_automatic_size(client):
+    assert "The outputs" in ask(client, PROMPT, tree=0)[-1]
+
+
 def test_sampling(client):
     *_, said = ask(client, PROMPT, temperature=1.0)
     assert "The outputs" in said
