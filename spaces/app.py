@@ -53,7 +53,7 @@ target = AutoModelForCausalLM.from_pretrained(target_name, dtype=fast_dtype(), t
 drafter = AutoDrafter.from_pretrained(drafter_name, dtype=fast_dtype()).to(device).eval()
 saved = drafter.speculation_config
 LENGTH = 12 if TARGET is None else saved.num_draft_tokens
-SIZE = AUTO if saved.tree_size == "auto" else 16 if TARGET is None else saved.tree_size or 16
+SIZE = AUTO if saved.tree_size == "auto" else saved.tree_size or 16
 
 METHODS: dict[str, dict[str, Any]] = {}
 if isinstance(drafter, PpdDrafter):

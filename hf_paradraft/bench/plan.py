@@ -142,7 +142,7 @@ def plan(
             )
             return perf_counter() - clock, drafter.last_stats if way is not None else None
 
-    def measure(some: Sequence[Prompt]) -> _Measured:
+    def measure(some: Sequence[Prompt], ways: Sequence[Variant]) -> _Measured:
         found = _Measured()
         for prompt in some:
             ids = prompt.ids.to(target.device)
@@ -168,8 +168,8 @@ def plan(
                 found.stats[longest.name] += stats
         return found
 
-    measure(prompts[:1])  # warm up
-    found = measure(prompts)
+    measure(prompts[:1], ways)  # warm up
+    found = measure(prompts, ways)
     new_tokens = mean(found.lengths) if found.lengths else max_new_tokens
     plain_time = median(found.plain_first) + (new_tokens - 1) * median(found.plain)
     seen = sum((found.stats[way.name] for way in chains), SpeculationStats())
@@ -185,7 +185,7 @@ def plan(
     if overlap:
         both = target.device.type == "cpu" and device_of(drafter) in (None, target.device)
         with threads(max(1, torch.get_num_threads() // 2)) if both else nullcontext():
-            apart = measure(prompts)
+            apart = measure(prompts, chains)
         made += [_pearl(way, apart, rates, median(found.plain), plain_time, new_tokens) for way in pearls(ways)]
     return made
 

@@ -115,7 +115,7 @@ class Call:
         """Drafts of what the drafter guesses; trees, unless they would be verified with the prompt."""
         processors = [row.logits_processor for row in self.rows]
         branches = self.verifier.branches and (not self.first or (self.overlap is not None and self.overlap.on))
-        # Behind a window nobody knows yet where a row will end; compiled drafters read at most K + 1 tokens at a time.
+        # Behind a window nobody knows yet where a row will end; a compiled drafter reads K + 1 tokens, and more of them slowly.
         fixed = self.config.compile or (self.overlap is not None and self.overlap.on)
         spaces = None if fixed else [self.space(row) for row in self.rows]
         return self.shape(self.drafting, prefixes, processors, branches, spaces)
