@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError, safe_open
 
 P = ParamSpec("P")
@@ -54,7 +54,7 @@ def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[st
 def names_folder(load: Callable[P, T]) -> Callable[P, T]:
     """Put the folder or repository in front of what is wrong with it, where a message does not name it.
 
-    Weights of other sizes than their config's, which transformers answers with a RuntimeError, are a ValueError then.
+    Weights of other sizes than their config's, and a config's numbers that are none, are a ValueError then.
 
     Args:
         load: a function of a class and a folder.
@@ -70,6 +70,8 @@ def names_folder(load: Callable[P, T]) -> Callable[P, T]:
             if len(error.args) == 1 and not named:
                 error.args = (f"{name}: {error}",)
             raise
+        except StrictDataclassError as error:
+            raise ValueError(f"{name}: {error}") from error
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
                 raise

@@ -30,6 +30,21 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (item.get_closest_marker("xdist_group") is None, item.get_closest_marker("slow") is None))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def every_cpu_is_fast_at_fp32_alone():
+    """What a test shows does not hang on this machine's instructions; `bf16` asks for the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        for probe in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+            patch.setattr(torch.cpu, probe, lambda: False)
+        yield
+
+
+@pytest.fixture
+def bf16(monkeypatch):
+    """A CPU that is fast at bfloat16."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+
+
 @pytest.fixture(autouse=True)
 def nothing_was_told_before():
     """What is told once is told once in every test, whichever ran before."""

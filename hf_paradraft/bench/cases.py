@@ -1,8 +1,10 @@
 """What can be compared: a list of methods for each question."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
@@ -53,6 +55,15 @@ def _overlapped_parent(parent: PreTrainedModel | None) -> list[Method]:
     return [] if parent is None else _overlapped("autoregressive", AutoregressiveDrafter(parent), 5)
 
 
+def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
+    """The same, where drafters of one kind meet under names with their folders."""
+    often = Counter(one.name for one in variants)
+    return [
+        one if often[one.name] == 1 else replace(one, name=f"{one.name}@{Path(one.drafter.name_or_path).name}")
+        for one in variants
+    ]
+
+
 def methods_of(
     case: Case,
     drafter: Drafter,
@@ -71,7 +82,7 @@ def methods_of(
         parent: for transformers' assisted generation; without it that is left out.
         draft_lengths: K of chains.
         tree_sizes: N of trees.
-        others: more drafters for the same target, of other kinds.
+        others: more drafters for the same target.
         graft: copied drafts alone, and ours once more with them in their trees.
         recurrent: whether the target has a state, which transformers' own methods refuse.
 
@@ -99,7 +110,8 @@ def methods_of(
         peers.append(prompt_lookup())
     variants = kind.variants(drafter, draft_lengths, tree_sizes)
     if case == Case.methods:
-        variants += [variant for own in others for variant in _kind(own).variants(own, draft_lengths, tree_sizes)]
+        more = (variant for own in others for variant in _kind(own).variants(own, draft_lengths, tree_sizes))
+        variants = _told_apart([*variants, *more])
     if graft:
         peers.append(drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None))))
         variants += with_copies(variants)

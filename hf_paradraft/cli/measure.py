@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from ..bench.cases import Case
-from .options import AnyDrafter, DrafterName, Dtype, DtypeOption, NewTokens, Parent, Target, Threads, console, load, use_threads
+from .options import AnyDrafter, DrafterNames, Dtype, DtypeOption, NewTokens, Parent, Target, Threads, console, load, use_threads
 
 app = typer.Typer()
 
@@ -71,7 +71,7 @@ def _write(rows: list, markdown_file: Path | None, plot_file: Path | None) -> No
 @app.command(epilog="Example: paradraft bench --json results.json --plot figures --markdown table.md")
 def bench(
     target: Target = None,
-    drafter: DrafterName = None,
+    drafter: DrafterNames = None,
     parent: Parent = None,
     questions: Questions = None,
     per_category: Annotated[
@@ -116,8 +116,10 @@ def bench(
     batches, temperatures = _once(batch_size or (1,)), _once(temperature or (0.0,))
     settings = Settings(max_new_tokens, batches, temperatures, repeats)
     _writable(json_file, markdown_file, plot=plot_file)
+    if drafter and len(drafter) > 1 and case != Case.methods:
+        raise typer.BadParameter(f"--case {case} looks at one drafter: name several for --case methods.")
     asked = _load_questions(questions, target is None, per_category if per_category or questions else 4)
-    models = load(target, drafter, parent, dtype)
+    models = load(target, drafter[0] if drafter else None, parent, dtype, others=drafter[1:] if drafter else ())
     prompts = ask(asked, models.tokenizer, models.target, max_new_tokens)
     if case == Case.hopeless:
         prompts += random_prompts(len(models.tokenizer))
@@ -130,7 +132,7 @@ def bench(
             raise typer.BadParameter(f"no method is called {' or '.join(only)}: there are {', '.join(m.name for m in methods)}.")
         methods = [methods[0], *chosen]
     pad = models.tokenizer.eos_token_id if models.tokenizer.pad_token_id is None else models.tokenizer.pad_token_id
-    names = {"target": target, "drafter": drafter, "parent": parent}
+    names = {"target": target, "drafter": ", ".join(drafter or []) or None, "parent": parent}
     rows = compare(models.target, methods, prompts, console, settings, pad, json_file, equality, names)
     _write(rows, markdown_file, plot_file)
 

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
@@ -40,6 +41,9 @@ class Dtype(StrEnum):
 Target = Annotated[str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")]
 COPIES = "ngram"  # the drafter without files
 DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")]
+DrafterNames = Annotated[
+    list[str] | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it; repeatable: compared in one run.")
+]
 AnyDrafter = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it; ngram: copied drafts.")]
 Parent = Annotated[str | None, typer.Option(help="An autoregressive small model, for transformers' assisted generation.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")]
@@ -73,7 +77,7 @@ class Models:
         target, drafter: loaded, in evaluation mode.
         parent: an autoregressive small model, or None.
         tokenizer: the target's.
-        others: more drafters for it that come with this library, of other kinds.
+        others: more drafters for it: those that were named, or that come with this library.
     """
 
     target: PreTrainedModel
@@ -83,12 +87,20 @@ class Models:
     others: list[Drafter]
 
 
-def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dtype, untrained: bool = False) -> Models:
+def load(
+    target: str | None,
+    drafter: str | None,
+    parent: str | None,
+    dtype: Dtype,
+    untrained: bool = False,
+    others: Sequence[str] = (),
+) -> Models:
     """Load what a command names, or the embedded family where it names nothing.
 
     Args:
         target, drafter, parent: folders or Hub ids.
         dtype: of all weights.
+        others: more drafters for the target.
         untrained: take the drafter for a small model whose guesses do not count.
 
     Raises:
@@ -116,7 +128,8 @@ def load(target: str | None, drafter: str | None, parent: str | None, dtype: Dty
     else:
         draft = AutoDrafter.from_pretrained(str(drafter), **place)
     small = open_model(parent, **place) if parent else None
-    return Models(model, draft, small, tokenizer, _family_prompts(small) if embedded else [])
+    more = _family_prompts(small) if embedded else [AutoDrafter.from_pretrained(name, **place) for name in others]
+    return Models(model, draft, small, tokenizer, more)
 
 
 def load_public(dtype: Dtype) -> Models:

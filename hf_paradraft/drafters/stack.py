@@ -19,13 +19,16 @@ def decoder_stack(config: PreTrainedConfig) -> PreTrainedModel:
     """Decoder layers and final norm, as transformers builds them from `config`; fed with `inputs_embeds`.
 
     Raises:
-        ValueError: layers that take no explicit masks.
+        ValueError: layers that take no explicit masks, or that transformers cannot make.
     """
     config = copy.deepcopy(config)
     config.vocab_size, config.pad_token_id, config.use_cache = 1, None, True
     known: Any = MODEL_MAPPING.get(type(config), None)
     attention = "sdpa" if known is None or known._supports_sdpa else "eager"  # Gemma 2 caps its scores, gpt-oss has sinks
-    stack = AutoModel.from_config(config, attn_implementation=attention, trust_remote_code=False)
+    try:
+        stack = AutoModel.from_config(config, attn_implementation=attention, trust_remote_code=False)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"transformers makes no layers of this config: {type(error).__name__}: {error}") from error
     if attention_windows(stack) is None:
         raise ValueError(f"Layers of {type(stack).__name__} take no masks and positions as they are given.")
     stack.set_input_embeddings(torch.nn.Identity())

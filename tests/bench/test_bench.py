@@ -145,6 +145,15 @@ def test_prompt_tokens_their_trees_and_sizes():
         methods_of(Case.hopeless, adapter, None)
 
 
+def test_drafters_of_one_kind_are_told_apart():
+    first, second = near_copy(tiny_model()), near_copy(tiny_model())
+    first.name_or_path, second.name_or_path = "somewhere/small", "user/large"
+    other = pd.ParallelSpecDrafter.from_target(tiny_model(), num_masks=2)
+    names = [method.name for method in methods_of(Case.methods, first, None, (2,), (6,), others=[second, other])]
+    assert names[2:6] == ["pard-chain-k2@small", "pard-tree-k2-n6@small", "pard-chain-k2@large", "pard-tree-k2-n6@large"]
+    assert names[6:] == ["parallelspec-chain-k2", "parallelspec-tree-k2-n6"]
+
+
 def test_speedup_is_the_mean_over_categories_of_medians():
     def of(method, category, seconds):
         return Measurement(method, category, 0, 1, 0.0, 10, 5, [seconds], True)

@@ -21,6 +21,9 @@ DAMAGED = {
     ),
     "lacks 9 of the model's weights": ("autoregressive", {"num_hidden_layers": 3}),
     "falling by rank": ("ppd", {"accuracy": [[2.0]]}),
+    "makes no layers of this config": ("z-lab", {"hidden_act": "no such"}),
+    "Field 'vocab_size' expected int": ("z-lab", {"vocab_size": "many"}),
+    "Field 'hidden_size' expected int": ("pard", {"hidden_size": "many"}),
     "fc reads 96 numbers": ("z-lab", {"hidden_size": 64}),
 }
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from tiny import EOS, make_tokenizer, tiny_model
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import hf_paradraft as pd
@@ -18,6 +19,12 @@ from hf_paradraft.drafters.parallelspec.training import train_parallelspec
 from hf_paradraft.training.losses import cross_entropy, rejection
 
 OPTIONS = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "use_cpu": True, "max_length": 64}
+RUNS = {"parallelspec": train_parallelspec, "dspark": train_dspark, "eagle3": train_eagle3}
+SMALL = {
+    "parallelspec": {"style": "eagle", "num_masks": 2},
+    "dspark": {"block_size": 3, "num_features": 2},
+    "eagle3": {"num_draft_tokens": 2},
+}
 
 
 @pytest.mark.slow
@@ -95,16 +102,24 @@ def test_dspark_learns(rank, confidence, folder):
     assert torch.equal(plain, target.generate(ids, do_sample=False, max_new_tokens=30, eos_token_id=EOS, assistant_model=again))
 
 
+@pytest.mark.parametrize("what", ["parallelspec", "dspark", "eagle3"])
+def test_a_target_in_bf16_and_a_drafter_in_fp32(what, folder, bf16, caplog):
+    if what == "eagle3":
+        tiny_model("llama", num_hidden_layers=7).save_pretrained(folder / "target")
+    drafter = RUNS[what](folder / "target", folder / "rows.jsonl", folder / "out", max_steps=2, **OPTIONS, **SMALL[what])
+    assert "run in bfloat16" in caplog.text
+    assert all(own.dtype == torch.float32 and own.isfinite().all() for own in drafter.parameters())
+    target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
+    again = pd.AutoDrafter.from_pretrained(folder / "out", dtype=torch.float32)
+    ids = torch.tensor([[1, 2, 3]])
+    plain = target.generate(ids, do_sample=False, max_new_tokens=12, eos_token_id=EOS)
+    assert torch.equal(plain, target.generate(ids, do_sample=False, max_new_tokens=12, eos_token_id=EOS, assistant_model=again))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["parallelspec", "dspark", "eagle3"])
 def test_a_resumed_run_is_the_run_that_would_have_been(what, folder):
-    run = {"parallelspec": train_parallelspec, "dspark": train_dspark, "eagle3": train_eagle3}[what]
-    small = {
-        "parallelspec": {"style": "eagle", "num_masks": 2},
-        "dspark": {"block_size": 3, "num_features": 2},
-        "eagle3": {"num_draft_tokens": 2},
-    }[what]
-    options = {**OPTIONS, **small, "lr_scheduler_type": "constant"}
+    run, options = RUNS[what], {**OPTIONS, **SMALL[what], "lr_scheduler_type": "constant"}
     rows = folder / "rows.jsonl"
     if what == "eagle3":
         tiny_model("llama", num_hidden_layers=7).save_pretrained(folder / "target")
