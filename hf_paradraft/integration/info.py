@@ -1,12 +1,46 @@
-"""What is in this folder or repository? Read from its configs; weights are not touched."""
+"""What is in this folder or repository? Read from its configs and its tensors' names; weights are not touched."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import HFValidationError, HTTPError
+from safetensors.torch import save_file
 
 from ..drafters.kinds import kind_of_folder
+
+WEIGHTS = {"model.safetensors", "model.safetensors.index.json"}
+
+
+@contextmanager
+def _outline(repo_id: str) -> Iterator[Path]:
+    """A folder for the time of the block: a repository's config, and its tensors by name alone, as the Hub tells them.
+
+    Raises:
+        OSError: nothing readable there.
+    """
+    with TemporaryDirectory() as place:
+        folder = Path(place) / "outline"
+        folder.mkdir()
+        try:
+            files = HfApi().list_repo_files(repo_id)
+            name = next(name for name in ("adapter_config.json", "config.json") if name in files)
+            shutil.copy(hf_hub_download(repo_id, name), folder)
+            if WEIGHTS & set(files):
+                names = HfApi().get_safetensors_metadata(repo_id).weight_map
+                save_file({name: torch.empty(0) for name in names}, folder / "model.safetensors")
+        except StopIteration:
+            raise OSError(f"{repo_id} holds no drafter: it has no config.json and no adapter_config.json.") from None
+        except (HTTPError, HFValidationError, OSError) as error:  # no network, no such repository, no such name
+            raise OSError(
+                f"{repo_id} is neither a folder here nor a drafter that could be fetched from the Hub. {error}"
+            ) from None
+        yield folder
 
 
 def describe(repo_or_dir: str) -> list[tuple[str, Any]]:
@@ -19,16 +53,7 @@ def describe(repo_or_dir: str) -> list[tuple[str, Any]]:
         OSError: nothing readable there.
         ValueError: it is no drafter, or of a kind that is not supported.
     """
-    folder = Path(repo_or_dir)
-    if not folder.is_dir():
-        try:
-            files = HfApi().list_repo_files(repo_or_dir)
-            name = next(name for name in ("adapter_config.json", "config.json") if name in files)
-            folder = Path(hf_hub_download(repo_or_dir, name)).parent
-        except StopIteration:
-            raise OSError(f"{repo_or_dir} holds no drafter: it has no config.json and no adapter_config.json.") from None
-        except (HTTPError, HFValidationError, OSError) as error:  # no network, no such repository, no such name
-            raise OSError(
-                f"{repo_or_dir} is neither a folder here nor a drafter that could be fetched from the Hub. {error}"
-            ) from None
-    return kind_of_folder(folder).describe(folder)
+    if Path(repo_or_dir).is_dir():
+        return kind_of_folder(Path(repo_or_dir)).describe(Path(repo_or_dir))
+    with _outline(repo_or_dir) as folder:
+        return kind_of_folder(folder).describe(folder)

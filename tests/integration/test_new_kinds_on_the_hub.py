@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import try_to_load_from_cache
 from layouts import LAYOUTS, write
 from tiny import make_tokenizer, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -37,6 +38,19 @@ def test_published_and_pulled(name, hub, tmp_path):
     ids = torch.tensor([[1, 2, 3]])
     options = {"do_sample": False, "max_new_tokens": 12}
     assert torch.equal(TARGET.generate(ids, **options), TARGET.generate(ids, **options, assistant_model=again))
+
+
+@pytest.mark.parametrize("name", ["SpecForge DSpark", "speculators P-EAGLE", "z-lab"])
+def test_info_reads_names_of_tensors_and_fetches_none(name, hub, tmp_path):
+    """What its architecture does not say, its tensors do."""
+    config, tensors = LAYOUTS[name]()
+    folder = write(
+        tmp_path / "drafter", {**config, "architectures": ["DFlashDraftModel" if name != "speculators P-EAGLE" else ""]}, tensors
+    )
+    push_folder(folder, "user/named")
+    assert describe("user/named") == describe(str(folder))
+    assert try_to_load_from_cache("user/named", "config.json")
+    assert try_to_load_from_cache("user/named", "model.safetensors") is None
 
 
 def test_a_pickle_on_the_hub_is_found(hub, tmp_path):
