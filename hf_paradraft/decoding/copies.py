@@ -10,6 +10,7 @@ from torch import LongTensor
 
 from ..protocol import Draft, Riders
 
+Copied = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
 COPIED = 10  # tokens that are copied for a round, at most; a drafter's own guesses may end sooner
 # What a copy is believed at first, behind a match of 1, 2, 3, or more tokens: its first token, and each one behind a right one.
 # So it was in a chat model's answers to 400 prompts (SmolLM2-135M-Instruct).
@@ -62,7 +63,7 @@ class Copies:
             self._judge(last, text[last.begin :])
             self.last[row] = None
 
-    def following(self, row: int, room: int) -> tuple[list[int], list[float]]:
+    def following(self, row: int, room: int) -> Copied:
         """What followed the longest earlier occurrence of a row's last tokens, at most `room` tokens, and the chances of each."""
         text, places = self.texts[row], self.places[row]
         for length in range(min(self.longest, len(text)), self.shortest - 1, -1):

@@ -159,11 +159,27 @@ class Pace:
             tokens += chance
         return len(confidences)
 
-    def cut(self, trees: Sequence[Draft]) -> list[Draft]:
+    def spares(self, copied: Sequence[Sequence[float]]) -> bool:
+        """Whether copies alone bring tokens faster than with the drafter's guesses beside them.
+
+        Where a row's first copied token is wrong, a guess would have brought what drafts bring; else the drafter's time is lost.
+
+        Args:
+            copied: the chances of each row's copied tokens, if those before them are right.
+        """
+        if not self.adaptive or len(self.draft) < TRIAL:
+            return False
+        guessed = numpy.cumprod(self.accepted[1 : 1 + self.num_draft_tokens]).sum()
+        tokens = sum(1 + numpy.cumprod(beliefs).sum() for beliefs in copied)
+        missed = sum(1 - (beliefs[0] if len(beliefs) else 0.0) for beliefs in copied) * guessed
+        return bool(median(self.draft) * tokens > (median(self.verify) + median(self.other)) * missed)
+
+    def cut(self, trees: Sequence[Draft], drafting: float | None = None) -> list[Draft]:
         """Each row's tree of the size that promises the batch most tokens per second: one size, for the largest sets the pace.
 
         Args:
             trees: best-first, with `beliefs` calibrated by `factors`; empty for rows that do not draft.
+            drafting: seconds that they took; default: as drafts take here.
         """
         tokens = numpy.zeros(max(map(len, trees)))
         for tree in trees:
@@ -171,7 +187,8 @@ class Pace:
             for belief, parent in zip(tree.beliefs or [], tree.parents, strict=True):
                 reach.append(belief * (reach[parent] if parent >= 0 else 1.0))
             tokens += 1 + numpy.cumsum(numpy.pad(reach, (0, len(tokens) - len(reach)))) if len(tree) else 0.0
-        drafting = median(self.draft) if self.draft else 0.25 * float(self.cost.latency(1))
+        if drafting is None:
+            drafting = median(self.draft) if self.draft else 0.25 * float(self.cost.latency(1))
         rates = tokens / (drafting + self.cost(numpy.arange(2, len(tokens) + 2)))
         size = 1 + int((rates >= NEARLY * rates.max()).argmax()) if len(tokens) else 0
         self.nodes.append(max(1, size))
@@ -193,6 +210,7 @@ class Pace:
         verify: float,
         whole: float,
         asked: bool | None = None,
+        alone: bool = False,
     ) -> None:
         """Learn from a round.
 
@@ -201,6 +219,7 @@ class Pace:
             paths: accepted nodes of each row; None for one that had ended before.
             draft, verify, whole: seconds of the drafter, of the target's forward and of the round.
             asked: whether the drafter was, which may have had no guess; default: if there are drafts.
+            alone: whether all drafts are copies, for which it was not.
         """
         self.rounds += 1
         active = [(tree, path) for tree, path in zip(drafts, paths, strict=True) if path is not None]
@@ -223,7 +242,8 @@ class Pace:
             return
         self._judge(any(path for _, path in active), size == 0)
         for kept, value in ((self.draft, draft), (self.verify, verify), (self.other, whole - draft - verify)):
-            kept.append(value)
+            if kept is not self.draft or not alone:
+                kept.append(value)
         self.rows.append(size + 1)
         if self.cost is not None:
             self.cost.observe(size + 1, whole - draft)

@@ -107,8 +107,9 @@ class Call:
         if self.overlap is not None:
             return self.overlap.first(prefixes)
         drafts = self.shape_of(prefixes)
-        for row, prefix in zip(self.rows, prefixes, strict=True):
-            row.asked = prefix.ids.shape[1]
+        if not self.shape.alone:
+            for row, prefix in zip(self.rows, prefixes, strict=True):
+                row.asked = prefix.ids.shape[1]
         return drafts
 
     def shape_of(self, prefixes: list[Prefix]) -> list[Draft]:
@@ -152,7 +153,7 @@ class Call:
         if overlap is not None and overlap.on:
             asked = any(map(len, drafts)) or overlap.drafted_first
         paths = [None if one is None else one.path for one in taken]
-        self.pace.observe(drafts, paths, *seconds, asked)
+        self.pace.observe(drafts, paths, *seconds, asked, self.shape.alone)
 
     def observation(self, index: int, taken: Taken | None, draft: Draft | None, logits: torch.Tensor) -> Observation | None:
         """What the last forward brought a row, after `taken`; None where it had ended before."""

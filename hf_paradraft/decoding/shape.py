@@ -13,7 +13,7 @@ from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Pre
 from ..protocol.config import MAX_TREE, TreeSize
 from ..trees.best_first import best_paths
 from ..trees.sampled import sampled_paths
-from .copies import COPIED, Copies, grafted, grafted_beside_riders
+from .copies import COPIED, Copied, Copies, grafted, grafted_beside_riders
 from .grow import Growing
 from .pace import Pace
 from .riders import SparseShape
@@ -78,6 +78,7 @@ class Shape:
         self.generator: torch.Generator | None = None  # of draws; None: torch's own
         self.sparse: SparseShape | None = None
         self.copies: Copies | None = None
+        self.alone = False  # whether the last round's drafts were copied without asking the drafter
         self.steps = Steps(pace)
 
     def __call__(
@@ -95,12 +96,19 @@ class Shape:
             prefixes: of the rows.
             processors: of the rows, the target's.
             branches: whether trees can be verified in this round.
-            spaces: how deep what is copied may be in a tree; default: as deep as guesses.
+            spaces: how deep what is copied may be in a tree; default: as deep as guesses, behind a text of which some may be
+                taken back, or for a drafter that has to be asked every time.
 
         Raises:
             ValueError: a guess that is none; the message says what is wrong with it.
         """
         begun = perf_counter()
+        copied = self._copied(prefixes, branches, spaces)
+        free = branches and self.config.tree_size == "auto" and self.sparse is None
+        self.alone = free and spaces is not None and self.pace.spares([beliefs for _, beliefs in copied])
+        if self.alone:
+            nothing = Draft.chain(prefixes[0].ids[0, :0])
+            return self.pace.cut([grafted(nothing, *own, MAX_TREE) for own in copied], 0.0)
         guesses = self._ask(drafting.propose(prefixes), prefixes)
         guesses = self.steps.further(guesses, prefixes, begun, self._ask)
         size = self._size(branches, guesses)
@@ -127,16 +135,24 @@ class Shape:
             if own.guess.confidences is not None and size is None:
                 before = torch.cat([prefixes[row].ids[0, -1:], draft.tokens[:-1]])
                 drafts[row] = draft if self.sampled else draft.first(self._worth(own.guess, before))
-        if self.config.graft and not self.sampled:
-            self.copies = self.copies or Copies(len(prefixes))
-            spaces = [prefix.room for prefix in prefixes] if spaces is None or size is None else spaces
-            drafts = [self._graft(row, *own, size) for row, own in enumerate(zip(drafts, prefixes, spaces, strict=True))]
+        drafts = [self._graft(*own, size) for own in zip(drafts, prefixes, copied, strict=True)]
         return self.pace.cut(drafts) if size == "auto" and self.sparse is None else drafts
 
-    def _graft(self, row: int, draft: Draft, prefix: Prefix, space: int, size: TreeSize) -> Draft:
+    def _copied(self, prefixes: list[Prefix], branches: bool, spaces: Sequence[int] | None) -> list[Copied]:
+        """What can be copied behind each row, with its chances; nothing where that is not wanted."""
+        if not self.config.graft or self.sampled:
+            return [([], [])] * len(prefixes)
+        self.copies = self.copies or Copies(len(prefixes))
+        deep = branches and self.config.tree_size is not None and spaces is not None
+        found = []
+        for row, prefix in enumerate(prefixes):
+            self.copies.read(row, prefix.ids[0], prefix.kept if spaces is None else prefix.ids.shape[1])
+            found.append(self.copies.following(row, min(spaces[row] if deep else prefix.room, COPIED) if prefix.room else 0))
+        return found
+
+    def _graft(self, draft: Draft, prefix: Prefix, copied: Copied, size: TreeSize) -> Draft:
         """A row's draft with what can be copied, where that promises more; a tree may become deeper than K by it."""
-        self.copies.read(row, prefix.ids[0], prefix.kept)
-        tokens, beliefs = self.copies.following(row, min(space, COPIED) if prefix.room else 0)
+        tokens, beliefs = copied
         if not tokens:
             return draft
         if draft.rider_parents:

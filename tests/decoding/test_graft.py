@@ -1,6 +1,8 @@
 """Copied drafts that join a drafter's own: never a change of the output, and a gain where text repeats itself."""
 
 import copy
+import random
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from tiny import EOS, near_copy, tiny_model, with_prompts
 
 import hf_paradraft as pd
 from hf_paradraft.decoding.copies import Copies, grafted, grafted_beside_riders
+from hf_paradraft.decoding.pace import TRIAL, Pace
+from hf_paradraft.drafters.dspark.training import block_drafter
 
 TARGET = tiny_model()
 MAKE = {
@@ -18,6 +22,7 @@ MAKE = {
     "ppd": lambda: pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(TARGET), 2, calibrated=True)),
     "prompted": lambda: pd.PromptedDrafter(with_prompts(near_copy(TARGET, 0.2), 2)),
     "parallelspec": lambda: pd.ParallelSpecDrafter.from_target(TARGET, "eagle", 3),
+    "dspark": lambda: block_drafter(TARGET, 31, num_layers=1, block_size=4, num_features=2, markov_rank=4),
     "n-grams": pd.NgramDrafter,
 }
 DRAFTERS = {name: make() for name, make in MAKE.items()}
@@ -45,6 +50,75 @@ def test_copies_change_nothing(name, prompts, size, new, adaptive, sampled):
     plain = TARGET.generate(ids, **options, eos_token_id=EOS)
     torch.manual_seed(1)
     assert torch.equal(plain, TARGET.generate(ids, **options, eos_token_id=EOS, assistant_model=drafter))
+
+
+def at_random(seed):
+    """Instead of `Pace.spares`: copies alone in half of the rounds that have any."""
+    generator = random.Random(seed)
+    return lambda pace, copied: bool(pace.draft) and any(map(len, copied)) and generator.random() < 0.5
+
+
+@pytest.mark.slow
+@settings(max_examples=24, deadline=None)
+@given(
+    st.sampled_from([name for name in MAKE if name != "n-grams"]),
+    st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=14), min_size=1, max_size=3),
+    st.integers(1, 40),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_a_drafter_that_is_spared_changes_nothing(name, prompts, new, sampled, seed):
+    with patch.object(Pace, "spares", at_random(seed)):
+        test_copies_change_nothing.hypothesis.inner_test(name, prompts, "auto", new, True, sampled)
+
+
+@pytest.mark.parametrize("name", ["pard", "autoregressive", "parallelspec", "dspark"])
+def test_a_drafter_that_was_spared_knows_what_was_written(name):
+    """Behind every prefix it guesses what it would have guessed if it had been asked in every round."""
+    drafter, said = MAKE[name](), []
+    start = drafter.start_drafting
+
+    def listening(target, max_length):
+        drafting, found = start(target, max_length), {}
+        propose = drafting.propose
+
+        def told(prefixes):
+            guesses = propose(prefixes)
+            found[prefixes[0].ids.shape[1]] = guesses[0].logits.clone()
+            return guesses
+
+        drafting.propose = told
+        said.append(found)
+        return drafting
+
+    drafter.start_drafting = listening
+    drafter.speculation_config = pd.SpeculationConfig(3, "auto", graft=True, never_slower=False)
+    prompt = torch.tensor([[5, 3, 4, 5, 3, 4, 5, 3]])
+    for seed in range(4):
+        with patch.object(Pace, "spares", at_random(seed) if seed else lambda pace, copied: False):
+            TARGET.generate(prompt, do_sample=False, max_new_tokens=60, eos_token_id=None, assistant_model=drafter)
+    always, *seldom = said
+    common = [(always[length], found[length]) for found in seldom for length in found if length in always]
+    assert len(common) > 5
+    for expected, logits in common:
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_copies_alone_where_a_draft_costs_more_than_it_brings():
+    pace = Pace(4, False)
+    for _ in range(TRIAL):
+        for seconds, value in ((pace.draft, 1.0), (pace.verify, 9.0), (pace.other, 1.0)):
+            seconds.append(value)
+    pace.tried[:], pace.held[:] = 100, 30  # a guess is right in three of ten rounds
+    sure, doubtful = [0.95] * 10, [0.3] + [0.5] * 9
+    assert pace.spares([sure])
+    assert not pace.spares([doubtful])
+    assert not pace.spares([[]])
+    pace.held[:] = 80
+    assert pace.spares([sure])
+    assert not pace.spares([sure, []])  # the other row has nothing but guesses, and they are good
+    pace.adaptive = False
+    assert not pace.spares([sure])
 
 
 LOOPING = tiny_model(num_hidden_layers=6, initializer_range=0.15)
