@@ -6,10 +6,11 @@ import weakref
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 from torch import LongTensor, Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..decoding.features import Features
+from ..decoding.features import Features, decoder_of
 from ..hardware import input_device
 
 TOLERANCE = 0.1  # of all logits' size; bf16 is off by a hundredth, another scale by more
@@ -144,3 +145,18 @@ def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
             if (found := getattr(part, name, None)) is not None:
                 return found
     raise ValueError(f"{type(decoder).__name__} has no final norm by a name that is known: its normed states cannot be found.")
+
+
+@torch.no_grad()
+def final_scale(target: PreTrainedModel) -> Tensor:
+    """What a target's final norm multiplies each number of a state by, fp32 `(hidden,)`, on the CPU.
+
+    Its head was trained for states of that size, and a norm of ones makes every guess doubtful.
+    """
+    norm, size = final_norm(decoder_of(target)), target.config.get_text_config().hidden_size
+    signs = torch.ones(1, size)
+    signs[:, 1::2] = -1  # of mean zero and size one
+    with align_module_device(norm):
+        weight = next(norm.parameters(), None)
+        there = signs if weight is None else signs.to(weight)
+        return (0.5 * signs * (norm(there) - norm(-there)).float().cpu())[0]  # without a bias

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, Qwen3Config
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
 from ..anchors import AnchorTrainer
+from ..borrowed import final_scale
 from ..dflash.config import BlockConfig, spread
 from ..dflash.model import DFlashDrafter
 from ..feature_training import Setting, train_on_target, unused_token
@@ -89,6 +90,11 @@ def block_drafter(
     )
     kind = DSparkDrafter if markov_rank or confidence else DFlashDrafter
     drafter = kind(block, vocabulary)
+    with torch.no_grad():
+        drafter.stack.norm.weight.copy_(final_scale(target))
+        if drafter.markov is not None:  # begins as DFlash, and learns at the pace of its blocks
+            drafter.markov.before.weight.normal_()
+            drafter.markov.after.weight.zero_()
     drafter.to(target.get_input_embeddings().weight.device).attach(target)
     return drafter
 

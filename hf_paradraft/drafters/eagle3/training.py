@@ -14,6 +14,7 @@ from ...decoding.tree_attention import additive
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..anchors import AnchorTrainer
+from ..borrowed import final_scale
 from ..feature_training import Setting, train_on_target
 from ..stack import sizes_of
 from .config import Eagle3Config
@@ -51,6 +52,8 @@ def eagle_drafter(
         num_draft_tokens=num_draft_tokens,
     )
     drafter = Eagle3Drafter(described, vocabulary)
+    with torch.no_grad():
+        drafter.stack.norm.weight.copy_(final_scale(target))
     drafter.to(target.get_input_embeddings().weight.device).attach(target)
     return drafter
 

@@ -26,7 +26,7 @@ from ...hub.card import provenance_of
 from ...hub.push import push_drafter
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..borrowed import Borrowed, final_norm
+from ..borrowed import Borrowed, final_norm, final_scale
 from ..markov import MarkovHead
 from ..pairs import PairDrafting, PairModel, read_whole
 from ..stack import decoder_stack, run
@@ -111,9 +111,7 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
             scale = float(table.weight.float().std())
             drafter.mask_embeddings.mul_(scale / 0.02)
             if drafter.mix is not None:  # states are normed and embeddings are not: neither is to drown the other
-                signs = torch.ones(1, config.hidden_size)
-                signs[:, 1::2] = -1
-                drafter.mix.weight[:, config.hidden_size :] *= scale / float(final_norm(drafter.stack)(signs).std())
+                drafter.mix.weight[:, config.hidden_size :] *= scale / float(final_scale(target).square().mean().sqrt())
         drafter = drafter.to(input_device(target)).eval()
         drafter.attach(target)
         return drafter
