@@ -5,12 +5,13 @@ import copy
 import pytest
 import torch
 from tiny import MASK, tiny_model
-from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig, HyperCLOVAXConfig
+from transformers import AutoModelForCausalLM, CohereConfig, GemmaConfig, GraniteConfig, HyperCLOVAXConfig
 
 import hf_paradraft as pd
-from hf_paradraft.decoding.features import Features
-from hf_paradraft.drafters.borrowed import Borrowed
+from hf_paradraft.decoding.features import Features, decoder_of
+from hf_paradraft.drafters.borrowed import Borrowed, final_norm, final_scale
 from hf_paradraft.drafters.dspark.training import block_drafter
+from hf_paradraft.drafters.eagle3.training import eagle_drafter
 
 SIZES = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -124,3 +125,25 @@ def test_a_drafters_own_scale_and_cap():
     """Instead of the target's: scaled first, then capped."""
     own = Borrowed(tiny_model("llama")).finished(torch.tensor([2.0]), 3.0, 4.0)
     torch.testing.assert_close(own, 3.0 * torch.tanh(torch.tensor([8.0 / 3.0])))
+
+
+@torch.no_grad()
+def test_an_untrained_drafter_begins_with_the_scale_of_the_targets_final_norm():
+    for architecture in ("llama", "gpt2"):
+        target = tiny_model(architecture)
+        norm = final_norm(decoder_of(target))
+        for parameter in norm.parameters():
+            parameter.uniform_(0.5, 2.0)
+        torch.testing.assert_close(final_scale(target), norm.weight)
+    gemma = AutoModelForCausalLM.from_config(GemmaConfig(**SIZES, head_dim=8)).eval()
+    gemma.model.norm.weight.uniform_(0.5, 2.0)
+    torch.testing.assert_close(final_scale(gemma), 1 + gemma.model.norm.weight)  # it counts from one
+    deep = tiny_model("llama", num_hidden_layers=8)
+    deep.model.norm.weight.uniform_(0.5, 2.0)
+    for drafter in (block_drafter(deep, MASK), eagle_drafter(deep)):
+        torch.testing.assert_close(drafter.stack.norm.weight, deep.model.norm.weight)
+    ids, features = torch.tensor([[1, 2, 3, 4]]), {}
+    blocks = block_drafter(deep, MASK)
+    features = {key: torch.randn(1, 3, 32) for key in blocks.features}
+    base = blocks.base_logits(blocks.guesses(blocks.all_states(ids, features)))
+    torch.testing.assert_close(blocks.draft_logits(ids, features), base)  # the head on the token before says nothing yet

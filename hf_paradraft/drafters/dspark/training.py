@@ -92,7 +92,9 @@ def block_drafter(
     drafter = kind(block, vocabulary)
     with torch.no_grad():
         drafter.stack.norm.weight.copy_(final_scale(target))
-        if drafter.markov is not None:  # begins as DFlash, and learns at the pace of its blocks
+        if (
+            isinstance(drafter, DSparkDrafter) and drafter.markov is not None
+        ):  # begins as DFlash, and learns at the pace of its blocks
             drafter.markov.before.weight.normal_()
             drafter.markov.after.weight.zero_()
     drafter.to(target.get_input_embeddings().weight.device).attach(target)
