@@ -4,7 +4,6 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 
 import numpy
@@ -16,7 +15,7 @@ from ..files import write_whole
 from ..hardware import device_name, input_device
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-BUDGET_SECONDS = 1.5
+BUDGET_SECONDS = 3.0
 SLOPE = 16
 CONTEXT = 128
 FOLDER = Path(HF_HOME) / "paradraft" / "latency"
@@ -28,7 +27,7 @@ class RowLatency:
 
     Attributes:
         rows: new rows of a forward, rising.
-        seconds: median time of each.
+        seconds: the least time of each: whatever else the machine does only adds to it.
     """
 
     rows: list[int]
@@ -42,7 +41,7 @@ class RowLatency:
 
 
 def _file(model: PreTrainedModel) -> Path:
-    """Named by what the latency depends on: the model's shape, its dtype, the device and the number of threads."""
+    """Named by what the latency depends on: the model's shape, its dtype, the device, the number of threads, and how it is taken."""
     config = model.config.get_text_config()
     shape = {name: value for name, value in config.to_dict().items() if isinstance(value, int) and not name.endswith("_id")}
     key = [
@@ -53,13 +52,14 @@ def _file(model: PreTrainedModel) -> Path:
         str(getattr(model.config, "quantization_config", None)),
         device_name(input_device(model)),
         torch.__version__,
+        BUDGET_SECONDS,
     ]
     return FOLDER / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]}.json"
 
 
 @torch.no_grad()
 def measure(model: PreTrainedModel) -> RowLatency:
-    """Time forwards over a short context, small and large ones in turn, for at most some 1.5 seconds."""
+    """Time forwards over a short context, small and large ones in turn, for at most some three seconds."""
     device = input_device(model)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     cache = DynamicCache()  # every layer keeps every token, as in rounds with trees
@@ -82,7 +82,7 @@ def measure(model: PreTrainedModel) -> RowLatency:
             cache.crop(-rows)
     # A model whose first forwards fill the budget is known at few sizes; more rows never take less time.
     known = [rows for rows in sizes if times[rows]]
-    return RowLatency(known, numpy.maximum.accumulate([median(times[rows]) for rows in known]).tolist())
+    return RowLatency(known, numpy.maximum.accumulate([min(times[rows]) for rows in known]).tolist())
 
 
 _unwritten: dict[Path, RowLatency] = {}  # where there is no place to write
