@@ -41,7 +41,7 @@ class RowLatency:
 
 
 def _file(model: PreTrainedModel) -> Path:
-    """Named by what the latency depends on: the model's shape, its dtype, the device, the threads, and how long it is looked at."""
+    """Named by what the latency depends on: the model's shape, its dtype, the device, threads, and how long it is looked at."""
     config = model.config.get_text_config()
     shape = {name: value for name, value in config.to_dict().items() if isinstance(value, int) and not name.endswith("_id")}
     key = [
