@@ -1,5 +1,7 @@
 """Drafting stops where it does not pay, comes back where it does, and chooses its size by what sizes cost."""
 
+import itertools
+
 import numpy
 import pytest
 import torch
@@ -7,6 +9,7 @@ from tiny import EOS, MASK, near_copy, tiny_model
 from transformers import LogitsProcessorList
 
 import hf_paradraft as pd
+from hf_paradraft.decoding import latency
 from hf_paradraft.decoding.cost import RoundCost, round_cost
 from hf_paradraft.decoding.grow import Growing
 from hf_paradraft.decoding.latency import RowLatency, row_latency
@@ -124,6 +127,20 @@ def test_latency_is_measured_once(tmp_path, monkeypatch):
     file.write_text("{broken")
     with pytest.raises(TypeError):
         row_latency(target)
+
+
+def test_what_else_the_machine_does_is_not_the_forwards(target, monkeypatch):
+    """One forward in three is disturbed, and takes twice as long; there is time for two of each size."""
+    now, calls = [0.0], itertools.count()
+
+    def takes(module, arguments, options):
+        rows = (arguments[0] if arguments else options["input_ids"]).shape[1]
+        now[0] += 0.1 * (1 + rows / 16) * (2 if next(calls) % 3 == 0 else 1)
+
+    monkeypatch.setattr(latency, "perf_counter", lambda: now[0])
+    target.register_forward_pre_hook(takes, with_kwargs=True)
+    measured = latency.measure(target)
+    assert measured.seconds == pytest.approx([0.1 * (1 + rows / 16) for rows in measured.rows])
 
 
 @pytest.mark.slow
