@@ -13,6 +13,7 @@ from huggingface_hub.errors import HFValidationError, HTTPError
 from safetensors.torch import save_file
 
 from ..drafters.kinds import kind_of_folder
+from ..files import read_json
 
 WEIGHTS = {"model.safetensors", "model.safetensors.index.json"}
 
@@ -31,7 +32,8 @@ def _outline(repo_id: str) -> Iterator[Path]:
             files = HfApi().list_repo_files(repo_id)
             name = next(name for name in ("adapter_config.json", "config.json") if name in files)
             shutil.copy(hf_hub_download(repo_id, name), folder)
-            if WEIGHTS & set(files):
+            own = "paradraft" in read_json(folder / name)  # what was made with this library says itself what it is
+            if WEIGHTS & set(files) and not own:
                 names = HfApi().get_safetensors_metadata(repo_id).weight_map
                 save_file({name: torch.empty(0) for name in names}, folder / "model.safetensors")
         except StopIteration:
