@@ -173,6 +173,7 @@ def plan(
     ] = False,
     check: Annotated[int, typer.Option(min=0, help="Then decode as many other prompts, and compare with the prediction.")] = 0,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw predicted against measured here; with --check.")] = None,
+    threads: Threads = None,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Predict in about a minute whether a drafter will pay on this machine, and with which draft length."""
@@ -180,6 +181,7 @@ def plan(
     from ..bench.plan import plan as run
     from ..bench.questions import ask
 
+    use_threads(threads)
     if (plot_file is not None and check == 0) or (check > 0 and acceptance is not None):
         raise typer.BadParameter("--plot needs --check, and --check needs a trained drafter, without --acceptance.")
     _writable(plot_file, plot=plot_file)
