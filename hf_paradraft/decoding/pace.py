@@ -165,9 +165,9 @@ class Pace:
         Where a row's first copied token is wrong, a guess would have brought what drafts bring; else the drafter's time is lost.
 
         Args:
-            copied: the chances of each row's copied tokens, if those before them are right.
+            copied: of the rows that go on, the chances of copied tokens, if those before them are right.
         """
-        if not self.adaptive or len(self.draft) < TRIAL:
+        if not self.adaptive or len(self.draft) < TRIAL or not any(map(len, copied)):
             return False
         guessed = numpy.cumprod(self.accepted[1 : 1 + self.num_draft_tokens]).sum()
         tokens = sum(1 + numpy.cumprod(beliefs).sum() for beliefs in copied)

@@ -104,8 +104,9 @@ class Shape:
         """
         begun = perf_counter()
         copied = self._copied(prefixes, branches, spaces)
-        free = branches and self.config.tree_size == "auto" and self.sparse is None
-        self.alone = free and spaces is not None and self.pace.spares([beliefs for _, beliefs in copied])
+        free = branches and self.config.tree_size == "auto" and self.sparse is None and spaces is not None
+        going_on = [beliefs for prefix, (_, beliefs) in zip(prefixes, copied, strict=True) if prefix.room]
+        self.alone = free and self.pace.spares(going_on)
         if self.alone:
             nothing = Draft.chain(prefixes[0].ids[0, :0])
             return self.pace.cut([grafted(nothing, *own, MAX_TREE) for own in copied], 0.0)

@@ -117,6 +117,9 @@ def test_copies_alone_where_a_draft_costs_more_than_it_brings():
     pace.held[:] = 80
     assert pace.spares([sure])
     assert not pace.spares([sure, []])  # the other row has nothing but guesses, and they are good
+    pace.held[:] = 0
+    assert pace.spares([doubtful, []])
+    assert not pace.spares([[], []])  # a round without any draft is the pace's own business
     pace.adaptive = False
     assert not pace.spares([sure])
 

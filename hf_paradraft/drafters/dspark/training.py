@@ -90,13 +90,12 @@ def block_drafter(
     )
     kind = DSparkDrafter if markov_rank or confidence else DFlashDrafter
     drafter = kind(block, vocabulary)
+    head = drafter.markov if isinstance(drafter, DSparkDrafter) else None
     with torch.no_grad():
         drafter.stack.norm.weight.copy_(final_scale(target))
-        if (
-            isinstance(drafter, DSparkDrafter) and drafter.markov is not None
-        ):  # begins as DFlash, and learns at the pace of its blocks
-            drafter.markov.before.weight.normal_()
-            drafter.markov.after.weight.zero_()
+        if head is not None:  # says nothing at first, and learns as fast as its blocks
+            head.before.weight.normal_()
+            head.after.weight.zero_()
     drafter.to(target.get_input_embeddings().weight.device).attach(target)
     return drafter
 
