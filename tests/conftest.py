@@ -46,8 +46,9 @@ def bf16(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_was_told_before():
-    """What is told once is told once in every test, whichever ran before."""
+def nothing_ran_before():
+    """Untrained weights are the same, and what is told once is told, in every test, whichever ran before."""
+    torch.manual_seed(0)
     logging.Logger.warning_once.cache_clear()
 
 
