@@ -67,7 +67,7 @@ def rounds(drafter, ids, mask, **more):
     options = {**OPTIONS, "attention_mask": mask, **more}
     plain = TARGET.generate(ids, **options)
     answers = [row[len(seen) - int(seen.sum()) :] for row, seen in zip(plain, mask, strict=True)]
-    checked = check_guesses(drafter, TARGET, guesses_of_a_call(drafter, TARGET, ids, answers, **options), 1e-4)
+    checked = check_guesses(drafter, TARGET, guesses_of_a_call(drafter, TARGET, ids, answers, **options))
     assert torch.equal(plain, TARGET.generate(ids, assistant_model=drafter, **options))
     return checked
 
