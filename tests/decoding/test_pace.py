@@ -1,7 +1,5 @@
 """Drafting stops where it does not pay, comes back where it does, and chooses its size by what sizes cost."""
 
-import itertools
-
 import numpy
 import pytest
 import torch
@@ -9,10 +7,9 @@ from tiny import EOS, MASK, near_copy, tiny_model
 from transformers import LogitsProcessorList
 
 import hf_paradraft as pd
-from hf_paradraft.decoding import latency
 from hf_paradraft.decoding.cost import RoundCost, round_cost
 from hf_paradraft.decoding.grow import Growing
-from hf_paradraft.decoding.latency import RowLatency, row_latency
+from hf_paradraft.decoding.latency import RowLatency
 from hf_paradraft.decoding.pace import Pace
 from hf_paradraft.decoding.shape import best_first_tree
 from hf_paradraft.decoding.steps import Steps
@@ -113,34 +110,6 @@ def test_promises_that_do_not_come_true_are_corrected():
         tree = Draft(torch.tensor([1, 2]), [-1, -1], beliefs=[0.6 * pace.factors[1], 0.3 * pace.factors[1]])
         pace.observe([tree], [[0] if turn % 3 == 0 else []], 0.1, 1.0, 1.2)
     assert pace.factors[1] == pytest.approx((1 / 3) / 0.9, rel=0.15)
-
-
-def test_latency_is_measured_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path / "here")
-    target = tiny_model()
-    first = row_latency(target)
-    assert first.seconds == sorted(first.seconds)
-    assert all(seconds > 0 for seconds in first.seconds)
-    target.forward = None  # a second measurement would call it
-    assert row_latency(target) == first
-    file = next((tmp_path / "here").iterdir())
-    file.write_text("{broken")
-    with pytest.raises(TypeError):
-        row_latency(target)
-
-
-def test_what_else_the_machine_does_is_not_the_forwards(target, monkeypatch):
-    """One forward in three is disturbed, and takes twice as long; there is time for two of each size."""
-    now, calls = [0.0], itertools.count()
-
-    def takes(module, arguments, options):
-        rows = (arguments[0] if arguments else options["input_ids"]).shape[1]
-        now[0] += 0.1 * (1 + rows / 16) * (2 if next(calls) % 3 == 0 else 1)
-
-    monkeypatch.setattr(latency, "perf_counter", lambda: now[0])
-    target.register_forward_pre_hook(takes, with_kwargs=True)
-    measured = latency.measure(target)
-    assert measured.seconds == pytest.approx([0.1 * (1 + rows / 16) for rows in measured.rows])
 
 
 @pytest.mark.slow
@@ -284,13 +253,6 @@ def test_a_machine_that_has_become_fast_costs_something_still():
     for _ in range(300):
         cost.observe(64, 1.5)
     assert (cost(numpy.arange(1, 65)) > 0.2).all()
-
-
-def test_latency_is_remembered_where_nothing_can_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path / "file" / "below")
-    target = tiny_model()
-    assert row_latency(target) is row_latency(target)
 
 
 @pytest.mark.parametrize("tree_size", [None, 6, "auto"])
