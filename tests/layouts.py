@@ -198,6 +198,64 @@ def nvidia(ids):
     return safeai(eagle_config={"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True})
 
 
+G4HEADS, G4KV, G4HD = 4, 1, 16  # of Gemma 4's full layers
+G4 = {
+    **{name: size for name, size in SIZES.items() if name not in ("rope_theta", "hidden_act")},
+    "model_type": "gemma4_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "global_head_dim": G4HD,
+    "num_global_key_value_heads": G4KV,
+    "attention_k_eq_v": True,
+    "enable_moe_block": False,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000.0},
+    },
+    "num_target_layers": LAYERS,
+    "tie_word_embeddings": False,
+}
+
+
+def _gemma4_layer(prefix, width=D, shared=True):
+    """Keys that are values too have no matrix of their own."""
+    shapes = _layer(prefix, width)
+    shapes |= {
+        f"{prefix}.self_attn.q_proj.weight": (G4HEADS * G4HD, width),
+        f"{prefix}.self_attn.o_proj.weight": (D, G4HEADS * G4HD),
+    }
+    kv = G4KV if shared else KV
+    shapes |= {f"{prefix}.self_attn.{name}_proj.weight": (kv * G4HD, width) for name in "kv"}
+    if shared:
+        del shapes[f"{prefix}.self_attn.v_proj.weight"]
+    shapes |= {f"{prefix}.self_attn.{name}_norm.weight": (G4HD,) for name in "qk"}
+    shapes |= {f"{prefix}.{name}_feedforward_layernorm.weight": (D,) for name in ("pre", "post")}
+    return {**shapes, f"{prefix}.layer_scalar": (1,)}
+
+
+def deepspec_gemma4(rank=4, shared=True, **config):
+    options, _ = deepspec(rank)
+    options = {**{name: own for name, own in options.items() if name not in SIZES}, **G4, "attention_k_eq_v": shared}
+    shapes = {"fc.weight": (D, 3 * D), "hidden_norm.weight": (D,), "norm.weight": (D,), **OWN}
+    for index in range(2):
+        shapes |= _gemma4_layer(f"layers.{index}", shared=shared)
+    tensors = _fill({**shapes, **(_markov(rank, "vanilla", confidence=True) if rank else {})}, 2)
+    for index in range(2):
+        tensors[f"layers.{index}.layer_scalar"] = torch.tensor([0.6 + 0.3 * index])
+    options |= {"architectures": ["Gemma4DSparkModel"], "layer_types": ["full_attention"] * 2}
+    return {**options, **({} if rank else {"enable_confidence_head": False}), **config}, tensors
+
+
+def deepspec_gemma4_eagle():
+    config, _ = deepspec_eagle()
+    config = {**{name: own for name, own in config.items() if name not in SIZES}, **G4, "architectures": ["Gemma4Eagle3Model"]}
+    shapes = {"fc.weight": (D, 5 * D), "norm.weight": (D,), "layers.0.hidden_norm.weight": (D,), **OWN}
+    tensors = _fill({**shapes, **_gemma4_layer("layers.0", 2 * D)}, 3)
+    return config, {**tensors, "layers.0.layer_scalar": torch.tensor([0.7])}
+
+
 def deepspec_eagle():
     options = {
         **SIZES,
@@ -255,6 +313,8 @@ LAYOUTS = {
     "DeepSpec DSpark": deepspec,
     "DeepSpec gated": lambda: deepspec(kind="gated", confidence=False),
     "DeepSpec rnn": lambda: deepspec(kind="rnn"),
+    "DeepSpec Gemma 4 DSpark": deepspec_gemma4,
+    "DeepSpec Gemma 4 DFlash": lambda: deepspec_gemma4(0, shared=False),
     "speculators DFlash": speculators,
     "speculators DFlash, whole": lambda: speculators(trimmed=False),
     "speculators DFlash, sliding": lambda: speculators(sliding=True),
@@ -270,6 +330,7 @@ LAYOUTS = {
     "NVIDIA": lambda: nvidia([1, 3, 4]),
     "NVIDIA, inputs": lambda: nvidia([2, 4, 5]),
     "DeepSpec EAGLE-3": deepspec_eagle,
+    "DeepSpec Gemma 4 EAGLE-3": deepspec_gemma4_eagle,
     "speculators EAGLE-3": speculators_eagle,
     "speculators EAGLE-3, Qwen3": lambda: speculators_eagle(num_layers=2, norms=True, norm_before_residual=False),
     "speculators EAGLE-3, sliding": lambda: speculators_eagle(sliding=True),

@@ -24,7 +24,6 @@ LONGEST_REST = 8  # plain rounds after a drafter had no guess again and again, e
 KNOWN = 4  # plain rounds that were timed tell what they cost
 DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has to be measured first
 SURELY = 0.5  # of the chance at which a node would just pay: below it, it is not followed
-NEARLY = 0.98  # of the best promise is enough for a smaller tree: the last nodes keep their promises least
 FADING = 0.9  # what earlier calls count for is so much less after each drafted round of this one
 
 
@@ -131,7 +130,7 @@ class Pace:
         return GAIN if len(self.plain) < KNOWN else 1.0
 
     def goes_on(self, gain: float, cost: float, promised: float, spent: float) -> bool:
-        """Whether a drafter that works in steps should take another: while it brings tokens faster than the round would without.
+        """Whether a drafter that works in steps should take another: while it brings tokens faster than rounds do.
 
         Args:
             gain, cost: tokens expected of the step, over all rows, and its seconds.
@@ -139,7 +138,7 @@ class Pace:
         """
         if not self.adaptive or not self.verify:
             return True
-        return gain / cost > promised / (spent + median(self.verify) + median(self.other))
+        return gain > cost * self.habit.rate(promised, spent + median(self.verify) + median(self.other))
 
     def worth(self, confidences: Sequence[float]) -> int:
         """How long a chain should be whose drafts are accepted with these chances: it grows while the tokens per second do.
@@ -160,7 +159,7 @@ class Pace:
         return len(confidences)
 
     def spares(self, copied: Sequence[Sequence[float]]) -> bool:
-        """Whether copies alone bring tokens faster than with the drafter's guesses beside them.
+        """Whether the drafter's time is better spent on other rounds than on guesses beside these copies.
 
         Where a row's first copied token is wrong, a guess would have brought what drafts bring; else the drafter's time is lost.
 
@@ -172,10 +171,10 @@ class Pace:
         guessed = numpy.cumprod(self.accepted[1 : 1 + self.num_draft_tokens]).sum()
         tokens = sum(1 + numpy.cumprod(beliefs).sum() for beliefs in copied)
         missed = sum(1 - (beliefs[0] if len(beliefs) else 0.0) for beliefs in copied) * guessed
-        return bool(median(self.draft) * tokens > (median(self.verify) + median(self.other)) * missed)
+        return bool(median(self.draft) * self.habit.rate(tokens, median(self.verify) + median(self.other)) > missed)
 
     def cut(self, trees: Sequence[Draft], drafting: float | None = None) -> list[Draft]:
-        """Each row's tree of the size that promises the batch most tokens per second: one size, for the largest sets the pace.
+        """Each row's tree, as large as further nodes bring tokens faster than rounds do: one size, for the largest sets the pace.
 
         Args:
             trees: best-first, with `beliefs` calibrated by `factors`; empty for rows that do not draft.
@@ -189,12 +188,15 @@ class Pace:
             tokens += 1 + numpy.cumsum(numpy.pad(reach, (0, len(tokens) - len(reach)))) if len(tree) else 0.0
         if drafting is None:
             drafting = median(self.draft) if self.draft else 0.25 * float(self.cost.latency(1))
-        rates = tokens / (drafting + self.cost(numpy.arange(2, len(tokens) + 2)))
-        size = 1 + int((rates >= NEARLY * rates.max()).argmax()) if len(tokens) else 0
-        self.nodes.append(max(1, size))
-        if size:
+        size = 0
+        if len(tokens):
+            seconds = drafting + self.cost(numpy.arange(2, len(tokens) + 2))
+            best = int((tokens / seconds).argmax())
+            rate = self.habit.rate(float(tokens[best]), float(seconds[best]))
+            size = 1 + int((tokens - rate * seconds).argmax())
             now, twice = self.cost(numpy.array([size + 1, 2 * size + 1])).tolist()
-            self.least = SURELY * float(rates.max()) * max(0.0, twice - now) / size / len(trees)
+            self.least = SURELY * rate * max(0.0, twice - now) / size / len(trees)
+        self.nodes.append(max(1, size))
         return [tree.first(size) for tree in trees]
 
     @property
@@ -272,7 +274,8 @@ class Pace:
         self._fade(FADING)
         seconds = median(self.draft) + median(self.verify) + median(self.other)
         gain = self.emitted[-1] * median(self.plain) / seconds if self.plain else None
-        self.habit.observe(tried / len(active), held / len(active), gain)
+        brought = self.emitted[-1] * len(active), seconds - (median(self.draft) if alone else 0.0)
+        self.habit.observe(tried / len(active), held / len(active), gain, brought)
 
     def _fade(self, left: float) -> None:
         """What earlier calls brought counts less."""

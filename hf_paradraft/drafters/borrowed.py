@@ -30,6 +30,12 @@ def logit_scale(config: PreTrainedConfig) -> float:
     return scale * scaling if config.model_type == "hyperclovax" else scale / scaling  # Granite divides by what is so called
 
 
+def finished(logits: Tensor, softcap: float | None, scale: float) -> Tensor:
+    """What a head gave, scaled and then capped."""
+    logits = logits * scale if scale != 1 else logits
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
 class Borrowed:
     """The target's embedding and head, as the target itself uses them; never saved, moved or cast.
 
@@ -118,10 +124,7 @@ class Borrowed:
 
     def finished(self, logits: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
         """What a head gave, scaled and then capped as the target's."""
-        scale = scale or self.scale
-        logits = logits * scale if scale != 1 else logits
-        cap = softcap or self.softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return finished(logits, softcap or self.softcap, scale or self.scale)
 
     def __deepcopy__(self, memo: Any) -> Borrowed:
         return self

@@ -21,7 +21,7 @@ from ..hub.card import CardFields, provenance_of
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from .borrowed import Borrowed
+from .borrowed import Borrowed, finished
 from .fits import check_ids
 from .published import drafter_folder, proposal
 
@@ -37,6 +37,7 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         target_layers: L, if the files say.
         embedding, head: its own, or None.
         vocabulary: int64 `(V',)`, or None.
+        softcap, logit_scale: of its logits, instead of the target's.
         paradraft: how it was trained.
         notes: what was understood of its files, for people.
     """
@@ -57,6 +58,8 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         self.embedding: nn.Embedding | None = None
         self.head: nn.Linear | None = None
         self.vocabulary = vocabulary
+        self.softcap: float | None = None
+        self.logit_scale: float | None = None
         self.borrowed: Borrowed | None = None
         self.speculation_config = SpeculationConfig()
         self.paradraft: dict[str, Any] = {}
@@ -160,6 +163,15 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
             self.save_pretrained(folder)
             return push_drafter(folder, repo_id, card_fields(folder, self.kind, self.title), **kwargs)
 
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        """As `nn.Module`'s, but what turns positions stays in fp32: bf16 is off by radians behind some hundred tokens."""
+        rotary = self.stack.rotary_emb
+        exact = dict(rotary.named_buffers())
+        super()._apply(*args, **kwargs)
+        for name, own in exact.items():
+            setattr(rotary, name, own.to(self.device))
+        return self
+
     @property
     def device(self) -> torch.device:
         """Where it is."""
@@ -235,10 +247,13 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         return self.shared.embed(ids).to(self.device, self.dtype)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits `(…, V')` of normed states, by its own head or the target's."""
+        """Logits `(…, V')` of normed states, by its own head or the target's, scaled and capped as it says or as the target's."""
         if self.head is None:
-            return self.shared.logits(states)
-        return self.head(states) if self.borrowed is None else self.borrowed.finished(self.head(states))
+            return self.shared.logits(states, self.softcap, self.logit_scale)
+        logits = self.head(states)
+        if self.borrowed is None:
+            return finished(logits, self.softcap, self.logit_scale or 1.0)
+        return self.borrowed.finished(logits, self.softcap, self.logit_scale)
 
     @property
     def shared(self) -> Borrowed:
@@ -250,39 +265,6 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         if self.borrowed is None:
             raise ValueError(f"This {self.title} shares its target's embedding or head: attach(target) first.")
         return self.borrowed
-
-
-def check_width(weights: dict[str, Tensor], num_features: int, target_hidden_size: int, title: str) -> None:
-    """Refuse a first matrix that reads another number of features than the config names.
-
-    Raises:
-        ValueError: it does.
-    """
-    width, fc = num_features * target_hidden_size, weights.get("fc.weight")
-    if fc is not None and (fc.ndim != 2 or fc.shape[1] != width):
-        raise ValueError(
-            f"This {title}'s fc reads {fc.shape[-1]} numbers, and {num_features} layers of {target_hidden_size} are {width}: its "
-            "config belongs to another drafter, or names too few layers."
-        )
-
-
-def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
-    """Put all of `tensors` into `module`, in the dtype in which they were saved.
-
-    Raises:
-        OSError: some are missing.
-        ValueError: some have no place there, or another shape.
-    """
-    have = dict(module.state_dict())
-    if missing := sorted(have.keys() - tensors.keys()):
-        raise OSError(f"{what} lacks {len(missing)} of its weights ({', '.join(missing[:3])}, …): download or convert it again.")
-    if more := sorted(tensors.keys() - have.keys()):
-        raise ValueError(f"{what} has {len(more)} tensors that have no place in it ({', '.join(more[:3])}, …): it is a variant.")
-    for name, own in tensors.items():
-        if own.shape != have[name].shape:
-            raise ValueError(f"{what}: {name} is {tuple(own.shape)}, and its config asks for {tuple(have[name].shape)}.")
-    module.to(tensors.get("fc.weight", next(iter(tensors.values()))).dtype)
-    module.load_state_dict(tensors)
 
 
 def card_fields(folder: Path, kind: str, title: str) -> CardFields:

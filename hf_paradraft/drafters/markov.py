@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor, nn
 
-from .feature_drafter import load_strictly
+from .published import load_strictly
 
 FILE = "markov_head.st"  # of safetensors, but not what engines take for a part of the model beside it
 

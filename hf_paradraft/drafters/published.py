@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import LongTensor, Tensor
+from torch import LongTensor, Tensor, nn
 
 from ..files import local_folder, read_config, tensor_names
 
@@ -157,6 +157,39 @@ def unpickled(file: Path) -> dict[str, Tensor]:
     except Exception as error:  # a foreign pickle fails in many ways
         raise OSError(f"{file} holds no weights that can be read safely: {type(error).__name__}: {error}"[:300]) from error
     return {str(name): tensor for name, tensor in loaded.items()}
+
+
+def check_width(weights: dict[str, Tensor], num_features: int, target_hidden_size: int, title: str) -> None:
+    """Refuse a first matrix that reads another number of features than the config names.
+
+    Raises:
+        ValueError: it does.
+    """
+    width, fc = num_features * target_hidden_size, weights.get("fc.weight")
+    if fc is not None and (fc.ndim != 2 or fc.shape[1] != width):
+        raise ValueError(
+            f"This {title}'s fc reads {fc.shape[-1]} numbers, and {num_features} layers of {target_hidden_size} are {width}: its "
+            "config belongs to another drafter, or names too few layers."
+        )
+
+
+def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
+    """Put all of `tensors` into `module`, in the dtype in which they were saved.
+
+    Raises:
+        OSError: some are missing.
+        ValueError: some have no place there, or another shape.
+    """
+    have = dict(module.state_dict())
+    if missing := sorted(have.keys() - tensors.keys()):
+        raise OSError(f"{what} lacks {len(missing)} of its weights ({', '.join(missing[:3])}, …): download or convert it again.")
+    if more := sorted(tensors.keys() - have.keys()):
+        raise ValueError(f"{what} has {len(more)} tensors that have no place in it ({', '.join(more[:3])}, …): it is a variant.")
+    for name, own in tensors.items():
+        if own.shape != have[name].shape:
+            raise ValueError(f"{what}: {name} is {tuple(own.shape)}, and its config asks for {tuple(have[name].shape)}.")
+    module.to(tensors.get("fc.weight", next(iter(tensors.values()))).dtype)
+    module.load_state_dict(tensors)
 
 
 def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int | None) -> LongTensor:

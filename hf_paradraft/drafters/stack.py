@@ -9,8 +9,10 @@ import torch
 from torch import BoolTensor, LongTensor, Tensor
 from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.models.gemma4.modeling_gemma4 import Gemma4TextScaledWordEmbedding
 
 from ..decoding.tree_attention import TreeAttention, attention_windows
+from .gemma4 import GEMMA4
 
 CONTEXT = 32_768  # of a target that does not say how long texts may be
 
@@ -33,6 +35,20 @@ def decoder_stack(config: PreTrainedConfig) -> PreTrainedModel:
         raise ValueError(f"Layers of {type(stack).__name__} take no masks and positions as they are given.")
     stack.set_input_embeddings(torch.nn.Identity())
     return stack.eval()
+
+
+def embedding_of(config: PreTrainedConfig, vocab_size: int) -> torch.nn.Embedding:
+    """A table for layers of this config, which gives what they read: Gemma 4's is scaled."""
+    if config.model_type == GEMMA4:
+        return Gemma4TextScaledWordEmbedding(vocab_size, config.hidden_size, None, embed_scale=config.hidden_size**0.5)
+    return torch.nn.Embedding(vocab_size, config.hidden_size)
+
+
+def turns(stack: PreTrainedModel, states: Tensor, positions: LongTensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines `(B, M, head)` of positions `(B, M)`, in the dtype of `states`."""
+    if stack.config.model_type == GEMMA4:
+        return stack.rotary_emb(states, positions, "full_attention")
+    return stack.rotary_emb(states, positions)
 
 
 def sizes_of(target: PreTrainedModel) -> dict[str, Any]:

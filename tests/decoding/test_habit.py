@@ -5,7 +5,9 @@ import pytest
 import torch
 from test_pace import K, play
 
+from hf_paradraft.decoding.cost import RoundCost
 from hf_paradraft.decoding.habit import FIRST_PAUSE, Habit
+from hf_paradraft.decoding.latency import RowLatency
 from hf_paradraft.decoding.pace import Pace
 from hf_paradraft.protocol import Draft
 
@@ -57,3 +59,21 @@ def test_good_calls_do_not_pay_for_a_hopeless_one(chain):
     seconds, depths = play(Pace(K, chain, habit=habit), 256, lambda done: 0, draft=0.1, row=0.01)
     assert seconds < 1.03 * 256 * 1.02
     assert depths[40:].count(0) > 0.85 * len(depths[40:])
+
+
+def test_good_rounds_are_not_paid_for_with_bad_ones():
+    """Trees by what rounds bring in the long run beat trees that are each as fast as they can be by themselves."""
+
+    def speed(by_itself, most=16):
+        habit, tokens, seconds = Habit(most), 0.0, 0.0
+        for sure in [0.98, 0.6] * 100:
+            cost = RoundCost(RowLatency([1, 64], [1.0, 5.0]))
+            pace = Pace(most, chain=False, cost=cost, habit=Habit(most) if by_itself else habit)
+            (tree,) = pace.cut([Draft(torch.arange(most), list(range(-1, most - 1)), None, [sure] * most)], 0.2)
+            brought = 1 + sum(sure**depth for depth in range(1, len(tree) + 1))
+            spent = 0.2 + float(cost(numpy.array([len(tree) + 1]))[0])
+            habit.observe(habit.tried, habit.held, None, (brought, spent))
+            tokens, seconds = tokens + brought, seconds + spent
+        return tokens / seconds
+
+    assert speed(False) > 1.01 * speed(True)

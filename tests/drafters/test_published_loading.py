@@ -18,8 +18,8 @@ from hf_paradraft.files import read_json
 def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
     drafter = load(name)
     ids, features = EXPECTED["ids"][None, :LENGTH], features_of(drafter)
-    if name in ("z-lab, sliding", "z-lab, use_swa", "z-lab, causal", "transformers"):
-        with pytest.raises(ValueError, match="cannot say"):
+    if name in ("z-lab, sliding", "z-lab, use_swa", "z-lab, causal", "transformers") or "Gemma 4" in name:
+        with pytest.raises(ValueError, match="keep its own files"):
             drafter.save_pretrained(tmp_path)
         return
     drafter.save_pretrained(tmp_path)
@@ -146,7 +146,11 @@ REFUSED = {
     "Domino": (lambda: zlab({"projector_type": "domino"}), ValueError),
     "DFlash2": (lambda: with_tensors("z-lab", candidate_selector__predecessor_codebook=torch.zeros(2)), ValueError),
     "XPress": (lambda: without("speculators DFlash", config={"speculators_model_type": "xpress"}), ValueError),
-    "Gemma4": (lambda: without("DeepSpec DSpark", config={"architectures": ["Gemma4DSparkModel"]}), ValueError),
+    "Gemma 4 with experts": (lambda: without("DeepSpec Gemma 4 DSpark", config={"enable_moe_block": True}), ValueError),
+    "inputs for each layer": (
+        lambda: without("DeepSpec Gemma 4 EAGLE-3", config={"hidden_size_per_layer_input": 16}),
+        ValueError,
+    ),
     "markov_rank=0": (lambda: without("speculators DSpark", config={"markov_rank": 0}), ValueError),
     "no block_size": (lambda: zlab({"block_size": None}), ValueError),
     "use_aux_hidden_state": (lambda: safeai(eagle_config={"use_aux_hidden_state": False}), ValueError),
@@ -185,6 +189,21 @@ def test_what_is_refused_when_it_is_attached(load):
         load("z-lab", attach=False).draft_logits(torch.tensor([[1, 2]]), {key: torch.zeros(1, 1, D) for key in (1, 3, 5)})
     with pytest.raises(ValueError, match="pass features"):
         drafter.draft_logits(torch.tensor([[1, 2]]))
+
+
+@pytest.mark.parametrize("name", ["z-lab", "SafeAI", "DeepSpec Gemma 4 DSpark"])
+def test_positions_are_exact_in_every_dtype(name, tmp_path):
+    """Files are in bf16, whose three digits are too few for an angle."""
+    config, tensors = LAYOUTS[name]()
+    exact = dict(pd.AutoDrafter.from_pretrained(write(tmp_path / "a", config, tensors)).stack.rotary_emb.named_buffers())
+    half = {key: own.bfloat16() if own.is_floating_point() else own for key, own in tensors.items()}
+    folder = write(tmp_path / "b", config, half)
+    saved, asked = pd.AutoDrafter.from_pretrained(folder), pd.AutoDrafter.from_pretrained(tmp_path / "a", dtype="bfloat16")
+    for drafter in (saved, asked, copy.deepcopy(saved).half(), saved.to("cpu")):
+        assert drafter.dtype in (torch.bfloat16, torch.float16)
+        for buffer, own in drafter.stack.rotary_emb.named_buffers():
+            assert own.dtype == torch.float32
+            assert torch.equal(own, exact[buffer])
 
 
 @pytest.mark.parametrize("name", ["z-lab, sliding", "speculators EAGLE-3", "speculators P-EAGLE"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from layouts import LAYOUTS, MASK
 from published import EXPECTED, LENGTH, TARGET, features_behind, features_of
-from reference import block_logits, eagle_logits
+from reference import block_logits, eagle_logits, gemma4_block_logits, gemma4_eagle_logits
 from transformers import MuseGlimmerAssistantConfig
 from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
 
@@ -104,6 +104,32 @@ def test_eagle_is_the_formulas(name, load):
     close(drafter.draft_logits(EXPECTED["ids"][None, :LENGTH], features, 3)[0], logits)
 
 
+@pytest.mark.parametrize("attach", [False, True])
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if "Gemma 4" in name])
+@torch.no_grad()
+def test_layers_of_gemma_4_are_the_formulas(name, attach, load):
+    """By itself, and attached to a target without a cap."""
+    drafter = load(name, attach)
+    config, tensors = LAYOUTS[name]()
+    features = features_of(drafter)
+    context = torch.cat([features[key][0] for key in drafter.features], dim=-1)
+    if "EAGLE" in name:
+        logits = gemma4_eagle_logits(config, tensors, EXPECTED["ids"][:LENGTH], context, 4)
+    else:
+        logits = gemma4_block_logits(config, tensors, EXPECTED["ids"][:LENGTH], context)
+    close(drafter.draft_logits(EXPECTED["ids"][None, :LENGTH], features, 4)[0], logits)
+
+
+@pytest.mark.parametrize("name", ["DeepSpec Gemma 4 DSpark", "DeepSpec Gemma 4 EAGLE-3"])
+def test_newer_configs_of_gemma_4_list_layers(name, load):
+    """transformers writes sizes of full layers by layer, of the target's layers here."""
+    config, tensors = LAYOUTS[name]()
+    wide = {"head_dim": config.pop("global_head_dim"), "num_key_value_heads": config.pop("num_global_key_value_heads")}
+    newer, older = load(({**config, "per_layer_config": {"5": wide, "7": wide}}, tensors)), load(name)
+    ids, features = EXPECTED["ids"][None, :LENGTH], features_of(older)
+    close(newer.draft_logits(ids, features, 3), older.draft_logits(ids, features, 3))
+
+
 READS = {
     "z-lab": (1, 3, 5),
     "z-lab, default layers": (1, 5),
@@ -141,6 +167,11 @@ WRONG = {
     "a causal block": ("z-lab", lambda config: config.update(is_causal=True)),
     "a longer block": ("z-lab", lambda config: config["dflash_config"].update(block_size=6)),
     "the raw state fed back": ("speculators EAGLE-3.1", lambda config: config.update(norm_output=False)),
+    "no cap": ("DeepSpec Gemma 4 EAGLE-3", lambda config: config.update(final_logit_softcapping=None)),
+    "all frequencies": (
+        "DeepSpec Gemma 4 DSpark",
+        lambda config: config["rope_parameters"]["full_attention"].update(partial_rotary_factor=1.0),
+    ),
     "another residual": ("speculators EAGLE-3", lambda config: config.update(norm_before_residual=False)),
 }
 

@@ -9,6 +9,8 @@ from typing import Any
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from ...protocol.drafter import FeatureKey
+from ..gemma4 import gemma4_config, is_gemma4
+from ..published import DEEPSPEC
 
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 PROJECTORS = (None, "dflash", "dspark")
@@ -19,7 +21,7 @@ class BlockConfig:
     """A drafter of blocks.
 
     Attributes:
-        layers: of its own transformer layers, Qwen3's or Llama's.
+        layers: of its own transformer layers, Qwen3's, Llama's or Gemma 4's.
         features: what it reads.
         block_size: B, rows of a block, the newest token's included.
         mask_token_id: of the other rows.
@@ -68,13 +70,18 @@ class BlockConfig:
 
 
 def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTrainedConfig:
-    """The layers' own config, whose class the tensors decide: Qwen3's norm queries and keys, Llama's do not.
+    """The layers' own config, whose class the tensors decide: Qwen3's norm queries and keys, Gemma 4's more, Llama's nothing.
 
     Raises:
         ValueError: a rotary embedding of another kind, or something that is no layer's config.
     """
     if described.get("is_neox_style") is False:
         raise ValueError("This drafter's rotary embedding is interleaved (is_neox_style false), which is not served.")
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        if not isinstance(described.get(name), int):
+            raise ValueError(f"The drafter's config has no {name}: save or download it again.")
+    if is_gemma4(described, tensors):
+        return gemma4_config(described)
     kind = Qwen3Config if any(name.endswith("q_norm.weight") for name in tensors) else LlamaConfig
     known = kind().to_dict().keys() | {"rope_theta", "rope_scaling", "partial_rotary_factor"}
     own = {name: value for name, value in described.items() if name in known and name not in ("model_type", "dtype")}
@@ -87,9 +94,6 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
         own |= {"sliding_window": described["sliding_window"], "use_sliding_window": True}
     elif kind is LlamaConfig:
         own.pop("layer_types", None)
-    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-        if not isinstance(own.get(name), int):
-            raise ValueError(f"The drafter's config has no {name}: save or download it again.")
     own.setdefault("head_dim", own["hidden_size"] // own["num_attention_heads"])
     own.setdefault("num_key_value_heads", own["num_attention_heads"])
     if own["head_dim"] is None:
@@ -139,10 +143,8 @@ def read_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConfi
     if config.get("model_type") == "muse_glimmer_assistant":
         return _transformers(config, names)
     first = (config.get("architectures") or [""])[0]
-    if first.startswith("Gemma4"):
-        raise ValueError(f"{first}: DeepSpec's drafters for Gemma 4 have layers of Gemma 4, which are not served.")
     zlab = first in ("DFlashDraftModel", "DSparkDraftModel")  # which name their layers at the top in some exports
-    if first == "Qwen3DSparkModel" or ("target_layer_ids" in config and "dflash_config" not in config and not zlab):
+    if first in DEEPSPEC or ("target_layer_ids" in config and "dflash_config" not in config and not zlab):
         return _deepspec(config, names)
     return _zlab(config, names)
 
@@ -227,6 +229,7 @@ def _deepspec(config: Mapping[str, Any], names: list[str]) -> BlockConfig:
         block_size=_block_size(config),
         mask_token_id=_mask_token(config),
         fill_in=False,
+        softcap=config.get("final_logit_softcapping"),
         layout="DeepSpec",
     )
 

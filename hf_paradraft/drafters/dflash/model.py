@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ...decoding.cache import RaggedCache, plain_cache
 from ...decoding.compiled import compiled_method
@@ -20,9 +20,10 @@ from ...decoding.tree_attention import attention_windows
 from ...files import read_config as read_json_config
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..feature_drafter import FeatureDrafter, check_width, load_strictly
-from ..published import vocabulary_of, weights_in
-from ..stack import StackMasks, decoder_stack, run
+from ..feature_drafter import FeatureDrafter
+from ..gemma4 import GEMMA4
+from ..published import check_width, load_strictly, vocabulary_of, weights_in
+from ..stack import StackMasks, decoder_stack, embedding_of, run, turns
 from .config import BlockConfig, read_config
 from .drafting import BlockDrafting
 from .layouts import published, renamed
@@ -51,15 +52,16 @@ class DFlashDrafter(FeatureDrafter):
         layers = config.layers
         self.block = config
         self.fc = nn.Linear(len(config.features) * config.target_hidden_size, layers.hidden_size, bias=False)
-        self.hidden_norm = LlamaRMSNorm(layers.hidden_size, layers.rms_norm_eps)
         self.stack = decoder_stack(layers)
+        self.hidden_norm = type(self.stack.norm)(layers.hidden_size, layers.rms_norm_eps)
         self.windows = attention_windows(self.stack) or {}
         if len(self.windows) > 1 and layers.model_type == "llama":
             raise ValueError(f"This {self.title} has layers of Llama with and without windows, which are not served together.")
         if own_embedding:
-            self.embedding = nn.Embedding(layers.vocab_size, layers.hidden_size)
+            self.embedding = embedding_of(layers, layers.vocab_size)
         if own_head:
             self.head = nn.Linear(layers.hidden_size, layers.vocab_size if vocabulary is None else len(vocabulary), bias=False)
+        self.softcap, self.logit_scale = config.softcap, config.logit_scale
         self.speculation_config = SpeculationConfig(config.num_drafts)
         self.notes = list(config.notes)
         self.eval()
@@ -115,6 +117,7 @@ class DFlashDrafter(FeatureDrafter):
                 "confidence_head_with_markov": config.confidence_with_markov,
             }
         unsaid = [name for name in ("softcap", "embedding_scale", "logit_scale") if getattr(config, name) not in (None, 1.0)]
+        unsaid += ["layers of Gemma 4"] if layers.model_type == GEMMA4 else []
         if unsaid or "full_attention" in config.causal or (config.layout != "speculators" and "sliding_attention" in kinds):
             raise ValueError(
                 f"This {self.title} has options that the speculators layout cannot say ({', '.join(unsaid) or 'its windows'}): "
@@ -172,19 +175,21 @@ class DFlashDrafter(FeatureDrafter):
             positions: int64 `(B, f)`.
             cache: grows by f.
         """
-        cos, sin = self.stack.rotary_emb(context, positions)
+        cos, sin = turns(self.stack, context, positions)
         for index, layer in enumerate(self.stack.layers):
             attention = layer.self_attn
             shape = (*context.shape[:-1], -1, attention.head_dim)
-            keys, values = attention.k_proj(context).view(shape), attention.v_proj(context).view(shape).transpose(1, 2)
+            keys = attention.k_proj(context).view(shape)
+            values = keys if attention.v_proj is None else attention.v_proj(context).view(shape)
+            values = attention.v_norm(values) if self.block.layers.model_type == GEMMA4 else values
             keys = (attention.k_norm(keys) if self.norms_keys else keys).transpose(1, 2)
             _, keys = apply_rotary_pos_emb(keys, keys, cos, sin)
-            cache.update(keys, values, index)
+            cache.update(keys, values.transpose(1, 2), index)
 
     @property
     def norms_keys(self) -> bool:
-        """Whether its layers norm queries and keys, as Qwen3's."""
-        return self.block.layers.model_type == "qwen3"
+        """Whether its layers norm queries and keys, as Qwen3's and Gemma 4's."""
+        return self.block.layers.model_type in ("qwen3", GEMMA4)
 
     def masks(self, offsets: list[int]) -> StackMasks:
         """Masks for rows whose first slot holds these positions."""
@@ -227,10 +232,7 @@ class DFlashDrafter(FeatureDrafter):
 
     def base_logits(self, states: Tensor) -> Tensor:
         """Logits `(…, V')` of states, before any head that looks at the token before."""
-        if self.head is not None:
-            logits = self.head(states)
-            return logits if self.borrowed is None else self.borrowed.finished(logits, self.block.softcap, self.block.logit_scale)
-        return self.shared.logits(states, self.block.softcap, self.block.logit_scale)[..., : self.num_guesses]
+        return self.logits(states)[..., : self.num_guesses]
 
     @torch.no_grad()
     def block_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:

@@ -17,7 +17,7 @@ class Eagle3Config:
     """An autoregressive head on fused features, or its parallel relative.
 
     Attributes:
-        layers: of its own transformer layers, Llama's or Qwen3's; the first one reads twice the width.
+        layers: of its own transformer layers, Llama's, Qwen3's or Gemma 4's; the first one reads twice the width.
         features: what it reads; None: the default, which depends on how many layers the target has.
         ambiguous: a list of layers of which the file does not say how it counts; settled by the number of the target's layers.
         num_features: m.
@@ -31,6 +31,7 @@ class Eagle3Config:
         norm_output: the state that is fed back is the normed one.
         mask_token_id: P-EAGLE's; None for EAGLE-3.
         num_draft_tokens: K as trained, if it is written.
+        softcap: of its own logits.
         layout: whose it is.
         notes: what was assumed.
     """
@@ -49,6 +50,7 @@ class Eagle3Config:
     norm_output: bool = False
     mask_token_id: int | None = None
     num_draft_tokens: int | None = None
+    softcap: float | None = None
     layout: str = "speculators"
     notes: list[tuple[str, str]] = field(default_factory=list)
 
@@ -88,9 +90,6 @@ def read_config(config: Mapping[str, Any], tensors: Iterable[str]) -> Eagle3Conf
         ValueError: something is missing that may not be assumed, or a variant that is not served.
     """
     names = list(tensors)
-    first = (config.get("architectures") or [""])[0]
-    if first.startswith("Gemma4"):
-        raise ValueError(f"{first}: DeepSpec's drafters for Gemma 4 have layers of Gemma 4, which are not served.")
     described = config.get("transformer_layer_config")
     speculators = isinstance(described, Mapping)
     described = dict(described) if speculators else dict(config)
@@ -119,6 +118,7 @@ def read_config(config: Mapping[str, Any], tensors: Iterable[str]) -> Eagle3Conf
         fc_norm=bool(config.get("fc_norm", False)) or "fc_norm.0.weight" in names,
         norm_output=bool(config.get("norm_output", False)),
         mask_token_id=mask if parallel else None,
+        softcap=config.get("final_logit_softcapping"),
         layout="speculators" if speculators else "SafeAI or SpecForge",
     )
     record.draft_vocab_size = config.get("draft_vocab_size")

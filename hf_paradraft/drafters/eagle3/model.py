@@ -17,10 +17,11 @@ from ...decoding.features import layers_of
 from ...files import read_config as read_json_config
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..feature_drafter import FeatureDrafter, check_width, load_strictly
+from ..feature_drafter import FeatureDrafter
+from ..gemma4 import GEMMA4, behind_attention
 from ..pairs import PairDrafting, PairModel, read_whole
-from ..published import vocabulary_of, weights_in
-from ..stack import decoder_stack
+from ..published import check_width, load_strictly, vocabulary_of, weights_in
+from ..stack import decoder_stack, embedding_of, turns
 from .config import Eagle3Config, read_config
 
 RENAMED = {
@@ -63,7 +64,8 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
         norm = type(self.stack.norm)
         first = self.stack.layers[0].self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
-            own = getattr(first, name)
+            if (own := getattr(first, name)) is None:  # Gemma 4's values may be its keys
+                continue
             setattr(first, name, nn.Linear(2 * layers.hidden_size, own.out_features, bias=own.bias is not None))
         self.hidden_norm = norm(layers.hidden_size, layers.rms_norm_eps)
         self.input_norm = norm(width, layers.rms_norm_eps) if config.norm_before_fc else None
@@ -71,10 +73,11 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
         self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, width)) if config.parallel else None
         if own_embedding:
-            self.embedding = nn.Embedding(config.vocab_size, layers.hidden_size)
+            self.embedding = embedding_of(layers, config.vocab_size)
         if own_head:
             num_guesses = (config.draft_vocab_size or config.vocab_size) if vocabulary is None else len(vocabulary)
             self.head = nn.Linear(layers.hidden_size, num_guesses, bias=False)
+        self.softcap = config.softcap
         self.speculation_config = SpeculationConfig(config.num_draft_tokens or (8 if config.parallel else 5))
         self.settled: tuple[FeatureKey, ...] = ()  # what a target's number of layers decided
         self.notes = list(config.notes)
@@ -118,6 +121,8 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
             ids = self.vocabulary.cpu()
             tensors["d2t"] = ids - torch.arange(len(ids))
             tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        if config.layers.model_type == GEMMA4:
+            raise ValueError(f"The speculators layout has no layers of Gemma 4, as this {self.title} has: keep its own files.")
         if not self.features:
             raise ValueError(f"Which layers this {self.title} reads depends on its target: attach(target) first.")
         return {
@@ -218,16 +223,22 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
         """Its layers' output `(B, M, hidden)`; the cache grows by M."""
         config, layers = self.eagle, self.stack.layers
         embedded, features = inputs.split(self.hidden_size, dim=-1)
-        turned = self.stack.rotary_emb(features, positions)
+        turned = turns(self.stack, features, positions)
         kinds = getattr(config.layers, "layer_types", None) or ["full_attention"] * len(layers)
         masks = [mask[kind] if isinstance(mask, dict) else mask for kind in kinds]
         first, normed = layers[0], self.hidden_norm(features)
         beside = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
+        gemma4 = config.layers.model_type == GEMMA4
+        shared: dict[str, Any] = {"shared_kv_states": {}} if gemma4 else {}  # of which there are none
         attended, _ = first.self_attn(
-            hidden_states=beside, position_embeddings=turned, attention_mask=masks[0], past_key_values=cache
+            hidden_states=beside, position_embeddings=turned, attention_mask=masks[0], past_key_values=cache, **shared
         )
-        states = (normed if config.norm_before_residual else features) + attended
-        states = states + first.mlp(first.post_attention_layernorm(states))
+        residual = normed if config.norm_before_residual else features
+        if gemma4:
+            states = behind_attention(first, residual, attended)
+        else:
+            states = residual + attended
+            states = states + first.mlp(first.post_attention_layernorm(states))
         for layer, own in zip(layers[1:], masks[1:], strict=True):
             states = layer(
                 states,
