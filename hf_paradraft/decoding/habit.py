@@ -25,7 +25,7 @@ class Habit:
         self.tried = numpy.zeros(max(num_draft_tokens, copied) + 1)  # by depth, as in `Pace`
         self.held = numpy.zeros_like(self.tried)
         self.gains = numpy.zeros(2)  # decayed, of drafted rounds: how many, and their tokens per second in those of plain rounds
-        self.brought = numpy.zeros(2)  # decayed, of drafted rounds: tokens of all rows, and seconds
+        self.brought = numpy.zeros(2)  # decayed, of drafted rounds: tokens of a row, and seconds
         self.window = Window(num_draft_tokens)  # of overlapped rounds
 
     def known(self) -> tuple[float, float]:
@@ -33,14 +33,14 @@ class Habit:
         count, gain = self.gains.tolist()
         return (min(MEMORY, count), min(MOST_GAIN, gain / count)) if count >= HOPE else (HOPE, GAIN)
 
-    def rate(self, tokens: float, seconds: float) -> float:
-        """Tokens per second of drafted rounds in the long run, the next one included, which promises so many.
+    def rate(self, tokens: float, seconds: float, rows: int = 1) -> float:
+        """Tokens per second of drafted rounds in the long run, the next one included, which promises so many in all its rows.
 
-        By it a round's further rows and steps are judged, for all rounds together are to be fast: if each were made as fast as it
-        can be by itself, the worst ones would get the most (the reward per time of a renewal process).
+        By it a round's further nodes and steps are judged, for all rounds together are to be fast: if each were made as fast as
+        it can be by itself, the worst ones would get the most (the reward per time of a renewal process).
         """
         before, spent = self.brought
-        return (before + tokens) / (spent + seconds)
+        return (rows * before + tokens) / (spent + seconds)
 
     def observe(
         self, tried: numpy.ndarray, held: numpy.ndarray, gain: float | None, brought: tuple[float, float] = (0.0, 0.0)
@@ -50,7 +50,7 @@ class Habit:
         Args:
             tried, held: drafts by depth, of a row.
             gain: how much faster than a plain round it was, if known.
-            brought: tokens of all rows, and seconds.
+            brought: tokens of a row, and seconds.
         """
         self.tried, self.held = DECAY * self.tried + tried, DECAY * self.held + held
         self.brought = DECAY * self.brought + brought

@@ -129,16 +129,17 @@ class Pace:
         """What drafting is let off with: something while plain rounds were timed too seldom to know, nothing after that."""
         return GAIN if len(self.plain) < KNOWN else 1.0
 
-    def goes_on(self, gain: float, cost: float, promised: float, spent: float) -> bool:
+    def goes_on(self, gain: float, cost: float, promised: float, spent: float, rows: int = 1) -> bool:
         """Whether a drafter that works in steps should take another: while it brings tokens faster than rounds do.
 
         Args:
             gain, cost: tokens expected of the step, over all rows, and its seconds.
             promised, spent: tokens expected of the round so far, the target's own included, and its seconds.
+            rows: that draft.
         """
         if not self.adaptive or not self.verify:
             return True
-        return gain > cost * self.habit.rate(promised, spent + median(self.verify) + median(self.other))
+        return gain > cost * self.habit.rate(promised, spent + median(self.verify) + median(self.other), rows)
 
     def worth(self, confidences: Sequence[float]) -> int:
         """How long a chain should be whose drafts are accepted with these chances: it grows while the tokens per second do.
@@ -171,7 +172,8 @@ class Pace:
         guessed = numpy.cumprod(self.accepted[1 : 1 + self.num_draft_tokens]).sum()
         tokens = sum(1 + numpy.cumprod(beliefs).sum() for beliefs in copied)
         missed = sum(1 - (beliefs[0] if len(beliefs) else 0.0) for beliefs in copied) * guessed
-        return bool(median(self.draft) * self.habit.rate(tokens, median(self.verify) + median(self.other)) > missed)
+        rate = self.habit.rate(tokens, median(self.verify) + median(self.other), len(copied))
+        return bool(median(self.draft) * rate > missed)
 
     def cut(self, trees: Sequence[Draft], drafting: float | None = None) -> list[Draft]:
         """Each row's tree, as large as further nodes bring tokens faster than rounds do: one size, for the largest sets the pace.
@@ -192,7 +194,7 @@ class Pace:
         if len(tokens):
             seconds = drafting + self.cost(numpy.arange(2, len(tokens) + 2))
             best = int((tokens / seconds).argmax())
-            rate = self.habit.rate(float(tokens[best]), float(seconds[best]))
+            rate = self.habit.rate(float(tokens[best]), float(seconds[best]), sum(map(bool, map(len, trees))))
             size = 1 + int((tokens - rate * seconds).argmax())
             now, twice = self.cost(numpy.array([size + 1, 2 * size + 1])).tolist()
             self.least = SURELY * rate * max(0.0, twice - now) / size / len(trees)
@@ -274,7 +276,7 @@ class Pace:
         self._fade(FADING)
         seconds = median(self.draft) + median(self.verify) + median(self.other)
         gain = self.emitted[-1] * median(self.plain) / seconds if self.plain else None
-        brought = self.emitted[-1] * len(active), seconds - (median(self.draft) if alone else 0.0)
+        brought = self.emitted[-1], seconds - (median(self.draft) if alone else 0.0)
         self.habit.observe(tried / len(active), held / len(active), gain, brought)
 
     def _fade(self, left: float) -> None:

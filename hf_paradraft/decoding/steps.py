@@ -42,19 +42,21 @@ class Steps:
         """
         while True:
             promised = gain = 0.0
-            more = []
+            rows, more = 0, []
             for guess, prefix in zip(guesses, prefixes, strict=True):
                 further = guess.further if isinstance(guess, GuessedLogits) and guess.decoded < prefix.room else None
                 more.append(further)
                 if isinstance(guess, GuessedLogits) and guess.decoded:
                     reach = guess.logits[: guess.decoded].float().softmax(-1).amax(-1).cumprod(0).tolist()
+                    rows += 1
                     promised += 1 + sum(reach)  # with the target's own token, which is certain
                     gain += reach[-1] if further is not None else 0.0
             step = next((further for further in more if further is not None), None)
             if step is None:
                 break
             expected = gain * fmean(self.gains) if self.gains else gain
-            if self.seconds and not self.pace.goes_on(expected, median(self.seconds), promised, perf_counter() - begun):
+            spent = perf_counter() - begun
+            if self.seconds and not self.pace.goes_on(expected, median(self.seconds), promised, spent, rows):
                 break
             clock, before = perf_counter(), [_decoded(guess) for guess in guesses]
             guesses = check(step(), prefixes)
@@ -85,7 +87,8 @@ class Steps:
             if not reach:
                 break
             expected = reach * fmean([1.0, *self.gains])  # never nothing: a tree that was full of siblings may go deeper later
-            if self.seconds and not self.pace.goes_on(expected, median(self.seconds), promised, perf_counter() - begun):
+            spent = perf_counter() - begun
+            if self.seconds and not self.pace.goes_on(expected, median(self.seconds), promised, spent, len(growing)):
                 break
             clock = perf_counter()
             asked = [(torch.zeros(0, dtype=torch.long), list[int]())] * num_rows
