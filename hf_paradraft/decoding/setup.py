@@ -46,6 +46,7 @@ class Call:
         rows: one for each prompt.
         config: the drafter's.
         drafting: guesses.
+        beside_drafting: guesses in the drafter's lane, where that is another.
         shape: makes drafts of guesses.
         verifier: runs the target.
         features: what the drafter reads of the target.
@@ -76,6 +77,7 @@ class Call:
     drafts_first: bool
     first: bool = True
     overlap: Overlap | None = None
+    beside_drafting: Drafting | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -104,7 +106,7 @@ class Call:
             return self.overlap.drafts(prefixes, self.first)
         if not any(prefix.room for prefix in prefixes):
             return [Draft.chain(self.buffer[0, :0])] * len(prefixes)
-        if self.overlap is not None:
+        if self.overlap is not None and self.beside_drafting is None:
             return self.overlap.first(prefixes)
         drafts = self.shape_of(prefixes)
         if not self.shape.alone:
@@ -115,11 +117,18 @@ class Call:
     def shape_of(self, prefixes: list[Prefix]) -> list[Draft]:
         """Drafts of what the drafter guesses; trees, unless they would be verified with the prompt."""
         processors = [row.logits_processor for row in self.rows]
-        branches = self.verifier.branches and (not self.first or (self.overlap is not None and self.overlap.on))
+        overlapped = self.overlap is not None and self.overlap.on
+        drafting = self.beside_drafting if overlapped and self.beside_drafting is not None else self.drafting
+        branches = self.verifier.branches and (not self.first or overlapped)
         # Behind a window nobody knows yet where a row will end; a compiled drafter reads K + 1 tokens, and more of them slowly.
-        fixed = self.config.compile or (self.overlap is not None and self.overlap.on)
-        spaces = None if fixed else [self.space(row) for row in self.rows]
-        return self.shape(self.drafting, prefixes, processors, branches, spaces)
+        spaces = None if self.config.compile or overlapped else [self.space(row) for row in self.rows]
+        return self.shape(drafting, prefixes, processors, branches, spaces)
+
+    def tell(self, observations: list[Observation | None]) -> None:
+        """Tell whoever guesses what the last forward brought."""
+        self.drafting.observe(observations)
+        if self.beside_drafting is not None:
+            self.beside_drafting.observe(observations)
 
     def beside(self, prefixes: list[Prefix], drafts: list[Draft]) -> AbstractContextManager:
         """What runs while a forward verifies `drafts`: the drafter, in a lane of its own, or nothing."""
@@ -265,12 +274,17 @@ def begin_call(
         check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
         device = device_of(drafter)
         own_device = input_device(model)
-        apart = getattr(drafter, "has_own_cores", False) or device not in (None, own_device)
-        if apart or not config.never_slower:  # in one process on one device there is nothing to win
+        apart_cores = getattr(drafter, "has_own_cores", False)
+        if (
+            apart_cores or device not in (None, own_device) or not config.never_slower
+        ):  # in one process on one device there is nothing to win
             if sampled:  # the lane's draws are its own: two threads would take turns at torch's generator
                 shape.generator = torch.Generator(buffer.device).manual_seed(int(torch.randint(2**62, ())))
             adapts = chain and rule_name in ("greedy", "sample_match")
             call.overlap = Overlap(Lane(own_device, device), call.shape_of, habit.window, adapts, adaptive)
+            in_place = drafter.start_in_place(model, limit) if adaptive and apart_cores else None
+            if in_place is not None:
+                call.drafting, call.beside_drafting = in_place, drafting
     return call
 
 

@@ -8,6 +8,7 @@ speed of both ways is known.
 """
 
 from collections.abc import Callable
+from math import hypot, inf, sqrt
 
 import numpy
 from numpy.typing import NDArray
@@ -18,8 +19,9 @@ DECAY = 0.98  # of a round's weight with each later round
 SEEN = 8  # windows that were judged before their size follows what was measured
 LOOK = 64  # of them, between two that are as long as they may be
 NEARLY = 0.98  # of the best promise is enough for a larger window, which needs a lucky guess less often
-BLOCK = 8  # rounds in a row that a way is looked at
-FIRST_PAUSE, LONGEST_PAUSE = 32, 512  # rounds of the faster way before the other is looked at again
+BLOCK = 16  # rounds in a row of one way
+SLOWLY = 0.998  # of a round's weight, where the two ways are compared: tokens of single rounds differ much
+SHARE = 0.25  # of the seconds are spent overlapped while nobody knows whether that is faster
 
 
 def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds, drafts_first: bool = False) -> NDArray:
@@ -74,6 +76,26 @@ class Line:
         return numpy.maximum(y + slope * (sizes - x), y / 4)
 
 
+class Way:
+    """How many tokens per second rounds of one way brought, and how well that is known."""
+
+    def __init__(self) -> None:
+        self.sums = numpy.zeros(6)  # decayed, of 1, tokens, seconds, tokens², tokens · seconds, seconds²
+
+    def observe(self, tokens: float, seconds: float) -> None:
+        """Learn from a round."""
+        self.sums += (1, tokens, seconds, tokens * tokens, tokens * seconds, seconds * seconds)
+
+    def known(self) -> tuple[float, float]:
+        """Tokens per second, and the standard error of that; infinite where no round was seen."""
+        count, tokens, seconds, both, mixed, long = self.sums.tolist()
+        if not seconds:
+            return 0.0, inf
+        rate = tokens / seconds
+        errors = max(0.0, both - 2 * rate * mixed + rate * rate * long) + (tokens / count) ** 2  # and one wrong by all of it
+        return rate, sqrt(errors) / seconds
+
+
 class Window:
     """What one drafter and one target were seen to bring, overlapped and one after the other.
 
@@ -89,8 +111,8 @@ class Window:
         self.draft, self.verify = Line(level=False), Line(level=True)
         self.tried, self.held = numpy.zeros(most), numpy.zeros(most)
         self.judged, self.drafts_first = 0, False
-        self.tokens, self.seconds = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
-        self.overlaps, self.looks, self.left, self.pause, self.fresh = True, True, BLOCK, FIRST_PAUSE, True
+        self.ways = {True: Way(), False: Way()}
+        self.overlaps, self.left, self.fresh = False, BLOCK, True
 
     @property
     def right(self) -> NDArray:
@@ -117,17 +139,16 @@ class Window:
         return max(min(2, self.most), int(numpy.nonzero(rates >= NEARLY * rates.max())[0][-1]) + 1)
 
     def turn(self) -> bool:
-        """Whether the next round drafts while verifying: the faster way for long, and the other for a block now and then."""
+        """Whether the next round drafts while verifying: where it is faster by more than luck, and sometimes, to find out.
+
+        What is not looked at any more is known less and less, and is looked at again.
+        """
         if self.left <= 0:
-            faster = max(self.tokens, key=lambda way: self.tokens[way] / (self.seconds[way] or float("inf")))
-            untried = [way for way in self.seconds if not self.seconds[way]]
-            before = self.overlaps
-            if untried or not self.looks:
-                self.overlaps, self.left, self.looks = untried[0] if untried else not faster, BLOCK, True
-            else:
-                self.overlaps, self.left, self.looks = faster, self.pause, False
-                self.pause = min(2 * self.pause, LONGEST_PAUSE)
-            self.fresh = self.overlaps != before
+            (plain, error), (overlapped, other) = (self.ways[way].known() for way in (False, True))
+            spent = {way: own.sums[2] for way, own in self.ways.items()}
+            sure = abs(overlapped - plain) > hypot(error, other)
+            overlaps = overlapped > plain if sure else bool(spent[True] < SHARE * sum(spent.values()))
+            self.fresh, self.overlaps, self.left = overlaps != self.overlaps, overlaps, BLOCK
         return self.overlaps
 
     def observe_guess(self, place: int, right: bool) -> None:
@@ -140,8 +161,8 @@ class Window:
         self.left -= 1
         self.tried *= DECAY
         self.held *= DECAY
+        for way in self.ways.values():
+            way.sums *= SLOWLY
         if not self.fresh:
-            for way in self.tokens:
-                self.tokens[way] = DECAY * self.tokens[way] + tokens * (way == overlapped)
-                self.seconds[way] = DECAY * self.seconds[way] + seconds * (way == overlapped)
+            self.ways[overlapped].observe(tokens, seconds)
         self.fresh = False

@@ -98,3 +98,7 @@ class Drafter:
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call whose rows get no longer than `max_length` tokens, the prompt's padding included."""
         raise NotImplementedError(f"{type(self).__name__} has no start_drafting(target, max_length).")
+
+    def start_in_place(self, target: PreTrainedModel, max_length: int) -> Drafting | None:
+        """The same as `start_drafting` on the target's own cores, for rounds that do not overlap; None: it is there already."""
+        return None

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import random
 import signal
 import threading
 
@@ -73,6 +74,36 @@ def test_equal_to_the_drafter_itself(target, process, tree_size, overlap, batch_
         if tree_size != "auto" and not overlap:
             assert drafted[0] == drafted[1]
         assert any(map(len, drafted[1]))
+
+
+@pytest.mark.parametrize("tree_size", [None, 6])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_rounds_without_overlap_are_drafted_in_place(target, process, tree_size, batch_size, monkeypatch):
+    """Either side goes on from what it read last, whatever the other did meanwhile."""
+    dice, here, there = random.Random(batch_size), [], []
+    monkeypatch.setattr("hf_paradraft.decoding.window.Window.turn", lambda window: dice.random() < 0.5)
+    monkeypatch.setattr("hf_paradraft.decoding.pace.Pace.depth", lambda pace: pace.num_draft_tokens)
+    propose = ProcessDrafting.propose
+    monkeypatch.setattr(ProcessDrafting, "propose", lambda own, prefixes: there.append(1) or propose(own, prefixes))
+    own = type(process.drafter.start_drafting(target, 64))
+    guess = own.propose
+
+    def watched(drafting, prefixes):
+        guesses = guess(drafting, prefixes)
+        here.extend((prefix.ids.clone(), found.logits) for prefix, found in zip(prefixes, guesses, strict=True) if prefix.room)
+        return guesses
+
+    monkeypatch.setattr(own, "propose", watched)
+    ids = prompts(batch_size)
+    process.speculation_config = pd.SpeculationConfig(4, tree_size, overlap=True)
+    options = {**OPTIONS, "attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 60}
+    plain = target.generate(ids, **options)
+    assert torch.equal(plain, target.generate(ids, **options, assistant_model=process))
+    assert len(here) > 5
+    assert len(there) > 3
+    for text, logits in here:
+        whole = process.drafter.draft_logits(text, num_draft_tokens=len(logits))[0]
+        torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-4)
 
 
 def test_calls_may_interleave_and_are_forgotten(target, process):
