@@ -1,5 +1,7 @@
-"""What the hardware is called, which number format it is fast at, and how much memory was in use."""
+"""What the hardware is called, which number format it is fast at, how much memory was in use, and which cores are ours."""
 
+import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -58,3 +60,9 @@ def peak_memory(device: torch.device) -> int | None:
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)
+
+
+def keep_to_last_cores(count: int) -> None:
+    """Let this process run on the last `count` of the cores that it may use, if there are more, so that others have the rest."""
+    if sys.platform == "linux" and count < len(cores := sorted(os.sched_getaffinity(0))):
+        os.sched_setaffinity(0, cores[-count:])

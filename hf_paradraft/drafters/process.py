@@ -64,7 +64,7 @@ class ProcessDrafter(Drafter):
 
     Args:
         drafter: PARD, autoregressive, n-gram, or anything that reads nothing of the target and can be pickled.
-        threads: CPU threads of the process; default: half of this one's.
+        threads: CPU threads of the process, which keeps to as many cores; default: half of this one's.
     """
 
     has_own_cores = True

@@ -17,6 +17,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from ..decoding.overlap import device_of
 from ..decoding.pace import Pace
 from ..decoding.shape import Shape
+from ..hardware import keep_to_last_cores
 from ..protocol import Drafter, Drafting, Observation, Prefix, SpeculationConfig
 
 WHOLE_TREE = 32  # nodes that are sent where the engine chooses how many of them are verified
@@ -105,6 +106,7 @@ def sendable(error: Exception) -> Exception:
 def serve(connection: Connection, threads: int) -> None:
     """Answer until the other side ends: questions `(ended calls, call, method, arguments)`; an answer, or an exception."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the call on the other side, and then this connection
+    keep_to_last_cores(threads)
     torch.set_num_threads(threads)
     with suppress(EOFError, OSError), torch.inference_mode():
         try:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
 
 import pytest
@@ -104,6 +105,13 @@ def test_rounds_without_overlap_are_drafted_in_place(target, process, tree_size,
     for text, logits in here:
         whole = process.drafter.draft_logits(text, num_draft_tokens=len(logits))[0]
         torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are kept to cores on Linux only")
+def test_it_keeps_to_cores_of_its_own(target, process):
+    process.attach(target)
+    cores = sorted(os.sched_getaffinity(0))
+    assert os.sched_getaffinity(process.process.pid) == set(cores[-1:])
 
 
 def test_calls_may_interleave_and_are_forgotten(target, process):
