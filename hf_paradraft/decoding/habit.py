@@ -1,5 +1,7 @@
 """What calls tell the next: how often guesses were right, and whether drafting paid."""
 
+from collections import defaultdict
+
 import numpy
 
 from .window import Window
@@ -25,7 +27,8 @@ class Habit:
         self.tried = numpy.zeros(max(num_draft_tokens, copied) + 1)  # by depth, as in `Pace`
         self.held = numpy.zeros_like(self.tried)
         self.gains = numpy.zeros(2)  # decayed, of drafted rounds: how many, and their tokens per second in those of plain rounds
-        self.brought = numpy.zeros(2)  # decayed, of drafted rounds: tokens of a row, and seconds
+        # By how many rows went on, decayed, of drafted rounds: tokens of all of them, and seconds.
+        self.brought: defaultdict[int, numpy.ndarray] = defaultdict(lambda: numpy.zeros(2))
         self.window = Window(num_draft_tokens)  # of overlapped rounds
 
     def known(self) -> tuple[float, float]:
@@ -39,21 +42,21 @@ class Habit:
         By it a round's further nodes and steps are judged, for all rounds together are to be fast: if each were made as fast as
         it can be by itself, the worst ones would get the most (the reward per time of a renewal process).
         """
-        before, spent = self.brought
-        return (rows * before + tokens) / (spent + seconds)
+        before, spent = self.brought[rows].tolist()
+        return (before + tokens) / (spent + seconds)
 
     def observe(
-        self, tried: numpy.ndarray, held: numpy.ndarray, gain: float | None, brought: tuple[float, float] = (0.0, 0.0)
+        self, tried: numpy.ndarray, held: numpy.ndarray, gain: float | None, tokens: float, seconds: float, rows: int = 1
     ) -> None:
         """Learn from a drafted round.
 
         Args:
             tried, held: drafts by depth, of a row.
             gain: how much faster than a plain round it was, if known.
-            brought: tokens of a row, and seconds.
+            tokens, seconds, rows: what it brought all rows that went on, how long it took, and how many they were.
         """
         self.tried, self.held = DECAY * self.tried + tried, DECAY * self.held + held
-        self.brought = DECAY * self.brought + brought
+        self.brought[rows] = DECAY * self.brought[rows] + (tokens, seconds)
         if gain is not None:
             self.gains = DECAY * self.gains + (1, gain)
 

@@ -276,8 +276,8 @@ class Pace:
         self._fade(FADING)
         seconds = median(self.draft) + median(self.verify) + median(self.other)
         gain = self.emitted[-1] * median(self.plain) / seconds if self.plain else None
-        brought = self.emitted[-1], seconds - (median(self.draft) if alone else 0.0)
-        self.habit.observe(tried / len(active), held / len(active), gain, brought)
+        spent, rows = seconds - (median(self.draft) if alone else 0.0), len(active)
+        self.habit.observe(tried / rows, held / rows, gain, rows * self.emitted[-1], spent, rows)
 
     def _fade(self, left: float) -> None:
         """What earlier calls brought counts less."""

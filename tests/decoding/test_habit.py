@@ -72,7 +72,7 @@ def test_good_rounds_are_not_paid_for_with_bad_ones():
             (tree,) = pace.cut([Draft(torch.arange(most), list(range(-1, most - 1)), None, [sure] * most)], 0.2)
             brought = 1 + sum(sure**depth for depth in range(1, len(tree) + 1))
             spent = 0.2 + float(cost(numpy.array([len(tree) + 1]))[0])
-            habit.observe(habit.tried, habit.held, None, (brought, spent))
+            habit.observe(habit.tried, habit.held, None, brought, spent)
             tokens, seconds = tokens + brought, seconds + spent
         return tokens / seconds
 
