@@ -80,8 +80,6 @@ def _read_in_parts(model: PreTrainedModel, name: str, sizes: tuple[int, ...]) ->
 class RecurrentVerifier(ChainVerifier):
     """`ChainVerifier` for targets with recurrent layers. The prompt is read without a draft."""
 
-    reads_pieces = False
-
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.states: list[list[Tensor | None]] = []
@@ -92,6 +90,11 @@ class RecurrentVerifier(ChainVerifier):
     def may_draft(self) -> bool:
         """Not over the prompt, and not when many accepted tokens wait to be read again."""
         return not self.first and self.unread <= MOST_UNREAD
+
+    def read(self, buffer: LongTensor, count: int) -> None:
+        """As `ChainVerifier.read`; nothing of the prompt is taken back."""
+        super().read(buffer, count)
+        end_windows(self.cache)
 
     def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> Tensor:
         """As `ChainVerifier.verify`; the state is copied first."""

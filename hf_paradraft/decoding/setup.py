@@ -182,7 +182,7 @@ class Call:
     def read_prompt(self, piece: int | None) -> None:
         """Read the prompt but its last piece, where that is wanted in pieces, and show them to the drafter."""
         piece = piece or (PIECE if self.features.keys else None)
-        while piece is not None and self.drafts_first and self.verifier.unread > piece and self.verifier.reads_pieces:
+        while piece is not None and self.drafts_first and self.verifier.unread > piece:
             self.verifier.read(self.buffer, piece)
             begin = self.verifier.begin - self.verifier.unread - piece
             observations: list[Observation | None] = []

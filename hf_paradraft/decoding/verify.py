@@ -63,7 +63,6 @@ class ChainVerifier:
     """
 
     branches = False
-    reads_pieces = True
 
     def __init__(
         self, model: PreTrainedModel, model_kwargs: dict[str, Any], per_token: dict[str, Tensor], begin: int, unread: int
@@ -139,7 +138,6 @@ class TreeVerifier:
 
     branches = True
     may_draft = True
-    reads_pieces = True
 
     def __init__(
         self,

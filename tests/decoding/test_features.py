@@ -126,8 +126,9 @@ def test_a_filled_cache_has_no_features(caplog):
     assert "past_key_values came with are not known" in caplog.text
 
 
-def test_a_recurrent_target():
-    """Accepted tokens are read again behind the state that was put back, and shown once."""
+@pytest.mark.parametrize("piece", [None, 3])
+def test_a_recurrent_target(piece):
+    """Accepted tokens are read again behind the state that was put back, and shown once; prompts in pieces too."""
     torch.manual_seed(0)
     config = Qwen3NextConfig(
         vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
@@ -139,7 +140,8 @@ def test_a_recurrent_target():
     ids = torch.arange(1, 9)[None]
     plain = generate(target, ids, torch.ones_like(ids), max_new_tokens=30)
     reader = Reader(plain, keys=(-1, 0, 3, "normed"))
-    out = generate(target, ids, torch.ones_like(ids), max_new_tokens=30, assistant_model=reader)
+    options = {"max_new_tokens": 30, "prefill_chunk_size": piece}
+    out = generate(target, ids, torch.ones_like(ids), assistant_model=reader, **options)
     assert torch.equal(plain, out)
     check(target, reader, out, [out.shape[1]], atol=1e-3)
 

@@ -1,5 +1,7 @@
 """Targets whose state cannot drop its last tokens get chains, and their output stays as it is."""
 
+import functools
+
 import pytest
 import torch
 from tiny import MASK, SHARED, near_copy, same_with_an_oracle, tiny_model
@@ -63,6 +65,26 @@ def test_chains_over_a_recurrent_state(name):
     for seed in range(3):
         ids = torch.randint(1, 30, (1, 9), generator=torch.Generator().manual_seed(seed))
         same_with_an_oracle(target_of(name), input_ids=ids, max_new_tokens=40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - CANNOT))
+def test_prompts_in_pieces(name, monkeypatch):
+    """The state goes on from piece to piece."""
+    target, seen = target_of(name), []
+    ids = torch.randint(1, 30, (1, 29), generator=torch.Generator().manual_seed(1))
+    plain = target.generate(ids, do_sample=False, max_new_tokens=30)
+    forward = target.forward
+
+    @functools.wraps(forward)
+    def watched(input_ids, *args, **kwargs):
+        seen.append(input_ids.shape[1])
+        return forward(input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(target, "forward", watched)
+    options = {"do_sample": False, "max_new_tokens": 30, "prefill_chunk_size": 6}
+    assert torch.equal(plain, target.generate(ids, **options, assistant_model=near_copy(tiny_model())))
+    assert [size for size in seen if size > 4][:4] == [6] * 4
 
 
 @pytest.mark.parametrize("name", sorted(CANNOT))
