@@ -63,6 +63,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def keep_to_last_cores(count: int) -> None:
-    """Let this process run on the last `count` of the cores that it may use, if there are more, so that others have the rest."""
+    """Let this process run on the last `count` of the cores that it may use, if there are more and the system allows it."""
     if sys.platform == "linux" and count < len(cores := sorted(os.sched_getaffinity(0))):
-        os.sched_setaffinity(0, cores[-count:])
+        with suppress(OSError):
+            os.sched_setaffinity(0, cores[-count:])

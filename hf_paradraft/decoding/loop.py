@@ -93,7 +93,7 @@ def speculative_decoding(
 
             # 4. roll back, tell everyone
             call.verifier.keep([None if one is None else one.kept for one in taken])
-            call.tell([call.observation(i, one, drafts[i], logits) for i, one in enumerate(taken)])
+            call.drafting.observe([call.observation(i, one, drafts[i], logits) for i, one in enumerate(taken)])
             seconds = perf_counter() - begun
             call.observe(prefixes, drafts, taken, (draft_seconds, verify_seconds, seconds))
             stats.add_round(draft_seconds, verify_seconds)

@@ -21,6 +21,7 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
+from ..hardware import input_device
 from ..protocol import Draft, Drafter, Prefix
 from .rows import Taken
 from .window import Window
@@ -50,6 +51,11 @@ def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> 
 def device_of(drafter: Any) -> torch.device | None:
     """Where a drafter's model is: itself, or what it wraps; None for one without a model."""
     return getattr(getattr(drafter, "model", drafter), "device", None)
+
+
+def works_apart(drafter: Any, target: PreTrainedModel) -> bool:
+    """Whether a drafter has cores or a device of its own."""
+    return getattr(drafter, "has_own_cores", False) or device_of(drafter) not in (None, input_device(target))
 
 
 def likely_path(draft: Draft) -> list[int]:
@@ -151,14 +157,10 @@ class Overlap:
         shape: makes drafts: `(prefixes) -> drafts`, run in the lane.
         window: what is known of their speed.
         adapts: whether windows follow what was measured; not where drafts are drawn, which would then depend on the clock.
-        chooses: whether rounds may also go without overlap, where that is faster.
     """
 
-    def __init__(
-        self, lane: Lane, shape: Callable[[list[Prefix]], list[Draft]], window: Window, adapts: bool = True, chooses: bool = False
-    ):
-        self.lane, self.shape, self.window, self.adapts, self.chooses = lane, shape, window, adapts, chooses
-        window.fresh = True
+    def __init__(self, lane: Lane, shape: Callable[[list[Prefix]], list[Draft]], window: Window, adapts: bool = True):
+        self.lane, self.shape, self.window, self.adapts = lane, shape, window, adapts
         self.on = True  # in this round
         self.size = 0  # tokens guessed in this round, at most
         self.paths: list[list[int]] = []  # of each row, the nodes that the lane takes for accepted
@@ -169,8 +171,8 @@ class Overlap:
         self.waited = self.hidden = 0.0  # seconds of the last round: behind the verification, and during it
 
     def begin(self, drafts: bool) -> None:
-        """Decide how the next round goes; in one that does not draft, nobody works ahead."""
-        self.on = drafts and (not self.chooses or self.window.turn())
+        """In a round that does not draft, nobody works ahead."""
+        self.on = drafts
         self.waited = self.hidden = 0.0
         if not self.on:
             self.windows = []
@@ -253,16 +255,14 @@ class Overlap:
             if fits and len(ahead):
                 self.window.observe_guess(0, any(ahead.token_ids[node] == int(new[-1]) for node in ahead.children(-1)))
 
-    def observe(self, drafts: list[Draft], tokens: float, seconds: tuple[float, float, float]) -> None:
+    def observe(self, drafts: list[Draft], seconds: tuple[float, float, float]) -> None:
         """Learn from a round that drafted.
 
         Args:
             drafts: that were verified.
-            tokens: that a row got, on average.
             seconds: in which the target waited for drafts, of its forward, and of the round.
         """
         draft, verify, whole = seconds
-        self.window.observe_round(self.on, tokens, whole)
         if self.on and self.size:
             self.window.judged += any(map(len, drafts))
             self.window.verify.observe(1 + max(map(len, drafts)), whole - draft)

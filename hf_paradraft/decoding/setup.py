@@ -22,7 +22,7 @@ from .copies import COPIED
 from .cost import round_cost
 from .features import Features
 from .habit import Habit
-from .overlap import Lane, Overlap, check_overlap, device_of
+from .overlap import Lane, Overlap, check_overlap, device_of, works_apart
 from .pace import Pace
 from .riders import round_rows
 from .rows import Ends, Row, Taken, processors_of_rows
@@ -30,6 +30,7 @@ from .serve import make_verifier
 from .shape import Shape
 from .states import is_recurrent
 from .verify import ChainVerifier, TreeVerifier
+from .window import Window
 
 logger = logging.get_logger(__name__)
 PIECE = 2048  # tokens of a prompt that are read at once for a drafter that reads features, unless the caller says otherwise
@@ -46,7 +47,6 @@ class Call:
         rows: one for each prompt.
         config: the drafter's.
         drafting: guesses.
-        beside_drafting: guesses in the drafter's lane, where that is another.
         shape: makes drafts of guesses.
         verifier: runs the target.
         features: what the drafter reads of the target.
@@ -59,6 +59,7 @@ class Call:
         drafts_first: whether the forward that reads the prompt may verify a draft.
         first: whether that forward is still to come.
         overlap: the drafter's lane, if it works while the target does.
+        window: learns which of both is faster, where either is possible.
     """
 
     buffer: LongTensor
@@ -77,7 +78,7 @@ class Call:
     drafts_first: bool
     first: bool = True
     overlap: Overlap | None = None
-    beside_drafting: Drafting | None = None
+    window: Window | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -106,8 +107,6 @@ class Call:
             return self.overlap.drafts(prefixes, self.first)
         if not any(prefix.room for prefix in prefixes):
             return [Draft.chain(self.buffer[0, :0])] * len(prefixes)
-        if self.overlap is not None and self.beside_drafting is None:
-            return self.overlap.first(prefixes)
         drafts = self.shape_of(prefixes)
         if not self.shape.alone:
             for row, prefix in zip(self.rows, prefixes, strict=True):
@@ -117,18 +116,11 @@ class Call:
     def shape_of(self, prefixes: list[Prefix]) -> list[Draft]:
         """Drafts of what the drafter guesses; trees, unless they would be verified with the prompt."""
         processors = [row.logits_processor for row in self.rows]
-        overlapped = self.overlap is not None and self.overlap.on
-        drafting = self.beside_drafting if overlapped and self.beside_drafting is not None else self.drafting
+        overlapped = self.overlap is not None
         branches = self.verifier.branches and (not self.first or overlapped)
         # Behind a window nobody knows yet where a row will end; a compiled drafter reads K + 1 tokens, and more of them slowly.
         spaces = None if self.config.compile or overlapped else [self.space(row) for row in self.rows]
-        return self.shape(drafting, prefixes, processors, branches, spaces)
-
-    def tell(self, observations: list[Observation | None]) -> None:
-        """Tell whoever guesses what the last forward brought."""
-        self.drafting.observe(observations)
-        if self.beside_drafting is not None:
-            self.beside_drafting.observe(observations)
+        return self.shape(self.drafting, prefixes, processors, branches, spaces)
 
     def beside(self, prefixes: list[Prefix], drafts: list[Draft]) -> AbstractContextManager:
         """What runs while a forward verifies `drafts`: the drafter, in a lane of its own, or nothing."""
@@ -156,9 +148,11 @@ class Call:
     ) -> None:
         """Learn what a round brought and cost: seconds of drafting, of verifying, and of all."""
         asked, overlap = any(prefix.room for prefix in prefixes), self.overlap
-        if overlap is not None and asked and not self.first:  # that one read the prompt
+        if self.window is not None and asked and not self.first:  # that one read the prompt
             got = [row.length - one.begin for row, one in zip(self.rows, taken, strict=True) if one is not None]
-            overlap.observe(drafts, sum(got) / len(got), seconds)
+            self.window.observe_round(overlap is not None, sum(got) / len(got), seconds[2])
+            if overlap is not None:
+                overlap.observe(drafts, seconds)
         if overlap is not None and overlap.on:
             asked = any(map(len, drafts)) or overlap.drafted_first
         paths = [None if one is None else one.path for one in taken]
@@ -223,7 +217,8 @@ def begin_call(
     most_rows = None if (riders := drafter.riders()) is None else round_rows(config, riders)
     verifier = make_verifier(model, input_ids, limit, config, model_kwargs, features, most_rows)
     check_lengths(model, begin, limit, verifier.unread, generation_config, model_kwargs)
-    drafting = drafter.start_drafting(model, limit)
+    if config.overlap:
+        check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
     processors = processors_of_rows(logits_processor, batch_size)
     rows = [Row(buffer[i : i + 1], processors[i], begin, padding[i]) for i in range(batch_size)]
     for row in rows:
@@ -243,9 +238,15 @@ def begin_call(
     adaptive = config.never_slower and rule_name in ("greedy", "sample_match")
     habits = _habits.setdefault(model, WeakKeyDictionary())
     own: dict[tuple, Habit] = habits.setdefault(drafter, {}) if type(drafter).__hash__ is not None else {}
-    key = config.num_draft_tokens, config.tree_size, config.graft, batch_size
+    key = config.num_draft_tokens, config.tree_size, config.graft, batch_size, adaptive
     habit = own.setdefault(key, Habit(config.num_draft_tokens, COPIED if config.graft and config.tree_size is not None else 0))
     pace = Pace(config.num_draft_tokens, chain, cost, adaptive, habit)
+    # In one process on one device there is nothing to win by overlapping.
+    may_overlap = config.overlap and (works_apart(drafter, model) or not config.never_slower)
+    overlaps = may_overlap and (not adaptive or habit.window.turn())
+    start_in_place = getattr(drafter, "start_in_place", None) if may_overlap and not overlaps else None
+    in_place = None if start_in_place is None else start_in_place(model, limit)
+    drafting = drafter.start_drafting(model, limit) if in_place is None else in_place
     vocab_size = model.config.get_text_config().vocab_size
     keeps = generation_config.return_dict_in_generate
     ends = Ends(
@@ -269,22 +270,13 @@ def begin_call(
         context=context,
         # The first forward may read images or embeddings, which a drafter cannot.
         drafts_first=not any(v is not None and any(part in k for part in MORE_THAN_IDS) for k, v in model_kwargs.items()),
+        window=habit.window if may_overlap else None,
     )
-    if config.overlap:
-        check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
-        device = device_of(drafter)
-        own_device = input_device(model)
-        apart_cores = getattr(drafter, "has_own_cores", False)
-        if (
-            apart_cores or device not in (None, own_device) or not config.never_slower
-        ):  # in one process on one device there is nothing to win
-            if sampled:  # the lane's draws are its own: two threads would take turns at torch's generator
-                shape.generator = torch.Generator(buffer.device).manual_seed(int(torch.randint(2**62, ())))
-            adapts = chain and rule_name in ("greedy", "sample_match")
-            call.overlap = Overlap(Lane(own_device, device), call.shape_of, habit.window, adapts, adaptive)
-            in_place = drafter.start_in_place(model, limit) if adaptive and apart_cores else None
-            if in_place is not None:
-                call.drafting, call.beside_drafting = in_place, drafting
+    if overlaps:
+        if sampled:  # the lane's draws are its own: two threads would take turns at torch's generator
+            shape.generator = torch.Generator(buffer.device).manual_seed(int(torch.randint(2**62, ())))
+        adapts = chain and rule_name in ("greedy", "sample_match")
+        call.overlap = Overlap(Lane(input_device(model), device_of(drafter)), call.shape_of, habit.window, adapts)
     return call
 
 

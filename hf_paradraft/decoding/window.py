@@ -19,7 +19,7 @@ DECAY = 0.98  # of a round's weight with each later round
 SEEN = 8  # windows that were judged before their size follows what was measured
 LOOK = 64  # of them, between two that are as long as they may be
 NEARLY = 0.98  # of the best promise is enough for a larger window, which needs a lucky guess less often
-BLOCK = 16  # rounds in a row of one way
+BLOCK = 16  # rounds that go one way, at least
 SLOWLY = 0.998  # of a round's weight, where the two ways are compared: tokens of single rounds differ much
 SHARE = 0.25  # of the seconds are spent overlapped while nobody knows whether that is faster
 
@@ -112,7 +112,7 @@ class Window:
         self.tried, self.held = numpy.zeros(most), numpy.zeros(most)
         self.judged, self.drafts_first = 0, False
         self.ways = {True: Way(), False: Way()}
-        self.overlaps, self.left, self.fresh = False, BLOCK, True
+        self.overlaps, self.left, self.fresh = True, BLOCK, True
 
     @property
     def right(self) -> NDArray:
@@ -139,16 +139,18 @@ class Window:
         return max(min(2, self.most), int(numpy.nonzero(rates >= NEARLY * rates.max())[0][-1]) + 1)
 
     def turn(self) -> bool:
-        """Whether the next round drafts while verifying: where it is faster by more than luck, and sometimes, to find out.
+        """Whether the next call drafts while verifying: where it is faster by more than luck, and sometimes, to find out.
 
-        What is not looked at any more is known less and less, and is looked at again.
+        What is not looked at any more is known less and less, and is looked at again. A call goes one way, for the drafter would
+        have to read its text on both sides.
         """
         if self.left <= 0:
             (plain, error), (overlapped, other) = (self.ways[way].known() for way in (False, True))
             spent = {way: own.sums[2] for way, own in self.ways.items()}
             sure = abs(overlapped - plain) > hypot(error, other)
             overlaps = overlapped > plain if sure else bool(spent[True] < SHARE * sum(spent.values()))
-            self.fresh, self.overlaps, self.left = overlaps != self.overlaps, overlaps, BLOCK
+            self.overlaps, self.left = overlaps, BLOCK
+        self.fresh = True
         return self.overlaps
 
     def observe_guess(self, place: int, right: bool) -> None:
@@ -157,7 +159,7 @@ class Window:
         self.held[place] += right
 
     def observe_round(self, overlapped: bool, tokens: float, seconds: float) -> None:
-        """What a drafted round brought a row; the first one of another way, which has no window yet, does not count."""
+        """What a drafted round brought a row; a call's first one, which has no window yet, does not count."""
         self.left -= 1
         self.tried *= DECAY
         self.held *= DECAY

@@ -134,7 +134,11 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         self.paradraft = {**self.paradraft, "training": record}
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Save it in the speculators layout, which vLLM reads too; nothing of the target is saved."""
+        """Save it in the speculators layout, which vLLM reads too; nothing of the target is saved.
+
+        Raises:
+            ValueError: it has options or layers for which that layout has no place.
+        """
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         config, tensors = self.written()
@@ -165,11 +169,11 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """As `nn.Module`'s, but what turns positions stays in fp32: bf16 is off by radians behind some hundred tokens."""
-        rotary = self.stack.rotary_emb
-        exact = dict(rotary.named_buffers())
+        computed = [part for part in (self.stack.rotary_emb, self.embedding) if part is not None]  # and Gemma's scale
+        exact = [(part, name, own) for part in computed for name, own in part.named_buffers() if not own.is_meta]
         super()._apply(*args, **kwargs)
-        for name, own in exact.items():
-            setattr(rotary, name, own.to(self.device))
+        for part, name, own in exact:
+            setattr(part, name, own.to(self.device))
         return self
 
     @property

@@ -28,14 +28,15 @@ def gemma4_config(described: Mapping[str, Any]) -> Gemma4TextConfig:
             raise ValueError(f"This drafter has layers of Gemma 4 with {what} ({name}), which are not served.")
     known = Gemma4TextConfig().to_dict().keys() - LEFT_OUT
     own = {name: value for name, value in described.items() if name in known}
-    listed = described.get("per_layer_config")  # of newer files: the target's layers that differ, which are alike
-    wide: Mapping[str, Any] = next(iter(listed.values()), {}) if isinstance(listed, Mapping) else {}
+    listed = described.get("per_layer_config")  # of newer files: the target's layers that differ, of which full ones are wider
+    layers = [layer for layer in listed.values() if isinstance(layer, Mapping)] if isinstance(listed, Mapping) else []
+    wide: Mapping[str, Any] = max(layers, key=lambda layer: layer.get("head_dim", 0), default={})
     heads = {
         "global_head_dim": described.get("global_head_dim") or wide.get("head_dim") or own.get("head_dim"),
         "num_global_key_value_heads": described.get("num_global_key_value_heads") or wide.get("num_key_value_heads"),
     }
-    layers = {"layer_types": ["full_attention"] * described["num_hidden_layers"], "num_kv_shared_layers": 0}
-    return Gemma4TextConfig(**{**own, **heads, **layers, "hidden_size_per_layer_input": 0})
+    kinds = ["full_attention"] * described["num_hidden_layers"]
+    return Gemma4TextConfig(**{**own, **heads, "layer_types": kinds, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0})
 
 
 def behind_attention(layer: nn.Module, states: Tensor, attended: Tensor) -> Tensor:

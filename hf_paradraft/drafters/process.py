@@ -5,7 +5,6 @@ Threads of one process take turns at the interpreter, which small eager forwards
 
 from __future__ import annotations
 
-import copy
 import itertools
 import pickle
 import signal
@@ -14,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from threading import RLock
@@ -28,6 +27,7 @@ from ..protocol import Drafter, Drafting, GuessedTokens, Observation, Prefix
 from .borrowed import Borrowed
 from .worker import Asked, Begin, serve
 
+NAME = "paradraft-drafter"
 PATIENCE = 10.0  # seconds until a process that does not end by itself is ended
 
 
@@ -64,7 +64,7 @@ class ProcessDrafter(Drafter):
 
     Args:
         drafter: PARD, autoregressive, n-gram, or anything that reads nothing of the target and can be pickled.
-        threads: CPU threads of the process, which keeps to as many cores; default: half of this one's.
+        threads: CPU threads of the process; default: half of this one's. The first one keeps to as many cores, on Linux.
     """
 
     has_own_cores = True
@@ -110,7 +110,8 @@ class ProcessDrafter(Drafter):
                 raise ValueError(f"{who}, or the target's class, cannot be sent to another process: {error}") from error
             context = get_context("spawn")
             connection, other = context.Pipe()
-            process = context.Process(target=serve, args=(other, self.threads), name="paradraft-drafter", daemon=True)
+            alone = all(child.name != NAME for child in active_children())  # others keep to the last cores
+            process = context.Process(target=serve, args=(other, self.threads, alone), name=NAME, daemon=True)
             with without_interrupts():
                 process.start()
             other.close()
@@ -138,8 +139,8 @@ class ProcessDrafter(Drafter):
 
     def start_in_place(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """The drafter that was sent there still is here too, where nobody has to be woken."""
-        here = copy.copy(self.drafter)  # with the same weights
-        here.speculation_config = self.speculation_config
+        here = object.__new__(type(self.drafter))  # with the same weights, and options of its own
+        here.__dict__.update(vars(self.drafter), speculation_config=self.speculation_config)
         return here.start_drafting(target, max_length)
 
     def ask(self, process: BaseProcess, call: int, method: str, arguments: Any) -> Any:

@@ -103,10 +103,11 @@ def sendable(error: Exception) -> Exception:
     return error
 
 
-def serve(connection: Connection, threads: int) -> None:
+def serve(connection: Connection, threads: int, own_cores: bool) -> None:
     """Answer until the other side ends: questions `(ended calls, call, method, arguments)`; an answer, or an exception."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the call on the other side, and then this connection
-    keep_to_last_cores(threads)
+    if own_cores:
+        keep_to_last_cores(threads)
     torch.set_num_threads(threads)
     with suppress(EOFError, OSError), torch.inference_mode():
         try:

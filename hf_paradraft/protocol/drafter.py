@@ -100,5 +100,5 @@ class Drafter:
         raise NotImplementedError(f"{type(self).__name__} has no start_drafting(target, max_length).")
 
     def start_in_place(self, target: PreTrainedModel, max_length: int) -> Drafting | None:
-        """The same as `start_drafting` on the target's own cores, for rounds that do not overlap; None: it is there already."""
+        """The same as `start_drafting` on the target's own cores, for calls that do not overlap; None: it is there already."""
         return None

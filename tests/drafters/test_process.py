@@ -1,9 +1,9 @@
 """A drafter in a process of its own: the same drafts, a process that never outlives what asked for it."""
 
 import gc
+import itertools
 import multiprocessing
 import os
-import random
 import signal
 import sys
 import threading
@@ -15,6 +15,7 @@ from tiny import EOS, near_copy, tiny_model
 import hf_paradraft as pd
 from hf_paradraft.drafters.process import ProcessDrafting
 from hf_paradraft.drafters.worker import Begin
+from hf_paradraft.hardware import keep_to_last_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("process")]
 OPTIONS = {"max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None}
@@ -78,40 +79,67 @@ def test_equal_to_the_drafter_itself(target, process, tree_size, overlap, batch_
 
 
 @pytest.mark.parametrize("tree_size", [None, 6])
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_rounds_without_overlap_are_drafted_in_place(target, process, tree_size, batch_size, monkeypatch):
-    """Either side goes on from what it read last, whatever the other did meanwhile."""
-    dice, here, there = random.Random(batch_size), [], []
-    monkeypatch.setattr("hf_paradraft.decoding.window.Window.turn", lambda window: dice.random() < 0.5)
+def test_calls_that_do_not_overlap_are_drafted_in_place(target, process, tree_size, monkeypatch):
+    ways, there = itertools.cycle([True, False]), []
+    monkeypatch.setattr("hf_paradraft.decoding.window.Window.turn", lambda window: next(ways))
     monkeypatch.setattr("hf_paradraft.decoding.pace.Pace.depth", lambda pace: pace.num_draft_tokens)
     propose = ProcessDrafting.propose
     monkeypatch.setattr(ProcessDrafting, "propose", lambda own, prefixes: there.append(1) or propose(own, prefixes))
-    own = type(process.drafter.start_drafting(target, 64))
-    guess = own.propose
+    config = pd.SpeculationConfig(4, tree_size, overlap=True, trace=True)
+    process.drafter.speculation_config = own = pd.SpeculationConfig(4, tree_size, never_slower=False, trace=True)
+    ids = prompts(2)
+    options = {**OPTIONS, "attention_mask": torch.ones_like(ids), "do_sample": False}
+    plain = target.generate(ids, **options, assistant_model=process.drafter)
+    drafted = [one.drafted for one in process.drafter.last_stats.trace]
+    process.speculation_config = config
+    for overlapped in (True, False, True, False):
+        there.clear()
+        assert torch.equal(plain, target.generate(ids, **options, assistant_model=process))
+        assert bool(there) == overlapped
+        assert overlapped or [one.drafted for one in process.last_stats.trace] == drafted
+    assert process.drafter.speculation_config is own
+    assert process.speculation_config is config
 
-    def watched(drafting, prefixes):
-        guesses = guess(drafting, prefixes)
-        here.extend((prefix.ids.clone(), found.logits) for prefix, found in zip(prefixes, guesses, strict=True) if prefix.room)
-        return guesses
 
-    monkeypatch.setattr(own, "propose", watched)
-    ids = prompts(batch_size)
-    process.speculation_config = pd.SpeculationConfig(4, tree_size, overlap=True)
-    options = {**OPTIONS, "attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 60}
-    plain = target.generate(ids, **options)
-    assert torch.equal(plain, target.generate(ids, **options, assistant_model=process))
-    assert len(here) > 5
-    assert len(there) > 3
-    for text, logits in here:
-        whole = process.drafter.draft_logits(text, num_draft_tokens=len(logits))[0]
-        torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-4)
+class Loading(pd.NgramDrafter):
+    """Sent as a recipe, which is not followed for every call."""
+
+    loaded = 0
+
+    def __reduce__(self):
+        return Loading._load, ()
+
+    @staticmethod
+    def _load():
+        Loading.loaded += 1
+        return Loading()
+
+
+def test_a_drafter_in_place_is_not_loaded_again(target):
+    drafter = pd.ProcessDrafter(Loading())
+    drafter.speculation_config = pd.SpeculationConfig(4, None)
+    drafting = drafter.start_in_place(target, 40)
+    assert Loading.loaded == 0
+    assert drafting.propose([pd.Prefix(torch.tensor([[1, 2, 3, 1]]), 2, 0)])[0].tokens.tolist() == [2, 3]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are kept to cores on Linux only")
-def test_it_keeps_to_cores_of_its_own(target, process):
+def test_the_first_one_keeps_to_cores_of_its_own(target, process):
+    process.close()
     process.attach(target)
     cores = sorted(os.sched_getaffinity(0))
     assert os.sched_getaffinity(process.process.pid) == set(cores[-1:])
+    with pd.ProcessDrafter(pd.NgramDrafter()) as second:
+        second.attach(target)
+        assert os.sched_getaffinity(second.process.pid) == set(cores)
+
+
+def test_a_system_that_does_not_let_cores_be_chosen(monkeypatch):
+    def refuse(*args):
+        raise PermissionError
+
+    monkeypatch.setattr("os.sched_setaffinity", refuse, raising=False)
+    keep_to_last_cores(1)
 
 
 def test_calls_may_interleave_and_are_forgotten(target, process):

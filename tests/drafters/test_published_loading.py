@@ -204,6 +204,10 @@ def test_positions_are_exact_in_every_dtype(name, tmp_path):
         for buffer, own in drafter.stack.rotary_emb.named_buffers():
             assert own.dtype == torch.float32
             assert torch.equal(own, exact[buffer])
+        if "Gemma" in name:
+            assert float(drafter.embedding.embed_scale) == pytest.approx(D**0.5, rel=1e-6)
+    empty = copy.deepcopy(asked).to("meta").to_empty(device="cpu")
+    assert not any(own.is_meta for own in empty.buffers())
 
 
 @pytest.mark.parametrize("name", ["z-lab, sliding", "speculators EAGLE-3", "speculators P-EAGLE"])

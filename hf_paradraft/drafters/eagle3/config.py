@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from ...protocol.drafter import FeatureKey
 from ..dflash.config import MASK_KEYS, layers_config
+from ..gemma4 import GEMMA4
 
 
 @dataclass
@@ -118,7 +119,7 @@ def read_config(config: Mapping[str, Any], tensors: Iterable[str]) -> Eagle3Conf
         fc_norm=bool(config.get("fc_norm", False)) or "fc_norm.0.weight" in names,
         norm_output=bool(config.get("norm_output", False)),
         mask_token_id=mask if parallel else None,
-        softcap=config.get("final_logit_softcapping"),
+        softcap=config.get("final_logit_softcapping") if layers.model_type == GEMMA4 else None,
         layout="speculators" if speculators else "SafeAI or SpecForge",
     )
     record.draft_vocab_size = config.get("draft_vocab_size")
