@@ -60,7 +60,7 @@ class Pace:
         self.tried, self.held = numpy.zeros_like(self.habit.tried), numpy.zeros_like(self.habit.held)
         self.hits, self.mass = (numpy.full_like(self.habit.tried, 2.0) for _ in range(2))
         self.rounds, self.misses, self.wait, self.pause = 0, 0, 0, self.habit.pause
-        self.least = 0.0  # chance of a path below which a node surely brings tokens slower than a round does, by the last round
+        self.least = 0.0  # chance of a path below which a node surely brings tokens slower than rounds do, as of the last one
         self.nodes: deque[int] = deque([MAX_TREE // 2], maxlen=8)  # of trees that were worth verifying
         self.drafting = False  # in the last round
         self.empty, self.rests = 0, False  # times in a row that the drafter had no guess; whether it rests for that

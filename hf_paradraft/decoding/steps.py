@@ -1,4 +1,4 @@
-"""Drafting in steps: another is taken while it brings tokens faster than the round so far."""
+"""Drafting in steps: another is taken while it brings tokens faster than rounds do."""
 
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -18,7 +18,7 @@ class SpeculationConfig:
 
     Args:
         num_draft_tokens: tokens drafted in a round (K): the length of a chain, the depth of a tree; 0 turns drafting off.
-        tree_size: `"auto"` for as many draft nodes as give the most tokens per second on this hardware, chosen in every round;
+        tree_size: `"auto"` for as many draft nodes as pay on this hardware, chosen in every round;
             an int for that many, the most probable paths of all; None for a chain.
         acceptance: how drafts are judged. `auto` is `greedy` without sampling and `sample_match` with it; both, and
             `rejection`, leave the target's output (or its distribution) as it is. `typical` does not: it accepts what is

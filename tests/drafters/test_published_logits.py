@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from layouts import LAYOUTS, MASK
+from layouts import LAYOUTS, MASK, safeai
 from published import EXPECTED, LENGTH, TARGET, features_behind, features_of
 from reference import block_logits, eagle_logits, gemma4_block_logits, gemma4_eagle_logits
 from transformers import MuseGlimmerAssistantConfig
@@ -128,6 +128,14 @@ def test_newer_configs_of_gemma_4_list_layers(name, load):
     newer, older = load(({**config, "per_layer_config": {"5": wide, "7": wide}}, tensors)), load(name)
     ids, features = EXPECTED["ids"][None, :LENGTH], features_of(older)
     close(newer.draft_logits(ids, features, 3), older.draft_logits(ids, features, 3))
+
+
+@torch.no_grad()
+def test_other_heads_are_capped_as_the_target_is(load):
+    """SafeAI's configs may repeat a target's cap; the target's own counts."""
+    plain, named = load("SafeAI"), load(safeai(final_logit_softcapping=3.0))
+    ids, features = EXPECTED["ids"][None, :LENGTH], features_of(plain)
+    close(plain.draft_logits(ids, features, 3), named.draft_logits(ids, features, 3))
 
 
 READS = {
