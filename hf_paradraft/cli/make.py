@@ -93,7 +93,7 @@ def calibrate(
     console.print(table)
 
 
-@app.command(epilog="Example: paradraft shrink --target DIR --output-dir small --layers 6 --vocab 8000 --data answers.jsonl")
+@app.command(epilog="Example: paradraft shrink --target DIR --output-dir small --layers 2 --vocab 8000 --data answers.jsonl")
 def shrink(
     target: Annotated[str, typer.Option(help="Folder or Hub id of the causal LM that has no small sibling.")],
     output_dir: Annotated[Path, typer.Option(help="Where the small model goes.")],

@@ -23,6 +23,7 @@ LOOK = 4  # drafts of a look whether drafting pays by now
 LONGEST_REST = 8  # plain rounds after a drafter had no guess again and again, even if asking costs nothing
 KNOWN = 4  # plain rounds that were timed tell what they cost
 DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has to be measured first
+NEARLY = 0.01  # of a round's tokens: what a smaller tree may bring less, for the last nodes keep their promises least
 SURELY = 0.5  # of the chance at which a node would just pay: below it, it is not followed
 FADING = 0.9  # what earlier calls count for is so much less after each drafted round of this one
 
@@ -129,6 +130,11 @@ class Pace:
         """What drafting is let off with: something while plain rounds were timed too seldom to know, nothing after that."""
         return GAIN if len(self.plain) < KNOWN else 1.0
 
+    def rate(self, tokens: float, seconds: float, rows: int) -> float:
+        """Tokens per second that further nodes and steps of a round have to beat: as `Habit.rate`, or plain decoding's."""
+        known = self.plain or self.verify  # which takes no less
+        return max(self.habit.rate(tokens, seconds, rows), rows / median(known) if known else 0.0)
+
     def goes_on(self, gain: float, cost: float, promised: float, spent: float, rows: int = 1) -> bool:
         """Whether a drafter that works in steps should take another: while it brings tokens faster than rounds do.
 
@@ -139,7 +145,7 @@ class Pace:
         """
         if not self.adaptive or not self.verify:
             return True
-        return gain > cost * self.habit.rate(promised, spent + median(self.verify) + median(self.other), rows)
+        return gain > cost * self.rate(promised, spent + median(self.verify) + median(self.other), rows)
 
     def worth(self, confidences: Sequence[float]) -> int:
         """How long a chain should be whose drafts are accepted with these chances: it grows while the tokens per second do.
@@ -172,7 +178,7 @@ class Pace:
         guessed = numpy.cumprod(self.accepted[1 : 1 + self.num_draft_tokens]).sum()
         tokens = sum(1 + numpy.cumprod(beliefs).sum() for beliefs in copied)
         missed = sum(1 - (beliefs[0] if len(beliefs) else 0.0) for beliefs in copied) * guessed
-        rate = self.habit.rate(tokens, median(self.verify) + median(self.other), len(copied))
+        rate = self.rate(tokens, median(self.verify) + median(self.other), len(copied))
         return bool(median(self.draft) * rate > missed)
 
     def cut(self, trees: Sequence[Draft], drafting: float | None = None) -> list[Draft]:
@@ -184,9 +190,7 @@ class Pace:
         """
         tokens = numpy.zeros(max(map(len, trees)))
         for tree in trees:
-            reach: list[float] = []
-            for belief, parent in zip(tree.beliefs or [], tree.parents, strict=True):
-                reach.append(belief * (reach[parent] if parent >= 0 else 1.0))
+            reach = tree.reach()
             tokens += 1 + numpy.cumsum(numpy.pad(reach, (0, len(tokens) - len(reach)))) if len(tree) else 0.0
         if drafting is None:
             drafting = median(self.draft) if self.draft else 0.25 * float(self.cost.latency(1))
@@ -194,8 +198,9 @@ class Pace:
         if len(tokens):
             seconds = drafting + self.cost(numpy.arange(2, len(tokens) + 2))
             best = int((tokens / seconds).argmax())
-            rate = self.habit.rate(float(tokens[best]), float(seconds[best]), sum(map(bool, map(len, trees))))
-            size = 1 + int((tokens - rate * seconds).argmax())
+            rate = self.rate(float(tokens[best]), float(seconds[best]), sum(map(bool, map(len, trees))))
+            worth = tokens - rate * seconds
+            size = 1 + int((worth >= worth.max() - NEARLY * tokens[best]).argmax())
             now, twice = self.cost(numpy.array([size + 1, 2 * size + 1])).tolist()
             self.least = SURELY * rate * max(0.0, twice - now) / size / len(trees)
         self.nodes.append(max(1, size))
@@ -252,11 +257,10 @@ class Pace:
         if self.cost is not None:
             self.cost.observe(size + 1, whole - draft)
         self.emitted.append(1 + sum(len(path) for _, path in active) / len(active))
-        for counts in (self.tried, self.held):
+        for counts in (self.tried, self.held, self.hits, self.mass):
             counts *= DECAY
-        for counts in (self.hits, self.mass):
-            counts *= DECAY
-            counts += 2 * (1 - DECAY)
+        self.hits += 2 * (1 - DECAY)
+        self.mass += 2 * (1 - DECAY)
         tried, held = numpy.zeros_like(self.tried), numpy.zeros_like(self.held)
         for tree, path in active:
             if size == 0:  # no guess is a wrong one

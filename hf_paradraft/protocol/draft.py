@@ -54,6 +54,13 @@ class Draft:
         """`tokens` on the host, fetched once: a comparison per node would wait for the device each time."""
         return self.tokens.tolist()
 
+    def reach(self) -> list[float]:
+        """Of each node, the chance that it is accepted with all above it, by `beliefs`; empty where there are none."""
+        found: list[float] = []
+        for belief, parent in zip(self.beliefs or [], self.parents, strict=False):
+            found.append(belief * (found[parent] if parent >= 0 else 1.0))
+        return found
+
     def __len__(self) -> int:
         return len(self.parents)
 

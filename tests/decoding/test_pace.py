@@ -180,10 +180,17 @@ def test_paths_that_cannot_pay_are_not_followed():
         pace = Pace(K, chain=False, cost=RoundCost(RowLatency([1, 64], [1.0, 1.0 + 63 * slope])))
         assert pace.least == 0
         (kept,) = pace.cut([tree_of()])
-        reach: list[float] = []
-        for belief, parent in zip(kept.beliefs, kept.parents, strict=True):
-            reach.append(belief * (reach[parent] if parent >= 0 else 1.0))
-        assert (0 < pace.least < min(reach)) if slope else pace.least == 0
+        assert (0 < pace.least < min(kept.reach())) if slope else pace.least == 0
+
+
+def test_a_bad_drafter_has_no_large_trees():
+    """What its rounds bring in the long run is little; what plain rounds bring is not."""
+    pace = Pace(K, chain=False, cost=RoundCost(RowLatency([1, 64], [1.0, 2.0])))
+    pace.habit.observe(pace.habit.tried, pace.habit.held, None, tokens=10.0, seconds=100.0)
+    guesses = [Draft(torch.arange(32), [-1] * 32, None, [0.3 * 0.9**rank for rank in range(32)])]
+    slow = len(pace.cut(guesses, 9.0)[0])
+    pace.plain.append(1.0)
+    assert len(pace.cut(guesses, 9.0)[0]) < 0.8 * slow
 
 
 def growing(chances, size, least=0.0):

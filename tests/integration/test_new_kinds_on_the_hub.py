@@ -108,7 +108,7 @@ def test_the_page_from_a_chat_model_to_a_drafter(tmp_path, monkeypatch):
     smaller = {
         "--invent 5000": "--invent 3",
         "--max-new-tokens 160": "--max-new-tokens 12",
-        "--layers 6": "--layers 2",
+        "--layers 2": "--layers 1",
         "--vocab 8000": "--vocab 16",
         "--max-length 320": "--max-length 64 --max-steps 2 --num-depths 3",
         "-k 8 -n 16 -n auto": "-k 3 -n 4 --repeats 1 --max-new-tokens 8",
