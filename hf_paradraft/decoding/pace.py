@@ -23,6 +23,7 @@ LOOK = 4  # drafts of a look whether drafting pays by now
 LONGEST_REST = 8  # plain rounds after a drafter had no guess again and again, even if asking costs nothing
 KNOWN = 4  # plain rounds that were timed tell what they cost
 DOUBT = 1.5  # and this much, where what plain decoding costs is a guess and has to be measured first
+STEP = 4  # trees have 1 to 3 nodes, or 4 n - 1: what computes some number of rows for the first time may compile it first
 NEARLY = 0.01  # of a round's tokens: what a smaller tree may bring less, for the last nodes keep their promises least
 SURELY = 0.5  # of the chance at which a node would just pay: below it, it is not followed
 FADING = 0.9  # what earlier calls count for is so much less after each drafted round of this one
@@ -195,11 +196,11 @@ class Pace:
         if drafting is None:
             drafting = median(self.draft) if self.draft else 0.25 * float(self.cost.latency(1))
         size = 0
-        if len(tokens):
-            seconds = drafting + self.cost(numpy.arange(2, len(tokens) + 2))
+        if len(sizes := numpy.arange(1, len(tokens) + 1)):
+            seconds = drafting + self.cost(1 + sizes)
             best = int((tokens / seconds).argmax())
             rate = self.rate(float(tokens[best]), float(seconds[best]), sum(map(bool, map(len, trees))))
-            worth = tokens - rate * seconds
+            worth = numpy.where((sizes < STEP) | ((sizes + 1) % STEP == 0), tokens - rate * seconds, -numpy.inf)
             size = 1 + int((worth >= worth.max() - NEARLY * tokens[best]).argmax())
             now, twice = self.cost(numpy.array([size + 1, 2 * size + 1])).tolist()
             self.least = SURELY * rate * max(0.0, twice - now) / size / len(trees)
@@ -245,9 +246,8 @@ class Pace:
             self.plain.append(whole - draft)
             if not asked:
                 return
-        if (
-            size > 0 and begins and not any(len(tree) for tree, _ in active)
-        ):  # prompt tokens alone: their guesses come with the next round
+        # Prompt tokens alone: their guesses come with the next round.
+        if size > 0 and begins and not any(len(tree) for tree, _ in active):
             return
         self._judge(any(path for _, path in active), size == 0)
         for kept, value in ((self.draft, draft), (self.verify, verify), (self.other, whole - draft - verify)):

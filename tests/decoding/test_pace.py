@@ -183,6 +183,16 @@ def test_paths_that_cannot_pay_are_not_followed():
         assert (0 < pace.least < min(kept.reach())) if slope else pace.least == 0
 
 
+def test_trees_have_few_sizes():
+    """Each number of rows may be compiled once."""
+    found = set()
+    for rows in numpy.linspace(1.1, 8.0, 40):
+        pace = Pace(K, chain=False, cost=RoundCost(RowLatency([1, 64], [1.0, float(rows)])))
+        found.add(len(pace.cut([Draft(torch.arange(32), list(range(-1, 31)), None, [0.9] * 32)])[0]))
+    assert len(found) > 3
+    assert all(size < 4 or size % 4 == 3 for size in found)
+
+
 def test_a_bad_drafter_has_no_large_trees():
     """What its rounds bring in the long run is little; what plain rounds bring is not."""
     pace = Pace(K, chain=False, cost=RoundCost(RowLatency([1, 64], [1.0, 2.0])))
