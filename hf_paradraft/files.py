@@ -18,12 +18,12 @@ HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_do
 PUBLISHED = (
     "config.json", "generation_config.json", "adapter_config.json", "paradraft.json", "bench.json", "README.md", "LICENSE",
     "model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors",
-    "warp_model.safetensors", "markov_head.st",
+    "warp_model.safetensors",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt",
 )  # fmt: skip
-BESIDE = ("warp_model.safetensors", "markov_head.st")  # loaded with the weights where they lie beside them
-FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "markov_head.st"]
+BESIDE = ("warp_model.safetensors",)  # loaded with the weights where they lie beside them
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[str, ...] = ()) -> Path:
@@ -128,13 +128,6 @@ def tensor_names(folder: Path) -> list[str]:
         except SafetensorError as error:
             raise OSError(f"{file} is truncated or damaged ({error}): download or save it again.") from None
     return names
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a text file, whole or not at all: a stop in between leaves what was there."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
 
 
 def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,8 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import render_chat
-from ..files import rows_of, write_whole
+from ..files import rows_of
+from ..whole_files import write_whole
 from .regenerate import check_same_run, cut_half_line, fingerprint
 
 MARK = "\u241fWHAT THE USER SAYS\u241f"

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..chat import render_chat
-from ..files import read_json, rows_of, write_whole
+from ..files import read_json, rows_of
 from ..protocol import Drafter
+from ..whole_files import write_whole
 from .data import load_rows, text_of, turns_of
 from .disjoint import WORDS, disjoint
 

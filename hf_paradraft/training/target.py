@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
+
+from ..files import names_folder
 
 
 def is_packed(name: str | Path) -> bool:
@@ -79,7 +82,7 @@ def open_model(name: str | Path, whole: bool = False, **place: Any) -> PreTraine
     if not is_packed(name):
         if find_adapter_config_file(name) is None:
             refuse_trimmed(PreTrainedConfig.get_config_dict(name)[0], name)
-        return AutoModelForCausalLM.from_pretrained(name, **place, trust_remote_code=False).eval()
+        return _load(AutoModelForCausalLM, name, **place).eval()
     if not whole:
         place = {**place, "dtype": torch.float32}
     with _reading(name):
@@ -89,6 +92,39 @@ def open_model(name: str | Path, whole: bool = False, **place: Any) -> PreTraine
             place = {**place, "quantization_config": GgufConfig(dequantize=True)}
         file = {"gguf_file": Path(name).name, "trust_remote_code": False}
         return AutoModelForCausalLM.from_pretrained(Path(name).parent, **place, **file).eval()
+
+
+@names_folder
+def _load(kind: Any, repo_or_dir: str | Path, **place: Any) -> PreTrainedModel:
+    """An ordinary causal LM, all of whose weights are there.
+
+    Raises:
+        OSError: a file is damaged, or weights are missing.
+    """
+    try:
+        model, info = kind.from_pretrained(repo_or_dir, **place, trust_remote_code=False, output_loading_info=True)
+    except SafetensorError as error:
+        raise OSError(f"a weights file is truncated or damaged ({error}): download or save it again.") from None
+    if find_adapter_config_file(repo_or_dir) is None:
+        refuse_missing(info, type(model).__name__, repo_or_dir)
+    return model
+
+
+def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:
+    """Refuse a model some of whose weights were not there: they would be random numbers.
+
+    Args:
+        info: from `from_pretrained(…, output_loading_info=True)`.
+        name, folder: of its class, and where it lies.
+
+    Raises:
+        OSError: weights are missing.
+    """
+    if missing := sorted(info["missing_keys"]):
+        raise OSError(
+            f"The {name} in {folder} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, …): the download or "
+            "the conversion is incomplete."
+        )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ COUNTING = "a b c d e f g h"
 
 @pytest.fixture
 def model_dir(tmp_path):
-    tiny_model(initializer_range=0.05).save_pretrained(tmp_path / "model")
+    tiny_model(initializer_range=0.05, dtype=torch.float32).save_pretrained(tmp_path / "model")
     make_tokenizer(COUNTING).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
@@ -62,7 +62,7 @@ def test_it_learns_to_draft(model_dir, texts, tmp_path):
     assert again.mask_token_id == MASK
     assert again.paradraft["training"]["num_depths"] == 4
     # It drafts its own continuation: a target that counts accepts several tokens.
-    target = tiny_model(initializer_range=0.05)
+    target = tiny_model(initializer_range=0.05, dtype=torch.float32)
     target.load_state_dict(again.state_dict())
     again.eval()
     target.generate(torch.arange(4)[None], assistant_model=again, max_new_tokens=12, do_sample=False)
@@ -89,16 +89,16 @@ def test_resume_gives_the_same_run(model_dir, texts, tmp_path):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir, attention):
+def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir, attention, tmp_path):
     """A padded batch of two has the mean of all labelled rows, each computed alone; accumulated batches share their count."""
     drafter = pd.PardDrafter.from_causal_lm(model_dir, mask_token_id=MASK, attn_implementation=attention)
     drafter.train()
     samples = [{"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (5, 9)]
     cod = CodConfig(3, 0.7, 0.2)
-    trainer = PardTrainer(drafter, TrainingArguments(output_dir="unused", report_to="none", use_cpu=True), cod)
+    trainer = PardTrainer(drafter, TrainingArguments(output_dir=tmp_path, report_to="none", use_cpu=True), cod)
     collator = trainer.data_collator
     total = count = 0
-    alone = tiny_model(initializer_range=0.05)
+    alone = tiny_model(initializer_range=0.05, dtype=torch.float32)
     for sample in samples:
         rows = collator.rows(sample)
         depth, position = rows["depths"], rows["position_ids"]
@@ -115,7 +115,7 @@ def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir, attenti
 
 
 def test_training_is_in_fp32_whatever_the_checkpoint(model_dir, texts, tmp_path):
-    tiny_model().to(torch.bfloat16).save_pretrained(model_dir)
+    tiny_model(dtype=torch.float32).to(torch.bfloat16).save_pretrained(model_dir)
     drafter = train_pard(model_dir, texts, tmp_path / "out", max_steps=1, **ARGUMENTS)
     assert drafter.dtype == torch.float32
 
@@ -166,7 +166,7 @@ def test_block_mask_is_the_boolean_mask():
 
 def test_regenerate_continues_an_unfinished_file(model_dir, texts, tmp_path):
     tokenizer = make_tokenizer(COUNTING)
-    target, output = tiny_model(), tmp_path / "answers.jsonl"
+    target, output = tiny_model(dtype=torch.float32), tmp_path / "answers.jsonl"
     options = {"max_new_tokens": 6, "batch_size": 8, "prompt_tokens": 4}
     assert regenerate(target, tokenizer, texts, output, **options) == 64
     whole = output.read_text()
@@ -217,7 +217,7 @@ def test_a_missing_target_is_noticed_before_training(model_dir, texts, tmp_path)
 
 def test_a_target_that_fails_costs_no_training(model_dir, texts, tmp_path):
     target = tmp_path / "target"
-    tiny_model().config.save_pretrained(target)  # without weights
+    tiny_model(dtype=torch.float32).config.save_pretrained(target)  # without weights
     with pytest.raises(OSError, match="target"):
         train_pard(model_dir, texts, tmp_path / "out", eval_file=texts, target=target, max_steps=1, **ARGUMENTS)
     assert pd.AutoDrafter.from_pretrained(tmp_path / "out").paradraft["training"]["steps"] == 1
@@ -251,7 +251,9 @@ def test_flex_attentions_loss_is_sdpas(tmp_path):
     losses = []
     rows = [{"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (9, 14)]
     for attention in ("sdpa", "flex_attention"):
-        drafter = pd.PardDrafter.from_causal_lm(tiny_model(head_dim=16, attn_implementation=attention), mask_token_id=MASK)
+        drafter = pd.PardDrafter.from_causal_lm(
+            tiny_model(head_dim=16, attn_implementation=attention, dtype=torch.float32), mask_token_id=MASK
+        )
         arguments = TrainingArguments(str(tmp_path), report_to="none", max_steps=1, use_cpu=True)
         trainer = PardTrainer(drafter, arguments, CodConfig(3, 1.0, 1.0), train_dataset=Dataset.from_list(rows))
         batch = RowCollator(MASK, CodConfig(3, 1.0, 1.0), dense_masks=attention == "sdpa")(rows)

@@ -115,6 +115,8 @@ def train_parallelspec(
     Raises:
         ValueError, OSError: something about the inputs is wrong; nothing has been written then.
     """
+    if num_masks < 1 or num_layers < 1:
+        raise ValueError(f"A ParallelSpec drafter has a mask and a layer at least, but they are {num_masks} and {num_layers}.")
     cod = CodConfig(num_masks + 1, cod_ratio, cod_min_ratio)
     if loss not in ("ce", "tv") or not 0 < decay <= 1:
         raise ValueError(f"loss has to be ce or tv, and decay in (0, 1], but they are {loss!r} and {decay}.")

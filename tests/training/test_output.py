@@ -1,0 +1,132 @@
+"""Where a run may write, and what it goes on from: no source is an output, and only whole checkpoints count."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import make_tokenizer, tiny_model
+from typer.testing import CliRunner
+
+import hf_paradraft as pd
+from hf_paradraft.cli import app
+from hf_paradraft.training.output import check_output
+from hf_paradraft.training.target import open_model
+
+
+def checkpoint(folder, step, whole=True):
+    folder = folder / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    save_file({"weight": torch.zeros(3)}, folder / "model.safetensors")
+    if whole:
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return folder
+
+
+def test_the_newest_whole_checkpoint_is_resumed(tmp_path):
+    """One without the trainer's state, with half of it, or half of its weights, was being written when its run was killed."""
+    assert check_output(tmp_path / "none", True, False) is None
+    first = checkpoint(tmp_path, 2)
+    checkpoint(tmp_path, 4, whole=False)
+    assert check_output(tmp_path, True, False) == str(first)
+    half = checkpoint(tmp_path, 6)
+    (half / "trainer_state.json").write_text('{"global')
+    cut = checkpoint(tmp_path, 8)
+    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-2])
+    (tmp_path / "checkpoint-best").mkdir()
+    assert check_output(tmp_path, True, False) == str(first)
+    assert check_output(tmp_path, True, False) != check_output(tmp_path, False, True)
+    last = checkpoint(tmp_path, 10)
+    assert check_output(tmp_path, True, False) == str(last)
+
+
+def test_no_source_is_an_output(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for source, output in ((model, model), (model, tmp_path), (tmp_path / "x" / ".." / "model", model)):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match="folder of its own"):
+            check_output(output, False, True, "user/name", None, source)
+    assert check_output(model / "drafter", False, True, model, "user/name", None) is None
+
+
+KINDS = {
+    "pard": ["--model", "{model}", "--mask-token-id", "31"],
+    "ppd": ["--model", "{model}"],
+    "eagle3": ["--target", "{model}"],
+    "parallelspec": ["--target", "{model}"],
+    "dspark": ["--target", "{model}"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_never_overwrites_the_model_that_it_reads(kind, tmp_path):
+    """With --overwrite into the model's own folder, its weights were gone, and the command ended with 0."""
+    model = tmp_path / "model"
+    tiny_model(dtype=torch.float32).save_pretrained(model)
+    make_tokenizer().save_pretrained(model)
+    before = {file.name: file.read_bytes() for file in model.iterdir()}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"text": "a b c d e f g h"}) + "\n")
+    options = [part.format(model=model) for part in KINDS[kind]]
+    command = ["train", kind, *options, "--train-file", str(rows), "--output-dir", str(model), "--overwrite", "--max-steps", "1"]
+    result = CliRunner().invoke(app, command)
+    assert "folder of its own" in str(result.exception)
+    assert {file.name: file.read_bytes() for file in model.iterdir()} == before
+
+
+def test_the_version_is_said():
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert pd.__version__ in result.output
+
+
+def test_a_parallelspec_drafter_needs_a_mask_and_a_layer(tmp_path):
+    for options in (["--num-masks", "-1"], ["--num-layers", "0"]):
+        command = ["train", "parallelspec", "--target", "x", "--train-file", "y", "--output-dir", str(tmp_path / "out"), *options]
+        assert "a mask and a layer at least" in str(CliRunner().invoke(app, command).exception)
+
+
+def test_info_shows_no_control_sequences(tmp_path):
+    drafter = pd.ParallelSpecDrafter.from_target(tiny_model(dtype=torch.float32))
+    drafter.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["paradraft"]["training"] = {"target": "user/\x1b[31mred\x07"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = CliRunner().invoke(app, ["info", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "red" in result.output
+    assert "\x1b" not in result.output
+    assert "\x07" not in result.output
+
+
+@pytest.mark.parametrize(("damage", "message"), [("cut", "truncated or damaged"), ("headless", "lacks 1 of the model's weights")])
+def test_targets_that_are_not_whole_are_refused(damage, message, tmp_path):
+    """A target without a head ran on random numbers, and the command ended with 0."""
+    model = tiny_model(dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-8])
+    else:
+        save_file({name: own for name, own in load_file(file).items() if name != "lm_head.weight"}, file, {"format": "pt"})
+    with pytest.raises(OSError, match=message) as raised:
+        open_model(tmp_path)
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_a_report_replaces_no_measurements(tmp_path):
+    """`report r.json --markdown r.json` wrote its tables over what it had read, and ended with 0."""
+    file = tmp_path / "r.json"
+    file.write_text("[]")
+    result = CliRunner().invoke(app, ["report", str(file), "--markdown", str(tmp_path / "." / "r.json")])
+    assert result.exit_code == 2
+    assert "named twice" in result.output
+    assert file.read_text() == "[]"
+
+
+def test_samples_have_a_length(tmp_path):
+    command = ["train", "pard", "--train-file", "y", "--output-dir", str(tmp_path / "out"), "--max-length", "-5"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert "greater than or equal" in result.output
