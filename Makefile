@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # One thread for each of the test processes: two that use all cores slow each other tenfold.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 
-.PHONY: demo test check lowest gpu quality micro family public docs screenshots pictures card clean
+.PHONY: demo test check fuzz lowest gpu quality micro family public docs screenshots pictures card clean
 
 demo: $(VENV)/installed
 	$(BIN)/paradraft demo
@@ -17,6 +17,12 @@ test: $(VENV)/installed
 # Quality, and the tests that take some three seconds at most: about two minutes on two cores.
 check: quality
 	$(PYTEST) -n auto --dist loadgroup -m "not slow and not browser and not gpu"
+
+# The property tests with new cases, again and again, for as long as SECONDS says; stops at the first failure.
+SECONDS ?= 600
+fuzz: $(VENV)/installed
+	end=$$(($$(date +%s) + $(SECONDS))); while [ $$(date +%s) -lt $$end ]; do \
+		$(PYTEST) -n auto -m "hypothesis and not gpu" -x --hypothesis-profile fuzz || exit 1; done
 
 # The fast tests with the lowest versions that pyproject.toml allows, in a virtual environment of their own.
 lowest: tests/lowest.txt
@@ -37,6 +43,7 @@ quality: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/python tests/package/size.py --check
 
 # Times single operations and compares them with the committed baseline.
 micro: $(VENV)/installed

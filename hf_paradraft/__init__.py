@@ -28,7 +28,7 @@ from .protocol import (
     GuessedTokens,
     Observation,
     Prefix,
-    Riders,
+    PromptRows,
     SpeculationConfig,
     SpeculationStats,
 )
@@ -53,8 +53,8 @@ __all__ = [
     "PpdDrafter",
     "Prefix",
     "ProcessDrafter",
+    "PromptRows",
     "PromptedDrafter",
-    "Riders",
     "SpeculationConfig",
     "SpeculationStats",
     "SpeculativeOutput",

@@ -1,13 +1,6 @@
-"""What the hardware is called, which number format it is fast at, how much memory was in use, and which cores are ours."""
-
-import os
-import sys
-from contextlib import suppress
-from pathlib import Path
+"""What the hardware is called, and which number format it is fast at."""
 
 import torch
-
-PROCESS = Path("/proc/self")
 
 
 def fast_dtype() -> torch.dtype:
@@ -37,33 +30,3 @@ def device_name(device: torch.device) -> str:
     amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
     bfloat16 = "bf16 instructions" if fast_dtype() == torch.bfloat16 else "no bf16 instructions"
     return f"CPU ({torch.backends.cpu.get_cpu_capability()}{amx}, {bfloat16}), {torch.get_num_threads()} threads"
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Forget what `peak_memory` would say; does nothing where the system does not allow it."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif PROCESS.exists():
-        with suppress(OSError):
-            (PROCESS / "clear_refs").write_text("5")  # the high-water mark of resident memory
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Bytes in use at most since the reset: a GPU's allocations, or the process's resident memory on Linux, else None.
-
-    Where the system allows no reset it is the most since the process began.
-    """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        lines = (PROCESS / "status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)
-
-
-def keep_to_last_cores(count: int) -> None:
-    """Let this process run on the last `count` of the cores that it may use, if there are more and the system allows it."""
-    if sys.platform == "linux" and count < len(cores := sorted(os.sched_getaffinity(0))):
-        with suppress(OSError):
-            os.sched_setaffinity(0, cores[-count:])

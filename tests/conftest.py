@@ -22,7 +22,12 @@ os.environ.update(
 import pytest
 import setuptools  # noqa: F401  # first: it refuses to load where something has imported the standard distutils
 import torch
+from hypothesis import settings
 from tiny import near_copy, tiny_model
+
+settings.register_profile("test", derandomize=True, database=None)  # the same cases in every run
+settings.register_profile("fuzz", print_blob=True)  # `make fuzz`: new ones
+settings.load_profile("test")
 
 
 def pytest_collection_modifyitems(items):

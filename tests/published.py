@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from layouts import LAYERS, D
+from lossless import listen
 from safetensors.torch import load_file
 from tiny import tiny_model
 
@@ -31,31 +32,16 @@ def features_behind(drafter, target, ids):
 
 def guesses_of_a_call(drafter, target, ids, answers=None, **options):
     """What the engine was given, with the prefixes that it had asked about; every other round goes by the answers, if any."""
-    seen, start = [], drafter.start_drafting
 
-    def watched(*args):
-        drafting = start(*args)
-        propose = drafting.propose
+    def by_turns(prefixes, guesses):
+        if answers is None or len(heard) // len(prefixes) % 2:
+            return guesses
+        return [pd.GuessedTokens(own[one.ids.shape[1] :][: one.room]) for one, own in zip(prefixes, answers, strict=True)]
 
-        def both(prefixes):
-            guesses = propose(prefixes)
-            seen.extend((prefix.ids.clone(), prefix.room, guess) for prefix, guess in zip(prefixes, guesses, strict=True))
-            if answers is None or len(seen) // len(prefixes) % 2:
-                return guesses
-            return [
-                pd.GuessedTokens(own[prefix.ids.shape[1] :][: prefix.room]) for prefix, own in zip(prefixes, answers, strict=True)
-            ]
-
-        drafting.propose = both
-        return drafting
-
-    drafter.start_drafting = watched
-    try:
-        options = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, **options}
+    options = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, **options}
+    with listen(drafter, by_turns) as heard:
         target.generate(ids, assistant_model=drafter, **options)
-    finally:
-        del drafter.start_drafting
-    return seen
+    return [(one.ids, one.room, one.guess) for one in heard]
 
 
 def check_guesses(drafter, target, seen, tolerance=1e-3):

@@ -48,17 +48,20 @@ ARCHITECTURES = {
 }
 
 
-def tiny_model(architecture: str = "llama", seed: int = 0, **overrides):
-    """A random causal LM of about 20 thousand parameters, fp32, in evaluation mode."""
+def tiny_model(architecture: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float64, **overrides):
+    """A random causal LM of about 20 thousand parameters, in evaluation mode.
+
+    In float64: in fp32 two logits of random weights may lie so near each other that the machine decides which is larger.
+    """
     torch.manual_seed(seed)
     config = ARCHITECTURES[architecture](**overrides)
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).to(dtype).eval()
 
 
 def near_copy(model, noise: float = 0.02, seed: int = 1):
     """A drafter that agrees with `model` often but not always: its weights with noise."""
     torch.manual_seed(seed)
-    copy = type(model)(model.config).eval()
+    copy = type(model)(model.config).to(model.dtype).eval()
     copy.load_state_dict(model.state_dict())
     with torch.no_grad():
         for parameter in copy.parameters():

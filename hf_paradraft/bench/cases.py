@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from ..drafters.autoregressive import AutoregressiveDrafter
-from ..drafters.kind import Kind, Variant, with_copies
+from ..drafters.kind import Kind, Variant, with_prompt_lookup
 from ..drafters.kinds import kind_of
 from ..drafters.ngram import NgramDrafter
 from ..drafters.process import ProcessDrafter
@@ -72,7 +72,7 @@ def methods_of(
     tree_sizes: Sequence[TreeSize] = (16, "auto"),
     others: Sequence[Drafter] = (),
     recurrent: bool = False,
-    graft: bool = False,
+    lookup: bool = False,
 ) -> list[Method]:
     """The methods of a case, the reference first; trees are as deep as the longest chain.
 
@@ -83,7 +83,7 @@ def methods_of(
         draft_lengths: K of chains.
         tree_sizes: N of trees.
         others: more drafters for the same target.
-        graft: copied drafts alone, and ours once more with them in their trees.
+        lookup: copied drafts alone, and ours once more with them in their trees.
         recurrent: whether the target has a state, which transformers' own methods refuse.
 
     Raises:
@@ -112,7 +112,7 @@ def methods_of(
     if case == Case.methods:
         more = (variant for own in others for variant in _kind(own).variants(own, draft_lengths, tree_sizes))
         variants = _told_apart([*variants, *more])
-    if graft:
+    if lookup:
         peers.append(drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None))))
-        variants += with_copies(variants)
+        variants += with_prompt_lookup(variants)
     return [plain(compiled), *peers, *(drafted(variant, compiled) for variant in variants)]

@@ -10,7 +10,7 @@ from torch import LongTensor, Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..hardware import peak_memory, reset_peak_memory
+from ..memory import peak_memory, reset_peak_memory
 from ..protocol import SpeculationStats
 from .methods import Method
 from .questions import Prompt

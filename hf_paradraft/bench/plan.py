@@ -12,9 +12,9 @@ import torch
 from torch import LongTensor
 from transformers import PreTrainedModel
 
-from ..decoding.overlap import check_overlap, device_of
-from ..decoding.window import overlapped_rates
-from ..drafters.kind import Variant, chains_and_trees, with_copies
+from ..decoding.pearl import check_overlap, device_of
+from ..decoding.schedule import overlapped_rates
+from ..drafters.kind import Variant, chains_and_trees, with_prompt_lookup
 from ..drafters.kinds import kind_of
 from ..drafters.ngram import NgramDrafter
 from ..protocol import Drafter, SpeculationStats
@@ -87,7 +87,7 @@ def plan(
     acceptance: float | None = None,
     overlap: bool = False,
     tree_sizes: Sequence[TreeSize] = (),
-    graft: bool = False,
+    prompt_lookup: bool = False,
 ) -> list[Plan]:
     """Predict speed-ups, prompts included.
 
@@ -105,7 +105,7 @@ def plan(
         overlap: chains that are drafted while the target verifies too (PEARL), each side with half of the CPU's threads, or with
             a device of its own.
         tree_sizes: N, of trees as deep as the longest chain.
-        graft: the trees once more, with copied drafts.
+        prompt_lookup: the trees once more, with copied drafts.
 
     Returns:
         One entry per way to draft, in their order; overlapped ones last.
@@ -113,7 +113,7 @@ def plan(
     Raises:
         ValueError: an assumed acceptance for drafts that are not of one length; a drafter that cannot overlap.
     """
-    ways = variants_of(drafter, draft_lengths, tree_sizes, graft)
+    ways = variants_of(drafter, draft_lengths, tree_sizes, prompt_lookup)
     chains = [way for way in ways if not _of_all_sizes(way)]
     if overlap:
         check_overlap(target, drafter, target._is_stateful)
@@ -215,7 +215,7 @@ def pearls(ways: Sequence[Variant]) -> list[Variant]:
 
 
 def variants_of(
-    drafter: Drafter, draft_lengths: Sequence[int], tree_sizes: Sequence[TreeSize] = (), graft: bool = False
+    drafter: Drafter, draft_lengths: Sequence[int], tree_sizes: Sequence[TreeSize] = (), prompt_lookup: bool = False
 ) -> list[Variant]:
     """Chains of these lengths and trees of these sizes, as far as the drafter goes; prompt tokens as they are used.
 
@@ -227,7 +227,7 @@ def variants_of(
     if (kind := kind_of(drafter)) is None:
         raise ValueError(f"{type(drafter).__name__} is of no kind that this library plans with.")
     ways = kind.variants(drafter, draft_lengths, tree_sizes)
-    return [*ways, *with_copies(ways)] if graft else ways
+    return [*ways, *with_prompt_lookup(ways)] if prompt_lookup else ways
 
 
 def _of_all_sizes(way: Variant) -> bool:

@@ -13,8 +13,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from .. import __version__
-from ..files import write_whole
 from ..hardware import device_name
+from ..whole_files import write_whole
 from .measure import Measurement
 
 # What `Measurement` has that its record says already.

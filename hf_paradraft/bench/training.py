@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 
 from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.training import PardTrainer
-from ..hardware import fast_dtype, peak_memory, reset_peak_memory
+from ..hardware import fast_dtype
+from ..memory import peak_memory, reset_peak_memory
 from ..training.data import encode_rows, load_rows
 from ..training.epochs import CountEpochs
 from ..training.metrics import acceptance

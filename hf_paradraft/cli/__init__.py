@@ -1,9 +1,12 @@
 """The `paradraft` command: one file each for watching, measuring, making data and models, training, publishing."""
 
+from typing import Annotated
+
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from .. import __version__
 from . import decode, make, measure, publish, train
 
 app = typer.Typer(
@@ -12,6 +15,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hf_paradraft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")] = False,
+) -> None:
+    """Parallel drafters for transformers: the same output from generate, several times faster."""
+
+
 for commands in (decode, measure, make, train, publish):
     app.add_typer(commands.app)
 

@@ -75,7 +75,7 @@ def calibrate(
     """Count how often prompt tokens guess right, and show which number of rows is fastest here."""
     from ..decoding.latency import row_latency
     from ..drafters.ppd.calibration import calibrate_folder
-    from ..trees.sparse import sizes
+    from ..drafters.ppd.sparse import sizes
 
     adapted = calibrate_folder(adapter, data, model, max_length, dtype.chosen)
     config, latency = adapted.active_peft_config, row_latency(adapted.get_base_model())

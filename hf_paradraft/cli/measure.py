@@ -38,6 +38,9 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
     for file in files:
         if file is not None and file.is_dir():
             raise typer.BadParameter(f"{file} is a folder: name a file.")
+    named = [file.resolve() for file in files if file is not None]
+    if len(set(named)) < len(named):
+        raise typer.BadParameter(f"{named[0].name} is named twice: what is written later would replace it.")
     for file in (*files, plot):
         if file is not None and not file.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {file.parent} to write {file.name} into.")
@@ -93,7 +96,9 @@ def bench(
     temperature: Annotated[
         list[float] | None, typer.Option("--temperature", "-t", min=0, help="0 is greedy; repeatable.")
     ] = None,
-    graft: Annotated[bool, typer.Option("--graft", help="Copied drafts too, alone and in our trees.")] = False,
+    prompt_lookup: Annotated[
+        bool, typer.Option("--prompt-lookup", "--graft", help="Copied drafts too, alone and in our trees.")
+    ] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 3,
     max_new_tokens: NewTokens = 128,
     threads: Threads = None,
@@ -125,7 +130,7 @@ def bench(
         prompts += random_prompts(len(models.tokenizer))
     lengths = _once(draft_tokens or sorted({4, 8, 12, models.drafter.speculation_config.num_draft_tokens}))
     recurrent = models.target._is_stateful
-    methods = methods_of(case, models.drafter, models.parent, lengths, sizes, models.others, recurrent, graft)
+    methods = methods_of(case, models.drafter, models.parent, lengths, sizes, models.others, recurrent, prompt_lookup)
     if only:
         chosen = [method for method in methods[1:] if method.name.startswith(tuple(only))]
         if not chosen:
@@ -147,7 +152,7 @@ def report(
     from ..report.records import read_bench
     from ..report.tables import table
 
-    _writable(markdown_file, plot=plot_file)
+    _writable(json_file, markdown_file, plot=plot_file)
     rows = read_bench(json_file)
     console.print(table(rows, json_file.name))
     _write(rows, markdown_file, plot_file)
@@ -162,7 +167,7 @@ def plan(
     tree_nodes: Annotated[
         list[str] | None, typer.Option("-n", help="Tree sizes, or auto; repeatable. Default: auto, without --acceptance.")
     ] = None,
-    graft: Annotated[bool, typer.Option("--graft", help="Trees with copied drafts too.")] = False,
+    prompt_lookup: Annotated[bool, typer.Option("--prompt-lookup", "--graft", help="Trees with copied drafts too.")] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure with.")] = 12,
     max_new_tokens: NewTokens = 128,
     acceptance: Annotated[
@@ -202,7 +207,7 @@ def plan(
         acceptance,
         overlap,
         sizes,
-        graft,
+        prompt_lookup,
     )
     speedups: list[float] = []
     if check > 0:

@@ -48,7 +48,7 @@ AnyDrafter = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub
 Parent = Annotated[str | None, typer.Option(help="An autoregressive small model, for transformers' assisted generation.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")]
 NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
-MaxLength = Annotated[int, typer.Option(help="Tokens of a sample at most; longer ones are cut.")]
+MaxLength = Annotated[int, typer.Option(min=2, help="Tokens of a sample at most; longer ones are cut.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; one each where several run at a time.")]
 Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that has files.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]

@@ -20,7 +20,9 @@ def info(repo_or_dir: str) -> None:
 
     grid = Table(show_header=False, box=None)
     for name, value in describe(repo_or_dir):
-        grid.add_row(name, Text(str(value)))
+        # A foreign config may hold what a terminal would obey.
+        shown = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in str(value))
+        grid.add_row(name, Text(shown))
     console.print(grid)
 
 

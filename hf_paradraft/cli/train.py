@@ -219,37 +219,3 @@ def train_eagle3(
     from ..drafters.eagle3.training import train_eagle3 as run
 
     run(**options)
-
-
-@train.command(
-    "markov",
-    epilog="Example: paradraft train markov --drafter DIR --train-file answers.jsonl --output-dir OUT",
-)
-def train_markov(
-    drafter: Annotated[str, typer.Option(help="A PARD or ParallelSpec drafter: folder or Hub id. It is not changed.")],
-    train_file: TrainFile,
-    output_dir: DrafterOutput,
-    target: Annotated[str | None, typer.Option(help="Its causal LM; wanted by ParallelSpec, and to measure τ.")] = None,
-    eval_file: EvalFile = None,
-    rank: Annotated[int, typer.Option(min=1, help="r, of the head.")] = 64,
-    num_depths: Annotated[int, typer.Option(min=1, help="K: tokens drafted in training, of a PARD drafter.")] = 8,
-    max_steps: MaxSteps = -1,
-    num_train_epochs: float = 1.0,
-    per_device_train_batch_size: int = 8,
-    gradient_accumulation_steps: int = 1,
-    learning_rate: float = 3e-3,
-    lr_scheduler_type: str = "cosine",
-    warmup_steps: int = 20,
-    max_length: MaxLength = 512,
-    save_steps: int = 500,
-    seed: int = 0,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    threads: Threads = None,
-) -> None:
-    """Teach a finished drafter which of its guesses go together: a small head that looks at the token before."""
-    options = {**locals()}
-    use_threads(options.pop("threads"))
-    from ..drafters.markov_training import train_markov as run
-
-    run(**options)

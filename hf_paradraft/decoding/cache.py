@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
 from transformers.cache_utils import (
     DynamicLayer,
@@ -14,7 +15,7 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
-from .states import is_recurrent, record_windows
+from .recurrent import is_recurrent, record_windows
 
 SLOTS = 256  # static caches made here are this long, or a multiple: calls of different lengths share a compiled forward
 REPLACED = {DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer}
@@ -52,15 +53,6 @@ def static_cache(model: PreTrainedModel, num_slots: int) -> StaticCache:
     num_slots = -(-num_slots // SLOTS) * SLOTS
     cache = StaticCache(config=model.config, max_cache_len=num_slots)
     cache.layers = [StaticLayer(num_slots) for _ in cache.layers]
-    return cache
-
-
-def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
-    """An empty cache for a drafter whose layers all keep every token; a static one where `num_slots` are asked for."""
-    if num_slots:
-        return static_cache(model, num_slots)
-    cache = empty_cache(model)
-    use_plain_layers(cache, 0)
     return cache
 
 
@@ -142,18 +134,6 @@ class RaggedCache:
         """The width of a static cache, None for a dynamic one."""
         return self.cache.layers[0].max_cache_len if self.cache.is_compileable else None
 
-    def make_room(self, count: int) -> None:
-        """Let a static cache hold `count` entries behind the longest row's end; a longer one takes its place if it has to."""
-        if self.num_slots is None or self.end + count <= (known := self.num_slots):
-            return
-        num_slots = -(-(self.end + count) // SLOTS) * SLOTS
-        for place, layer in enumerate(self.cache.layers):
-            self.cache.layers[place] = longer = StaticLayer(num_slots)
-            if layer.is_initialized:
-                longer.lazy_initialization(layer.keys, layer.values)
-                longer.keys[:, :, :known], longer.values[:, :, :known] = layer.keys, layer.values
-                longer.cumulative_length.copy_(layer.cumulative_length)
-
     def keep(self, kept: list[list[int]], written: int) -> None:
         """Keep some of the last forward's entries; the rest is dropped, and nothing is computed again.
 
@@ -163,17 +143,17 @@ class RaggedCache:
         """
         begin = self.end
         moves = [
-            (row, begin + entry, length + place)
+            (row, begin + entry, length + offset)
             for row, (length, entries) in enumerate(zip(self.lengths, kept, strict=True))
-            for place, entry in enumerate(entries)
-            if begin + entry != length + place
+            for offset, entry in enumerate(entries)
+            if begin + entry != length + offset
         ]
         self.lengths = [length + len(entries) for length, entries in zip(self.lengths, kept, strict=True)]
         index = torch.tensor(moves).T if moves else None
         for layer in self._layers() if moves else ():
-            rows, sources, places = index.to(layer.keys.device)
+            rows, sources, targets = index.to(layer.keys.device)
             for states in (layer.keys, layer.values):
-                states[rows, :, places] = states[rows, :, sources]
+                states[rows, :, targets] = states[rows, :, sources]
         self._shrink(begin + written)
 
     def forget(self, counts: list[int]) -> None:
@@ -185,6 +165,29 @@ class RaggedCache:
         end = self.end
         self.lengths = [length - count for length, count in zip(self.lengths, counts, strict=True)]
         self._shrink(end)
+
+    def join(self, other: "RaggedCache") -> None:
+        """Take another's rows, dynamic as these are, behind these."""
+        slots = max(self.end, other.end)
+        for layer, joining in zip(self._layers(), other._layers(), strict=True):
+            layer.keys, layer.values = (
+                torch.cat([pad(states, (0, 0, 0, slots - states.shape[2])) for states in pair])
+                for pair in ((layer.keys, joining.keys), (layer.values, joining.values))
+            )
+        self.lengths += other.lengths
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with some of the rows, in this order."""
+        written, self.lengths = self.end, [self.lengths[row] for row in rows]
+        for layer in self._layers():
+            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+        self._shrink(written)
+
+    def crop_left(self, count: int) -> None:
+        """Drop the first slots, so many, of all rows."""
+        self.lengths = [length - count for length in self.lengths]
+        for layer in self._layers() if count else ():
+            layer.keys, layer.values = layer.keys[:, :, count:], layer.values[:, :, count:]
 
     def _shrink(self, written: int) -> None:
         """Let the cache end, which it did at slot `written`, where the longest row does: nothing behind is of use."""

@@ -1,6 +1,5 @@
 """What the loop cannot serve exactly is refused here, before any work."""
 
-import inspect
 from typing import Any
 
 from torch import LongTensor, Tensor
@@ -29,7 +28,11 @@ WHOLE_BATCH = (
 )
 
 
-CALLS = {"attach": "(target)", "needs": "(target)", "riders": "()", "start_drafting": "(target, max_length)"}
+class Refused(ValueError):
+    """A call that this loop does not serve, and plain decoding may; nothing has been done yet."""
+
+
+CALLS = {"attach": "(target)", "needs": "(target)", "start_drafting": "(target, max_length)"}
 
 
 def check_drafter(drafter: Any) -> None:
@@ -44,13 +47,10 @@ def check_drafter(drafter: Any) -> None:
             "as assistant_model, without custom_generate."
         )
     missing = [f"{name}{form}" for name, form in CALLS.items() if not callable(getattr(drafter, name, None))]
-    taken = inspect.signature(drafter.start_drafting).parameters
-    if "max_length" in taken and len(taken) == 1:
-        missing.append(f"start_drafting{CALLS['start_drafting']} instead of start_drafting(max_length)")
     if missing:
         raise ValueError(
-            f"{type(drafter).__name__} lacks {', '.join(missing)}. A drafter derives from hf_paradraft.Drafter; since 0.2 its "
-            "propose gives guesses (GuessedLogits, GuessedTokens), of which the engine makes the drafts: docs/add-a-drafter.md."
+            f"{type(drafter).__name__} lacks {', '.join(missing)}. A drafter derives from hf_paradraft.Drafter: "
+            "docs/add-a-drafter.md."
         )
     if not isinstance(getattr(drafter, "speculation_config", None), SpeculationConfig):
         raise ValueError(f"{type(drafter).__name__} has no speculation_config: set it to a SpeculationConfig.")
@@ -71,37 +71,37 @@ def check_call(
         ValueError: with what to change.
     """
     if drafter is None:
-        raise ValueError("speculative_decoding needs a drafter: pass drafter=… to generate.")
+        raise Refused("speculative_decoding needs a drafter: pass drafter=… to generate.")
     check_drafter(drafter)
     if model.config.model_type == "doge":
-        raise ValueError("Doge targets gave other output with drafts than without: generate without a drafter.")
+        raise Refused("Doge targets gave other output with drafts than without: generate without a drafter.")
     if model.config.is_encoder_decoder:
-        raise ValueError(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
+        raise Refused(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
     if type(model.config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(model.config, "is_decoder", True) is False:
-        raise ValueError(
+        raise Refused(
             f"{type(model).__name__} reads its prompt in both directions here: load it with is_decoder=True, or generate without "
             "a drafter."
         )
     check_forgets(model)
     if input_ids.shape[0] > 1:
         if streamer is not None:
-            raise ValueError(f"A streamer shows one text, but there are {input_ids.shape[0]} rows: leave the streamer out.")
+            raise Refused(f"A streamer shows one text, but there are {input_ids.shape[0]} prompts: leave the streamer out.")
         for processor in logits_processor:
             if isinstance(processor, WHOLE_BATCH):
-                raise ValueError(
-                    f"{type(processor).__name__} knows rows by their place in the batch, and rows go at their own pace here: "
+                raise Refused(
+                    f"{type(processor).__name__} knows texts by their place in the batch, and they go at their own pace here: "
                     "call generate once per prompt."
                 )
     if input_ids.shape[1] == 0:
-        raise ValueError(
+        raise Refused(
             "The drafter reads token ids and got none: pass input_ids beside inputs_embeds, or generate without a drafter."
         )
     if generation_config.num_beams > 1:
-        raise ValueError(f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}.")
+        raise Refused(f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}.")
     if synced_gpus:
-        raise ValueError("Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation).")
+        raise Refused("Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation).")
     if generation_config.output_attentions or generation_config.output_hidden_states:
-        raise ValueError(
+        raise Refused(
             "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
         )
     return drafter.speculation_config.rule(generation_config.do_sample)
@@ -126,22 +126,32 @@ def check_lengths(
     mask, embeds = model_kwargs.get("attention_mask"), model_kwargs.get("inputs_embeds")
     described = getattr(generation_config, "_mask_length", begin) if mask is None else mask.shape[1]
     if described != begin or unread < 1:
-        raise ValueError(
+        raise Refused(
             "With past_key_values, pass the whole input_ids, the cached ones and at least one more: the drafter reads them too."
         )
     if embeds is not None and embeds.shape[1] != begin:
-        raise ValueError(f"inputs_embeds has {embeds.shape[1]} positions and input_ids {begin}: the drafter needs one id each.")
-    config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
-    if kinds & {"dynamic", "longrope"}:
-        switch = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
-        switch = switch or config.max_position_embeddings
-        if limit > switch and ("dynamic" in kinds or begin <= switch):
-            raise ValueError(
+        raise Refused(f"inputs_embeds has {embeds.shape[1]} positions and input_ids {begin}: the drafter needs one id each.")
+    if (switch := changes_its_scale(model)) is not None:
+        dynamic = "dynamic" in _rope_types(model)
+        if limit > switch and (dynamic or begin <= switch):
+            raise Refused(
                 f"This target's rotary positions change their scale beyond {switch} tokens, and this call may reach {limit}: "
                 f"keep prompt and new tokens within {switch}, or generate without a drafter."
             )
+
+
+def _rope_types(model: PreTrainedModel) -> set[str]:
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    return {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+
+
+def changes_its_scale(model: PreTrainedModel) -> int | None:
+    """How many tokens a target reads before its rotary positions change their scale; None: they never do."""
+    if not _rope_types(model) & {"dynamic", "longrope"}:
+        return None
+    config = model.config.get_text_config()
+    switch = config.rope_parameters.get("original_max_position_embeddings")
+    return switch or getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
 
 
 def left_padding(attention_mask: Tensor | None, batch_size: int) -> list[int]:
@@ -157,9 +167,9 @@ def left_padding(attention_mask: Tensor | None, batch_size: int) -> list[int]:
     if attention_mask is None:
         return [0] * batch_size
     if not bool(attention_mask.any(dim=1).all()):
-        raise ValueError("A row of the attention mask is all 0: leave prompts without a token out.")
+        raise Refused("A row of the attention mask is all 0: leave prompts without a token out.")
     if not bool(attention_mask[:, -1].all()):
-        raise ValueError(
+        raise Refused(
             "The prompts are padded on the right (the attention mask ends in 0): set the tokenizer's padding_side to 'left'."
         )
     return attention_mask.int().argmax(dim=1).tolist()

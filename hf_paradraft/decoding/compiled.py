@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from ..protocol.drafter import FeatureKey
@@ -24,8 +23,8 @@ def compiled_forward(model: PreTrainedModel, features: Features | None = None) -
     """
     device = model.device.type
     if features is None or not features.keys:
-        return partial(_on(device, _forward), model)
-    read = _on(device, _forward_with_features)
+        return partial(compiled_on(device, _forward), model)
+    read = compiled_on(device, _forward_with_features)
 
     def forward(**inputs: Any) -> Any:
         outputs, rows = read(model, features, **inputs)
@@ -35,17 +34,8 @@ def compiled_forward(model: PreTrainedModel, features: Features | None = None) -
     return forward
 
 
-def compiled_method(method: Any) -> Callable:
-    """A drafter's method, compiled likewise; its first argument is a tensor, and what it gives is copied as features are."""
-
-    def forward(*inputs: Any) -> Any:
-        outputs = _on(inputs[0].device.type, method.__func__)(method.__self__, *inputs)
-        return tree_map_only(Tensor, Tensor.clone, outputs)
-
-    return forward
-
-
-def _on(device: str, forward: Callable) -> Callable:
+def compiled_on(device: str, forward: Callable) -> Callable:
+    """A function, compiled for a kind of device."""
     limits = torch._dynamo.config  # of this thread
     limits.recompile_limit = max(limits.recompile_limit, SHAPES)
     return _compiled(forward, "reduce-overhead" if device == "cuda" else None)

@@ -57,6 +57,7 @@ class Features:
     def __init__(self, model: PreTrainedModel, keys: Sequence[FeatureKey]):
         self.model, self.keys = model, tuple(dict.fromkeys(keys))
         self.rows: dict[FeatureKey, Tensor] = {}  # of the last forward, (B, rows, hidden)
+        self.verified: dict[FeatureKey, Tensor] = {}  # of the last one that was `collect`ed
         self.handles: list[Any] = []
         self.thread = 0  # that entered
         if not self.keys:
@@ -84,7 +85,7 @@ class Features:
     def __exit__(self, *_: object) -> None:
         while self.handles:
             self.handles.pop().remove()
-        self.rows = {}
+        self.rows, self.verified = {}, {}
 
     @property
     def _own(self) -> bool:
@@ -106,6 +107,10 @@ class Features:
 
         return hook
 
-    def of_row(self, row: int, places: list[int]) -> dict[FeatureKey, Tensor]:
-        """Of the last forward, `(f, hidden)` each: one row's states at `places`."""
-        return {key: states[row, places] for key, states in self.rows.items()}
+    def collect(self) -> None:
+        """Take what the last forward brought: a logits processor may run the target for its own ends before it is read."""
+        self.verified, self.rows = self.rows, {}
+
+    def of_sequence(self, row: int, rows: list[int]) -> dict[FeatureKey, Tensor]:
+        """Of the collected forward, `(f, hidden)` each: one sequence's states at these rows."""
+        return {key: states[row, rows] for key, states in self.verified.items()}

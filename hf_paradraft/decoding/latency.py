@@ -2,17 +2,22 @@
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 import numpy
 import torch
 from huggingface_hub.constants import HF_HOME
 from transformers import DynamicCache, PreTrainedModel
 
-from ..files import write_whole
 from ..hardware import device_name, input_device
+from ..whole_files import write_whole
+from .cache import empty_cache, takes
+from .recurrent import is_recurrent
+from .tree_attention import attention_windows
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 BUDGET_SECONDS = 3.0
@@ -41,7 +46,10 @@ class RowLatency:
 
 
 def _file(model: PreTrainedModel) -> Path:
-    """Named by what the latency depends on: the model's shape, its dtype, the device, threads, and how long it is looked at."""
+    """Named by what the latency depends on: the model's parts and shape, its dtype, devices, threads, and how it is looked at.
+
+    Adapters, quantised and compiled parts are classes of their own, and so are hooks of offloaded ones.
+    """
     config = model.config.get_text_config()
     shape = {name: value for name, value in config.to_dict().items() if isinstance(value, int) and not name.endswith("_id")}
     key = [
@@ -50,6 +58,8 @@ def _file(model: PreTrainedModel) -> Path:
         str(model.dtype),
         config._attn_implementation,
         str(getattr(model.config, "quantization_config", None)),
+        sorted({type(part).__name__ for module in model.modules() for part in (module, vars(module).get("_hf_hook"))}),
+        type(model.__dict__.get("forward")).__name__,
         device_name(input_device(model)),
         torch.__version__,
         BUDGET_SECONDS,
@@ -62,12 +72,16 @@ def measure(model: PreTrainedModel) -> RowLatency:
     """Time forwards over a short context, small and large ones in turn, for at most some three seconds."""
     device = input_device(model)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    cache = DynamicCache()  # every layer keeps every token, as in rounds with trees
+    cache = empty_cache(model)
+    forgets = not is_recurrent(cache)  # a recurrent state has one size, whatever it has read
+    if forgets and attention_windows(model) is not None:
+        cache = DynamicCache()  # every layer keeps every token, as in rounds with trees
+    name = "past_key_values" if takes(type(model), "past_key_values") else "cache_params"  # type: ignore[arg-type]  # hashable
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT + ROWS[-1]
     sizes = [rows for rows in ROWS if rows <= positions // 2]
     slope = {1, max((rows for rows in sizes if rows <= SLOPE), default=1)}  # measured in any case, or more rows would seem free
     ids = torch.zeros((1, min(CONTEXT, positions - sizes[-1])), dtype=torch.long, device=device)
-    model(ids, past_key_values=cache, use_cache=True)
+    model(ids, use_cache=True, **{name: cache})
     times: dict[int, list[float]] = {rows: [] for rows in sizes}
     started = perf_counter()
     while perf_counter() - started < BUDGET_SECONDS and len(times[1]) < 12:
@@ -76,30 +90,31 @@ def measure(model: PreTrainedModel) -> RowLatency:
                 continue
             synchronise()
             clock = perf_counter()
-            model(ids[:, :1].expand(1, rows), past_key_values=cache, use_cache=True)
+            model(ids[:, :1].expand(1, rows), use_cache=True, **{name: cache})
             synchronise()
             times[rows].append(perf_counter() - clock)
-            cache.crop(-rows)
+            if forgets:
+                cache.crop(-rows)
     # A model whose first forwards fill the budget is known at few sizes; more rows never take less time.
-    known = [rows for rows in sizes if times[rows]]
-    return RowLatency(known, numpy.maximum.accumulate([min(times[rows]) for rows in known]).tolist())
+    timed = [rows for rows in sizes if times[rows]]
+    return RowLatency(timed, numpy.maximum.accumulate([min(times[rows]) for rows in timed]).tolist())
 
 
-_unwritten: dict[Path, RowLatency] = {}  # where there is no place to write
+_known: WeakKeyDictionary[PreTrainedModel, dict[tuple, RowLatency]] = WeakKeyDictionary()
 
 
 def row_latency(model: PreTrainedModel) -> RowLatency:
-    """The latencies of `model` here: from disk, or measured now and written there."""
-    file = _file(model)
-    if file in _unwritten:
-        return _unwritten[file]
-    try:
-        return RowLatency(**json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError):
-        latency = measure(model)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps({"rows": latency.rows, "seconds": latency.seconds}))
-    except OSError:
-        _unwritten[file] = latency
-    return latency
+    """The latencies of `model` here: from disk, or measured now and written there, where that is possible."""
+    parts = sum(1 for _ in model.modules())  # adapters come and go
+    key = model.dtype, model.device, parts, torch.get_num_threads(), model.config.get_text_config()._attn_implementation
+    tables = _known.setdefault(model, {})
+    if key not in tables:
+        file = _file(model)
+        try:
+            tables[key] = RowLatency(**json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError):
+            tables[key] = latency = measure(model)
+            with suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(file, json.dumps({"rows": latency.rows, "seconds": latency.seconds}))
+    return tables[key]

@@ -1,24 +1,67 @@
-"""Targets with linear-attention or state-space layers: chains, by putting back a copy of their state.
+"""Targets and drafters with linear-attention or state-space layers: a recurrent state cannot drop its last tokens.
 
-A recurrent state cannot drop its last tokens. So it is copied before a draft is read; after a rejection the copy comes back, and
-the next forward reads the accepted tokens again, in front of its own draft. A few more rows cost little; when too many have
-piled up, one round goes without a draft.
+So it is copied before a draft is read; after a rejection the copy comes back, and the next forward reads the accepted tokens
+again, in front of its own draft. A few more rows cost little; when too many have piled up, one round goes without a draft.
 """
 
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import LongTensor, Tensor
+from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin, StaticLayer
 
 from ..hardware import input_device
-from ..protocol import Draft
-from .states import MOST_UNREAD, copy_states, end_windows, put_back, record_windows
-from .verify import ChainVerifier
 
+MOST_UNREAD = 32  # tokens behind a state that are read again with every draft; with more they are read for good
 _continues: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+def is_recurrent(cache: Cache) -> bool:
+    """Whether a layer of `cache` holds a state instead of, or beside, keys and values."""
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
+
+
+def _state_dicts(cache: Cache) -> list[dict[int, Tensor | None]]:
+    linear = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+    return [states for layer in linear for states in (layer.conv_states, layer.recurrent_states)]
+
+
+def copy_states(cache: Cache) -> list[list[Tensor | None]]:
+    """Its layers' states as they are now; none where nothing is recurrent."""
+    return [[state if state is None else state.clone() for state in states.values()] for states in _state_dicts(cache)]
+
+
+def record_windows(cache: Cache) -> None:
+    """Let sliding windows keep what they push out, until `put_back` or `end_windows`."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            DynamicSlidingWindowLayer.activate_past_recording(layer)
+
+
+def put_back(cache: Cache, states: list[list[Tensor | None]], count: int) -> None:
+    """Forget the last `count` tokens: states from `copy_states` come back, keys and values are cropped."""
+    for current, saved in zip(_state_dicts(cache), states, strict=True):
+        current.update(zip(current, saved, strict=True))
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            DynamicSlidingWindowLayer.crop(layer, -count)
+        elif isinstance(layer, DynamicLayer):
+            DynamicLayer.crop(layer, -count)
+
+
+def end_windows(cache: Cache) -> None:
+    """Let sliding windows drop what they pushed out."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            DynamicSlidingWindowLayer.crop(layer, 0)
+
+
+def stop_recording(cache: Cache) -> None:
+    """Let sliding windows and states drop what they push out as it comes, as they do by themselves."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer | LinearAttentionCacheLayerMixin):
+            layer.record_past = False
 
 
 def check_roll_back(cache: Cache) -> None:
@@ -75,39 +118,3 @@ def _read_in_parts(model: PreTrainedModel, name: str, sizes: tuple[int, ...]) ->
         ids = (part + 1) % model.config.get_text_config().vocab_size
         parts.append(model(ids, use_cache=True, **{name: cache}, **positions).logits.float())
     return torch.cat(parts, dim=1)
-
-
-class RecurrentVerifier(ChainVerifier):
-    """`ChainVerifier` for targets with recurrent layers. The prompt is read without a draft."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.states: list[list[Tensor | None]] = []
-        self.reread = 0
-        record_windows(self.cache)
-
-    @property
-    def may_draft(self) -> bool:
-        """Not over the prompt, and not when many accepted tokens wait to be read again."""
-        return not self.first and self.unread <= MOST_UNREAD
-
-    def read(self, buffer: LongTensor, count: int) -> None:
-        """As `ChainVerifier.read`; nothing of the prompt is taken back."""
-        super().read(buffer, count)
-        end_windows(self.cache)
-
-    def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> Tensor:
-        """As `ChainVerifier.verify`; the state is copied first."""
-        self.reread = self.unread
-        if len(drafts[0]):
-            self.states = copy_states(self.cache)
-        return super().verify(buffer, lengths, drafts)
-
-    def keep(self, paths: list[list[int] | None]) -> None:
-        """Keep everything, or put the state back to before this round."""
-        accepted = len(paths[0] or [])
-        if accepted == self.written:
-            end_windows(self.cache)
-            return
-        put_back(self.cache, self.states, self.reread + self.written)
-        self.unread = self.reread + accepted + 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy
 import torch
 from torch import BoolTensor, LongTensor, Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -31,11 +32,13 @@ def attention_windows(model: PreTrainedModel) -> dict[str, int | None] | None:
     layers = DynamicCache(config=config).layers
     if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
         return None
-    found = [layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None for layer in layers]
-    kinds = getattr(config, "layer_types", None) or [str(window) for window in found]
+    layer_windows = [layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None for layer in layers]
+    kinds = getattr(config, "layer_types", None) or [str(window) for window in layer_windows]
     if "chunked_attention" in kinds:
         return None
-    return dict(zip(kinds, found, strict=False))  # layers that share another's cache come last and have a kind seen before
+    return dict(
+        zip(kinds, layer_windows, strict=False)
+    )  # layers that share another's cache come last and have a kind seen before
 
 
 def or_sdpa(model: PreTrainedModel) -> str:
@@ -67,21 +70,6 @@ def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.
     return sees, depths
 
 
-def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:
-    """New tokens, and masks behind, of texts that end alike: each sees what is before it in its text; padding, only itself.
-
-    Args:
-        padding: int64 `(B, 1)`, how many of the rows stand before each text's first.
-        size: M.
-
-    Returns:
-        What the rows see of each other, bool `(B, M, M)`, and how deep they stand, int64 `(B, M)`, as `TreeAttention` takes them.
-    """
-    depths = torch.arange(size, device=padding.device) - padding
-    itself = torch.eye(size, dtype=torch.bool, device=padding.device)
-    return ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | itself, depths.clamp(min=0)
-
-
 class TreeAttention:
     """Masks and positions for forwards over a ragged cache.
 
@@ -95,7 +83,27 @@ class TreeAttention:
     def __init__(self, windows: dict[str, int | None], prompt_mask: Tensor, positions: LongTensor, dtype: torch.dtype):
         self.windows, self.prompt_mask, self.dtype = windows, prompt_mask.bool(), dtype
         self.offsets = (positions - (prompt_mask.shape[1] - 1))[:, None]
-        self.sees_all = len(positions) == 1 and set(windows.values()) == {None} and bool(self.prompt_mask.all())
+        self._look()
+
+    def _look(self) -> None:
+        whole = set(self.windows.values()) == {None} and bool(self.prompt_mask.all())
+        self.sees_all = whole and len(self.offsets) == 1  # one sequence that sees everything: no mask is needed
+
+    def join(self, other: "TreeAttention") -> None:
+        """Serve another one's sequences too, behind these."""
+        masks = self.prompt_mask, other.prompt_mask
+        width = max(mask.shape[1] for mask in masks)
+        self.prompt_mask = torch.cat([pad(mask, (0, width - mask.shape[1]), value=True) for mask in masks])
+        self.offsets = torch.cat([self.offsets, other.offsets])
+        self._look()
+
+    def select(self, rows: list[int]) -> int:
+        """Go on with some of the sequences, in this order; returns how many columns on the left were padding for all."""
+        seen = self.prompt_mask[rows]
+        count = int(seen.any(0).int().argmax())
+        self.prompt_mask, self.offsets = seen[:, count:], self.offsets[rows] + count
+        self._look()
+        return count
 
     def inputs(
         self, lengths: list[int], sees: BoolTensor, depths: LongTensor, num_slots: int | None = None
@@ -118,17 +126,17 @@ class TreeAttention:
         slots = torch.arange(num_slots or end + columns, device=device)
         ends = torch.tensor(lengths, device=device)[:, None]
         visible = (slots < ends)[:, None].repeat(1, size, 1)
-        prompt = self.prompt_mask.shape[1]
-        visible[:, :, :prompt] &= self.prompt_mask[:, None]
+        prompt = min(self.prompt_mask.shape[1], len(slots))  # of a longer one that has left, nothing is there any more
+        visible[:, :, :prompt] &= self.prompt_mask[:, None, :prompt]
         visible[:, :, end : end + columns] = sees.to(device)
         stands = ends + depths.to(device)
-        own = stands[:, columns - size :]
+        query_positions = stands[:, columns - size :]
         masks = {}
         for kind, window in self.windows.items():
             seen = visible
             if window is not None:
-                places = slots.repeat(len(lengths), 1)
-                places[:, end : end + columns] = stands
-                seen = visible & (places[:, None] > own[:, :, None] - window)
+                slot_positions = slots.repeat(len(lengths), 1)
+                slot_positions[:, end : end + columns] = stands
+                seen = visible & (slot_positions[:, None] > query_positions[:, :, None] - window)
             masks[kind] = additive(seen, self.dtype)[:, None]
-        return masks.popitem()[1] if len(masks) == 1 else masks, own + self.offsets
+        return masks.popitem()[1] if len(masks) == 1 else masks, query_positions + self.offsets

@@ -1,4 +1,6 @@
-"""One target forward over the drafts of all rows."""
+"""One target forward over the drafts of all sequences."""
+
+from __future__ import annotations
 
 from typing import Any
 
@@ -11,6 +13,8 @@ from ..protocol import Draft
 from .cache import RaggedCache, cache_of_call
 from .compiled import compiled_forward
 from .features import Features
+from .recurrent import MOST_UNREAD, copy_states, end_windows, put_back, record_windows, stop_recording
+from .sequence import Sequence
 from .tree_attention import TreeAttention, tree_shape
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
@@ -27,16 +31,16 @@ def extend_to(length: int, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
     """
     extended = {}
     for name in PER_TOKEN:
-        if (known := model_kwargs.get(name)) is None:
+        if (given := model_kwargs.get(name)) is None:
             continue
-        new = known[..., -1:].repeat(*[1] * (known.ndim - 1), length - known.shape[-1])
+        new = given[..., -1:].repeat(*[1] * (given.ndim - 1), length - given.shape[-1])
         if name == "attention_mask":
             new.fill_(1)
         elif name == "position_ids":
             new += torch.arange(1, new.shape[-1] + 1, device=new.device)
         elif name == "mm_token_type_ids":
             new.zero_()
-        extended[name] = torch.cat([known, new], dim=-1)
+        extended[name] = torch.cat([given, new], dim=-1)
     return extended
 
 
@@ -49,7 +53,7 @@ def stack(drafts: list[Draft], size: int, device: torch.device) -> LongTensor:
 
 
 class ChainVerifier:
-    """The target as transformers itself would call it: any kind of input, but only chains, and after the prompt one row.
+    """The target as transformers itself would call it: any kind of input, but only chains, and after the prompt one sequence.
 
     Args:
         model: the target.
@@ -59,17 +63,18 @@ class ChainVerifier:
         unread: those of them that the cache lacks.
 
     Attributes:
-        known: rows of the last forward that were known tokens; node `i` of its draft follows as row `known + i`.
+        prefix_rows: rows of the last forward that were tokens of the prefix; node `i` of a draft is row `prefix_rows + i`.
     """
 
     branches = False
+    row_counts: list[int] | None = None
 
     def __init__(
         self, model: PreTrainedModel, model_kwargs: dict[str, Any], per_token: dict[str, Tensor], begin: int, unread: int
     ):
         self.model, self.model_kwargs, self.per_token = model, model_kwargs, per_token
         self.cache: Cache = cache_of_call(model_kwargs)
-        self.begin, self.unread, self.first, self.written, self.known = begin, unread, True, 0, 0
+        self.begin, self.unread, self.first, self.written, self.prefix_rows = begin, unread, True, 0, 0
 
     @property
     def may_draft(self) -> bool:
@@ -91,48 +96,96 @@ class ChainVerifier:
             is_first_iteration=self.first,
             **{**self.model_kwargs, **{name: tensor[..., :length] for name, tensor in self.per_token.items()}},
         )
+        if "past_key_values" in self.model_kwargs:
+            inputs["past_key_values"] = self.cache  # Phi-3's drops an empty one
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
         self.first = False
         return self.model(**inputs, return_dict=True).logits
 
-    def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> Tensor:
+    def verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
         """Run the target over what its cache lacks: the end of the prefix, and the drafts.
 
         Args:
-            buffer: int64 `(B, …)`, the tokens so far.
-            lengths: of the rows; after the first round only one row is served.
-            drafts: a chain for each row.
+            sequences: of one length; after the first round only one sequence is served.
+            drafts: a chain for each.
 
         Returns:
-            Logits `(B, N + 1, V)` in the target's dtype, on the buffer's device, N being the longest draft's length.
+            Logits `(B, N + 1, V)` in the target's dtype, on the ids' device, N being the longest draft's length.
         """
-        size = max(map(len, drafts))
-        ids = torch.cat([buffer[:, : lengths[0]], stack(drafts, size, buffer.device)], dim=1)
+        size, length, device = max(map(len, drafts)), sequences[0].length, sequences[0].ids.device
+        ids = torch.cat([torch.cat([sequence.ids[:, :length] for sequence in sequences]), stack(drafts, size, device)], dim=1)
         logits = self._run(ids, self.unread + size, size + 1)
-        self.known, self.unread, self.written = self.unread, 1, size
-        return logits[:, -size - 1 :].to(buffer.device)
+        self.prefix_rows, self.unread, self.written = self.unread, 1, size
+        return logits[:, -size - 1 :].to(device)
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """Drop the rejected tokens' entries.
 
         Args:
-            paths: for each row the accepted nodes to keep: a chain's first ones.
+            paths: for each sequence the accepted nodes to keep: a chain's first ones.
         """
         self.cache.crop(len(paths[0] or []) - self.written)  # also by 0: sliding windows shrink back to their size here
+        self.written = 0
+
+    def finish(self, ids: LongTensor) -> None:
+        """Leave the cache as plain decoding does: it holds all of `ids` `(B, n)` but the last tokens, and records nothing."""
+        stop_recording(self.cache)
+
+
+class RecurrentVerifier(ChainVerifier):
+    """`ChainVerifier` for targets with recurrent layers. The prompt is read without a draft."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.states: list[list[Tensor | None]] = []
+        record_windows(self.cache)
+
+    @property
+    def may_draft(self) -> bool:
+        """Not over the prompt, and not when many accepted tokens wait to be read again."""
+        return not self.first and self.unread <= MOST_UNREAD
+
+    def read(self, buffer: LongTensor, count: int) -> None:
+        """As `ChainVerifier.read`; nothing of the prompt is taken back."""
+        super().read(buffer, count)
+        end_windows(self.cache)
+
+    def verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
+        """As `ChainVerifier.verify`; the state is copied first."""
+        if len(drafts[0]):
+            self.states = copy_states(self.cache)
+        return super().verify(sequences, drafts)
+
+    def keep(self, paths: list[list[int] | None]) -> None:
+        """Keep everything, or put the state back to before this round."""
+        accepted = len(paths[0] or [])
+        if accepted == self.written:
+            end_windows(self.cache)
+            return
+        put_back(self.cache, self.states, self.prefix_rows + self.written)
+        self.unread, self.written = self.prefix_rows + accepted + 1, 0
+
+    def finish(self, ids: LongTensor) -> None:
+        """As `ChainVerifier.finish`; accepted tokens that were taken back with rejected ones are read again."""
+        if self.unread > 1:
+            self._run(ids[:, :-1], self.unread - 1, 1)
+            self.unread = 1
+        end_windows(self.cache)
+        super().finish(ids)
 
 
 class TreeVerifier:
-    """The target with explicit masks and positions: trees, and rows of different lengths.
+    """The target with explicit masks and positions: trees, and sequences of different lengths.
 
     Args:
         model: the target.
         model_kwargs: the call's, with the cache.
-        cache: that cache, row by row.
+        cache: that cache, sequence by sequence.
         attention: masks.
         features: what the drafter reads, which a compiled forward gives as an output.
         first: does the first forward, over the prompt, in transformers' own way and with chains; None where the prompt is read.
-        num_positions: that the model has, if it says; riders behind the last one stand on it, for nobody reads what they guess.
+        num_positions: that the model has, if it says; prompt rows behind the last one stand on it: nobody reads their guesses.
         row_counts: how many rows a later forward may have, if it is compiled for these; None for as few as are needed.
     """
 
@@ -154,7 +207,7 @@ class TreeVerifier:
         self.first, self.num_positions, self.row_counts = first, num_positions, row_counts
         self.begin = 0 if first is None else first.begin
         self.forward = model if row_counts is None else compiled_forward(model, features)
-        self.written, self.known, self.roots = 0, 0, 0  # roots: known tokens that the cache is yet to keep
+        self.written, self.prefix_rows, self.roots = 0, 0, 0  # roots: known tokens that the cache is yet to keep
         self.extra: dict[str, Any] | None = None
 
     @property
@@ -166,19 +219,23 @@ class TreeVerifier:
         """As `ChainVerifier.read`."""
         self.first.read(buffer, count)
 
-    def verify(self, buffer: LongTensor, lengths: list[int], drafts: list[Draft]) -> Tensor:
-        """As `ChainVerifier.verify`, for trees and ragged rows: row 0 follows the last known token, row `i + 1` node `i`."""
+    def verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
+        """As `ChainVerifier.verify`, for trees and ragged sequences: row 0 follows the last known token, row `i + 1` node `i`."""
         if self.first is not None:
-            logits = self.first.verify(buffer, lengths, drafts)
-            self.written, self.known, self.first = self.first.written, self.first.known, None
+            logits = self.first.verify(sequences, drafts)
+            self.written, self.prefix_rows, self.first = self.first.written, self.first.prefix_rows, None
             return logits
-        size = 1 + max(draft.num_rows for draft in drafts)
+        size, device = 1 + max(len(draft.row_parents) for draft in drafts), sequences[0].ids.device
         if self.row_counts is not None:
             size = next(count for count in self.row_counts if count >= size)
-        ids = torch.empty((len(drafts), size), dtype=torch.long, device=buffer.device)
-        ids[:, 1:] = stack(drafts, size - 1, buffer.device)
-        ids[:, :1] = torch.stack([row[length - 1 : length] for row, length in zip(buffer, lengths, strict=True)])
-        shapes = [tree_shape([*draft.parents, *draft.rider_parents], size) for draft in drafts]
+        roots = [sequence.ids[0, sequence.length - 1 : sequence.length] for sequence in sequences]
+        ids = torch.cat([torch.stack(roots), stack(drafts, size - 1, device)], dim=1)
+        return self._run(ids, drafts).to(device)
+
+    def _run(self, ids: LongTensor, drafts: list[Draft]) -> Tensor:
+        """The target over each sequence's last known token, its draft and padding, int64 `(B, M)`; its logits."""
+        size = ids.shape[1]
+        shapes = [tree_shape(draft.row_parents, size) for draft in drafts]
         sees, depths = (torch.from_numpy(numpy.stack(part)) for part in zip(*shapes, strict=True))
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
         if self.num_positions is not None:
@@ -190,25 +247,73 @@ class TreeVerifier:
             )
             for name in ("logits_to_keep", "input_ids", *PER_TOKEN):
                 self.extra.pop(name, None)
-        inputs = {"input_ids": ids} if not any(draft.rider_parents for draft in drafts) else self._embed(ids, drafts)
+            self.extra["past_key_values"] = self.cache.cache
+        inputs = {"input_ids": ids} if all(draft.prompt_rows is None for draft in drafts) else self._embed(ids, drafts)
         outputs = self.forward(**{**self.extra, **inputs, "attention_mask": mask, "position_ids": positions, "return_dict": True})
-        self.written, self.known, self.roots = size, 1, 1
-        return outputs.logits.to(buffer.device)
+        self.written, self.prefix_rows, self.roots = size, 1, 1
+        return outputs.logits
 
     def _embed(self, ids: LongTensor, drafts: list[Draft]) -> dict[str, Tensor]:
-        """Inputs with the riders' embeddings behind the nodes'."""
+        """Inputs with the prompt rows' embeddings behind the nodes'."""
         embeddings = self.model.get_input_embeddings()(ids).clone()
         for row, draft in enumerate(drafts):
-            if draft.rider_embeddings is not None:
-                embeddings[row, 1 + len(draft) : 1 + draft.num_rows] = draft.rider_embeddings.to(embeddings)
+            if draft.prompt_rows is not None:
+                embeddings[row, 1 + len(draft) : 1 + len(draft.row_parents)] = draft.prompt_rows.embeddings.to(embeddings)
         return {"input_ids": None, "inputs_embeds": embeddings}
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """Keep the accepted nodes' entries, and drop the rejected ones'.
 
         Args:
-            paths: for each row the accepted nodes to keep, from the root down; None for a row that is finished.
+            paths: for each sequence the accepted nodes to keep, from the root down; None for one that is finished.
         """
         root = range(self.roots)
-        kept = [[] if path is None else [*root, *(node + self.roots for node in path)] for path in paths]
-        self.cache.keep(kept, self.written)
+        entries = [[] if path is None else [*root, *(node + self.roots for node in path)] for path in paths]
+        self.cache.keep(entries, self.written)
+        self.written = 0
+
+    def finish(self, ids: LongTensor) -> None:
+        """As `ChainVerifier.finish`; behind sequences that ended early stands the padding that plain decoding reads there."""
+        end = ids.shape[1] - 1
+        self.cache.forget([max(0, length - end) for length in self.cache.lengths])
+        missing = [end - length for length in self.cache.lengths]
+        if not any(missing):
+            return
+        size = max(missing)
+        if self.cache.num_slots is not None:  # a compiled forward or a static cache has no room to spare
+            self.forward = self.model
+        rest = torch.zeros((len(ids), size), dtype=torch.long, device=ids.device)
+        drafts = []
+        for row, count in enumerate(missing):
+            rest[row, :count] = ids[row, end - count : end]
+            drafts.append(Draft.chain(rest[row, 1 : max(1, count)]))
+        self._run(rest, drafts)
+        self.cache.keep([list(range(count)) for count in missing], size)
+        self.written = 0
+
+    def join(self, other: TreeVerifier) -> None:
+        """Verify another one's sequences too, behind its own.
+
+        Raises:
+            ValueError: one has not read its prompt yet, has a static cache, or inputs beyond ids.
+        """
+        for verifier in (self, other):
+            more = set(verifier.model_kwargs) - {
+                "past_key_values",
+                "attention_mask",
+                "position_ids",
+                "use_cache",
+                "logits_to_keep",
+            }
+            if verifier.first is not None or verifier.row_counts is not None or verifier.cache.num_slots is not None or more:
+                raise ValueError(
+                    "Sequences join others behind their prompts, in dynamic caches, and with nothing but ids: this call has to "
+                    "be served by itself."
+                )
+        self.cache.join(other.cache)
+        self.attention.join(other.attention)
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with some of the sequences, in this order; columns that are padding for all of them go."""
+        self.cache.select(rows)
+        self.cache.crop_left(self.attention.select(rows))

@@ -26,23 +26,6 @@ def check_files(folder: Path) -> None:
         raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")
 
 
-def refuse_missing(info: dict[str, Any], name: str, folder: Path) -> None:
-    """Refuse a model some of whose weights were not there: they would be random numbers.
-
-    Args:
-        info: from `from_pretrained(…, output_loading_info=True)`.
-        name, folder: of its class, and where it lies.
-
-    Raises:
-        OSError: weights are missing.
-    """
-    if missing := sorted(info["missing_keys"]):
-        raise OSError(
-            f"The {name} in {folder} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, …): the download or "
-            "the conversion is incomplete."
-        )
-
-
 def push_with_tokenizer(
     drafter: Any,
     repo_id: str,

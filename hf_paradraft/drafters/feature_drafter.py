@@ -16,12 +16,13 @@ from torch import LongTensor, Tensor, nn
 from transformers import PreTrainedModel
 
 from ..decoding.features import layers_of
-from ..files import names_folder, read_config, write_whole
+from ..files import names_folder, read_config
 from ..hub.card import CardFields, provenance_of
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from .borrowed import Borrowed, finished
+from ..whole_files import write_whole
+from .borrowed import Borrowed, finished, pair
 from .fits import check_ids
 from .published import drafter_folder, proposal
 
@@ -218,7 +219,7 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
                 f"{who} reads hidden states of {self.target_hidden_size} numbers, and the target's have {config.hidden_size}: it "
                 "was made for another target."
             )
-        deepest = max((key for key in self.features if isinstance(key, int)), default=-1)
+        deepest = max((key for key in self.needs(target) if isinstance(key, int)), default=-1)
         if deepest >= layers or self.target_layers not in (None, layers):
             raise ValueError(
                 f"{who} was made for a target of {self.target_layers or f'more than {deepest}'} layers, and this one has "
@@ -233,10 +234,17 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
             )
         if config is not target.config and "mrope_section" in str(getattr(config, "rope_parameters", None)):
             raise ValueError(f"{who} has one position a token, and images give the target several (M-RoPE): it cannot be served.")
-        if self.borrowed is None or self.borrowed.head is not target.get_output_embeddings():
-            self.borrowed = Borrowed(target, None if self.head is not None else self.vocabulary)
-        if self.head is None and self.borrowed.embedding.weight.shape[-1] != self.hidden_size:
+        borrowed = self.beside(target).borrowed
+        if borrowed is None or borrowed.head is not target.get_output_embeddings():
+            borrowed = Borrowed(target, None if self.head is not None else self.vocabulary)
+        if self.head is None and borrowed.embedding.weight.shape[-1] != self.hidden_size:
             raise ValueError(f"{who} has no head of its own, and its states do not fit the target's.")
+        pair(self, target, borrowed=borrowed)
+        self.borrowed = borrowed
+
+    def beside(self, target: PreTrainedModel) -> Self:
+        """As it stands beside `target`, whatever else it was attached to since."""
+        return pair(self, target)
 
     @property
     @abstractmethod

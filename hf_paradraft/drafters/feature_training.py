@@ -99,7 +99,7 @@ def train_on_target(
         ValueError, OSError: something about the inputs is wrong; nothing has been written then.
     """
     output_dir = Path(output_dir)
-    checkpoint = check_output(output_dir, resume, overwrite)
+    checkpoint = check_output(output_dir, resume, overwrite, target, cache_dir)
     training = training_arguments(output_dir, {"learning_rate": 5e-4, **(usual or {})}, arguments)
     tokenizer = open_tokenizer(target)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)

@@ -32,10 +32,10 @@ def chains_and_trees(name: str, drafter: Drafter, lengths: Sequence[int], sizes:
     return [*chains, *trees]
 
 
-def with_copies(variants: Sequence[Variant]) -> list[Variant]:
-    """The trees among them, with copied drafts."""
+def with_prompt_lookup(variants: Sequence[Variant]) -> list[Variant]:
+    """The trees among them, with prompt lookup."""
     trees = [one for one in variants if one.config.tree_size]
-    return [Variant(f"{one.name}-graft", one.drafter, replace(one.config, graft=True)) for one in trees]
+    return [Variant(f"{one.name}-lookup", one.drafter, replace(one.config, prompt_lookup=True)) for one in trees]
 
 
 @dataclass(frozen=True)

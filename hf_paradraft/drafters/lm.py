@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
-from ..decoding.cache import RaggedCache, check_forgets, empty_cache, plain_cache, takes
+from ..decoding.cache import RaggedCache, check_forgets, empty_cache, takes
 from ..decoding.compiled import compiled_forward
-from ..decoding.recurrent import check_continues
-from ..decoding.states import MOST_UNREAD, copy_states, end_windows, is_recurrent, put_back
-from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa, ragged_rows
+from ..decoding.recurrent import MOST_UNREAD, check_continues, copy_states, end_windows, is_recurrent, put_back
+from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
 from ..protocol import Prefix
-from .nodes import Nodes
+from .drafter_cache import make_room, plain_cache
+from .nodes import Nodes, ragged_rows
 
 
 def check_drafts(model: PreTrainedModel) -> None:
@@ -188,10 +189,10 @@ class LmReader:
         elif isinstance(self.cache, RaggedCache):
             self.cache.forget(dropped)
         elif (more := self.begins[0] + self.cache.get_seq_length() - self.known[0]) > 0:
-            if is_recurrent(self.cache):
-                self.cache = None
-            else:
+            if all(type(layer) is DynamicLayer for layer in self.cache.layers):
                 self.cache.crop(-more)
+            else:  # a state cannot go back so far, and a window has dropped what it would need
+                self.cache = None
 
     def _read(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
         """Logits `(B, K, V')` for what follows each row."""
@@ -249,7 +250,7 @@ class LmReader:
         compiled = longest <= self.usual
         fed, padding = self._fed(rows, masks, self.usual if compiled else longest)
         size = fed.shape[1]
-        self.cache.make_room(size)
+        make_room(self.cache, size)
         mask, positions = self.attention.inputs(self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots)
         logits = self._forward(
             self.cache.cache, len(masks) + 1, compiled, input_ids=fed, attention_mask=mask, position_ids=positions

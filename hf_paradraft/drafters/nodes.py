@@ -73,3 +73,18 @@ class Nodes:
             found.append(nodes[match].column)
             last = match
         return found
+
+
+def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:
+    """New tokens, and masks behind, of texts that end alike: each sees what is before it in its text; padding, only itself.
+
+    Args:
+        padding: int64 `(B, 1)`, how many of the rows stand before each text's first.
+        size: M.
+
+    Returns:
+        What the rows see of each other, bool `(B, M, M)`, and how deep they stand, int64 `(B, M)`, as `TreeAttention` takes them.
+    """
+    depths = torch.arange(size, device=padding.device) - padding
+    itself = torch.eye(size, dtype=torch.bool, device=padding.device)
+    return ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | itself, depths.clamp(min=0)

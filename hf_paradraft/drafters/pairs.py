@@ -14,14 +14,13 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 
-from ..decoding.cache import RaggedCache, plain_cache
-from ..decoding.compiled import compiled_method
-from ..decoding.grow import WIDTH
-from ..decoding.tree_attention import attention_windows, ragged_rows
+from ..decoding.cache import RaggedCache
+from ..decoding.growing import WIDTH
+from ..decoding.tree_attention import attention_windows
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from ..protocol.guess import Bias
-from .nodes import Nodes
+from .drafter_cache import compiled_method, make_room, plain_cache
+from .nodes import Nodes, ragged_rows
 from .stack import StackMasks
 
 PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
@@ -79,7 +78,7 @@ class PairReader:
 
     def __init__(self, model: PairModel, config: SpeculationConfig | None = None, max_length: int = 0):
         self.model = model
-        self.usual = 0 if config is None else config.usual_tokens  # tokens that such a round reads
+        self.usual = 0 if config is None else config.compiled_width  # tokens that such a round reads
         self.width = 0 if not self.usual else 1 if config.tree_size is None else WIDTH  # nodes, likewise
         self.num_slots = self.usual and max_length + self.usual * (1 + self.width)
         self.cache: RaggedCache | None = None
@@ -185,7 +184,7 @@ class PairReader:
         if count > 1:
             inputs = torch.cat([inputs, model.masks(fused[:, -1], count - 1)], dim=1)
         size = inputs.shape[1]
-        self.cache.make_room(size)
+        make_room(self.cache, size)
         mask, positions = self.attention.inputs(self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots)
         # What nobody reads, masks beyond a row's own room and padding, stays where the model may have a position.
         lasts = [
@@ -210,7 +209,7 @@ class PairReader:
     def read_nodes(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
         """Read guessed tokens behind the texts, each with its parent's state; as `Extend`."""
         sees, depths = self.nodes.add(tokens, parents, self.width)
-        self.cache.make_room(self.nodes.columns)
+        make_room(self.cache, self.nodes.columns)
         size, device = sees.shape[1], self.attention_device
         ids = torch.zeros((len(tokens), size), dtype=torch.long, device=device)
         before = self.states[0][0].new_zeros((len(tokens), size, self.states[0][0].shape[-1]))
@@ -258,7 +257,6 @@ class PairDrafting(Drafting):
         max_length: tokens of a row at most.
         vocabulary: int64 `(V',)`, the target's id of each of the model's; None: they are the same.
         extends: whether it goes on from tokens that the engine chose, instead of reading masks.
-        bias: of a head that looks at the token before, or None.
     """
 
     def __init__(
@@ -268,9 +266,8 @@ class PairDrafting(Drafting):
         max_length: int,
         vocabulary: LongTensor | None = None,
         extends: bool = False,
-        bias: Bias | None = None,
     ):
-        self.vocabulary, self.extends, self.bias = vocabulary, extends, bias
+        self.vocabulary, self.extends = vocabulary, extends
         self.reader = PairReader(model, config, max_length)
 
     @torch.no_grad()
@@ -284,8 +281,7 @@ class PairDrafting(Drafting):
         logits = self.reader.read(prefixes, 1 if self.extends else most)
         extend = self.reader.read_nodes if self.extends else None
         nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
-        ways = {"bias": self.bias, "extend": extend}
         return [
-            nothing if own is None else GuessedLogits(own[: prefix.room], self.vocabulary, **ways)
+            nothing if own is None else GuessedLogits(own[: prefix.room], self.vocabulary, extend=extend)
             for own, prefix in zip(logits, prefixes, strict=True)
         ]

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ..decoding.overlap import device_of
-from ..protocol import Drafter, Drafting, GuessedTokens, Observation, Prefix
+from ..decoding.pearl import device_of
+from ..protocol import Drafter, Drafting, GuessedTokens, Observation, Prefix, SpeculationConfig
 from .borrowed import Borrowed
 from .worker import Asked, Begin, serve
 
@@ -67,8 +67,6 @@ class ProcessDrafter(Drafter):
         threads: CPU threads of the process; default: half of this one's. The first one keeps to as many cores, on Linux.
     """
 
-    has_own_cores = True
-
     def __init__(self, drafter: Drafter, threads: int | None = None):
         self.drafter, self.speculation_config = drafter, drafter.speculation_config
         self.threads = threads or max(1, torch.get_num_threads() // 2)
@@ -77,6 +75,7 @@ class ProcessDrafter(Drafter):
         self.served: PretrainedConfig | None = None
         self.process: BaseProcess | None = None
         self.finish: Any = lambda: None
+        self.apart = InProcess(self)
 
     @property
     def config(self) -> Any:
@@ -98,7 +97,7 @@ class ProcessDrafter(Drafter):
         who = type(self.drafter).__name__
         self.drafter.attach(target)
         borrows = any(isinstance(own, Borrowed) for own in vars(self.drafter).values())
-        if borrows or self.drafter.needs(target) or self.drafter.riders() is not None:
+        if borrows or self.drafter.needs(target) or self.drafter.guesses_in_target:
             raise ValueError(f"{who} stands on the target, so it has to be in the target's process: pass it as it is.")
         with self.lock:
             if self.served is target.config and self.process.is_alive():
@@ -133,12 +132,8 @@ class ProcessDrafter(Drafter):
                 raise failed
             self.served = target.config
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> ProcessDrafting:
-        """Begin a `generate` call over there."""
-        return ProcessDrafting(self, Begin(self.speculation_config, max_length))
-
-    def start_in_place(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """The drafter that was sent there still is here too, where nobody has to be woken."""
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
+        """Begin a `generate` call that does not overlap: the drafter is still here too, where nobody has to be woken."""
         here = object.__new__(type(self.drafter))  # with the same weights, and options of its own
         here.__dict__.update(vars(self.drafter), speculation_config=self.speculation_config)
         return here.start_drafting(target, max_length)
@@ -185,6 +180,35 @@ class ProcessDrafter(Drafter):
         self.close()
 
 
+class InProcess(Drafter):
+    """The drafter over there, which an overlapped call asks.
+
+    Args:
+        owner: of the process; not kept alive.
+    """
+
+    def __init__(self, owner: ProcessDrafter):
+        self.owner = weakref.ref(owner)
+
+    @property
+    def speculation_config(self) -> SpeculationConfig:  # type: ignore[override]
+        """The owner's."""
+        return self.owner().speculation_config
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where it is in its process."""
+        return self.owner().device
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """As the owner's."""
+        self.owner().attach(target)
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> ProcessDrafting:
+        """Begin a `generate` call over there."""
+        return ProcessDrafting(self.owner(), Begin(self.speculation_config, max_length))
+
+
 class ProcessDrafting(Drafting):
     """One `generate` call, on the target's side.
 
@@ -205,7 +229,7 @@ class ProcessDrafting(Drafting):
         """The worker's drafts, as tokens that were found."""
         rows = [Asked(prefix.kept, prefix.ids[0, prefix.kept :].tolist(), prefix.room) for prefix in prefixes]
         return [
-            GuessedTokens(prefix.ids.new_tensor(one.tokens), one.parents, one.beliefs)
+            GuessedTokens(prefix.ids.new_tensor(one.tokens), one.parents, one.acceptance)
             for prefix, one in zip(prefixes, self._ask("propose", rows), strict=True)
         ]
 

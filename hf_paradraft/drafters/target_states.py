@@ -18,9 +18,10 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..decoding.features import Features, decoder_of
-from ..files import read_json, write_whole
+from ..files import read_json
 from ..protocol.drafter import FeatureKey
 from ..training.regenerate import fingerprint
+from ..whole_files import write_whole
 from .borrowed import Borrowed
 
 logger = logging.get_logger(__name__)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -14,10 +16,10 @@ import torch
 from torch import LongTensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from ..decoding.overlap import device_of
-from ..decoding.pace import Pace
-from ..decoding.shape import Shape
-from ..hardware import keep_to_last_cores
+from ..decoding.budget import Budget
+from ..decoding.drafts import DraftBuilder
+from ..decoding.latency import RowLatency
+from ..decoding.pearl import device_of
 from ..protocol import Drafter, Drafting, Observation, Prefix, SpeculationConfig
 
 WHOLE_TREE = 32  # nodes that are sent where the engine chooses how many of them are verified
@@ -52,7 +54,7 @@ class Found:
 
     tokens: list[int]
     parents: list[int]
-    beliefs: list[float] | None
+    acceptance: list[float] | None
 
 
 class Worker:
@@ -65,12 +67,12 @@ class Worker:
 
     def __init__(self, drafter: Drafter, target: PreTrainedModel, begin: Begin):
         size = WHOLE_TREE if begin.config.tree_size == "auto" else begin.config.tree_size
-        config = replace(begin.config, tree_size=size, overlap=False, graft=False)
+        config = replace(begin.config, tree_size=size, overlap=False, prompt_lookup=False, never_slower=False)
         drafter.speculation_config = config
         self.drafting, self.device = drafter.start_drafting(target, begin.max_length), device_of(drafter)
-        pace = Pace(config.num_draft_tokens, chain=size is None, adaptive=False)
+        budget = Budget(RowLatency([1], [1.0]), config.num_draft_tokens)
         vocab_size = target.config.get_text_config().vocab_size
-        self.shape = Shape(config, False, pace, vocab_size, type(drafter).__name__)
+        self.builder = DraftBuilder(config, "greedy", budget, vocab_size, type(drafter).__name__)
         self.rows: list[LongTensor] = []
 
     @property
@@ -84,8 +86,9 @@ class Worker:
         new = [torch.tensor([row.tokens], dtype=torch.long, device=self.device) for row in rows]
         self.rows = [torch.cat([old[:, : row.kept], ids], dim=1) for old, ids, row in zip(before, new, rows, strict=True)]
         prefixes = [Prefix(ids, row.room, row.kept) for ids, row in zip(self.rows, rows, strict=True)]
-        drafts = self.shape(self.drafting, prefixes, [LogitsProcessorList()] * len(rows), self.shape.config.tree_size is not None)
-        return [Found(draft.token_ids, draft.parents, draft.beliefs) for draft in drafts]
+        processors = [LogitsProcessorList()] * len(rows)
+        drafts = self.builder(self.drafting, prefixes, processors, self.builder.config.tree_size is not None)
+        return [Found(draft.token_ids, draft.parents, draft.acceptance) for draft in drafts]
 
     def observe(self, brought: list[tuple[list[int], int] | None]) -> None:
         """What the target brought each row: tokens, and the position of the first that was read."""
@@ -101,6 +104,13 @@ def sendable(error: Exception) -> Exception:
         error = RuntimeError(f"{type(error).__name__}: {error}")
     error.add_note(note)
     return error
+
+
+def keep_to_last_cores(count: int) -> None:
+    """Let this process run on the last `count` of the cores that it may use, if there are more and the system allows it."""
+    if sys.platform == "linux" and count < len(cores := sorted(os.sched_getaffinity(0))):
+        with suppress(OSError):
+            os.sched_setaffinity(0, cores[-count:])
 
 
 def serve(connection: Connection, threads: int, own_cores: bool) -> None:

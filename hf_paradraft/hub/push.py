@@ -15,6 +15,7 @@ from ..files import BESIDE, PUBLISHED, read_json, shipped
 from .card import CardFields, hub_name, plot_bench, render_card
 
 MODEL = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")  # in one piece or in several
+BASE = (*MODEL, "config.json", "generation_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 PEFT_CARD = "# Model Card for Model ID"  # what PEFT writes beside every adapter
 
@@ -53,7 +54,9 @@ def push_drafter(
     folder = Path(folder)
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name)
-        for pattern in PUBLISHED:
+        # An adapter may lie beside its base, whose weights are not ours to publish.
+        left_out = BASE if fields.relation == "adapter" else ADAPTER
+        for pattern in (pattern for pattern in PUBLISHED if pattern not in left_out):
             for file in folder.glob(pattern):
                 shutil.copy2(file, whole / file.name)
         if (adapter := whole / "adapter_config.json").exists():

@@ -1,8 +1,8 @@
 """How `model.generate` reaches our loop: `assistant_model=drafter`, or `custom_generate=speculative_decoding, drafter=drafter`.
 
 For the first, two methods of `GenerationMixin` are wrapped; both do as before unless the assistant is a drafter: it has
-`start_drafting`, or is a model with prompt tokens. If this transformers has changed them, nothing is wrapped: PARD drafters then
-work in its own assisted loop, one chain at a time.
+`start_drafting`, or is a model with prompt tokens. A third one notes what the caller passed and nobody can tell later. If this
+transformers has changed them, nothing is wrapped: PARD drafters then work in its own assisted loop, one chain at a time.
 """
 
 import inspect
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
-from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase, __version__
+from transformers import GenerationMixin, PreTrainedModel, __version__
 from transformers.generation import GenerationMode
 
 from .. import protocol
-from ..decoding import loop
+from ..decoding import loop, pearl
+from ..decoding.call import NOTES, Notes
 from ..decoding.checks import check_drafter
 from ..drafters.kinds import KINDS
 from .pairing import check_same_tokenizer
@@ -26,11 +27,12 @@ EXPECTED = {
         "inputs_tensor", "assistant_model", "assistant_tokenizer", "tokenizer", "model_kwargs",
     },
     "_validate_generation_mode": {"self", "generation_mode", "generation_config", "generation_mode_kwargs"},
+    "_prepare_generation_config": {"self", "generation_config", "kwargs"},
 }  # fmt: skip
 
 
 def install() -> bool:
-    """Wrap the two methods, once; False, with a warning, if this transformers does not have them as expected."""
+    """Wrap the methods, once; False, with a warning, if this transformers does not have them as expected."""
     originals = {name: getattr(GenerationMixin, name, None) for name in EXPECTED}
     if any(getattr(method, "paradraft", False) for method in originals.values()):
         return True
@@ -44,6 +46,7 @@ def install() -> bool:
             return False
     GenerationMixin._assisted_decoding = _with_our_loop(originals["_assisted_decoding"])
     GenerationMixin._validate_generation_mode = _with_our_checks(originals["_validate_generation_mode"])
+    GenerationMixin._prepare_generation_config = _with_our_notes(originals["_prepare_generation_config"])
     return True
 
 
@@ -55,20 +58,19 @@ def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | N
     return assistant if callable(getattr(assistant, "start_drafting", None)) else None
 
 
-def _check_pair(
-    target: PreTrainedModel, drafter: protocol.Drafter | None, tokenizers: Sequence[PreTrainedTokenizerBase | None]
-) -> None:
+def _decode(model: PreTrainedModel, *args: Any, drafter: Any, tokenizers: Sequence[Any] = (None, None), **kwargs: Any) -> Any:
+    """Our loop, or PEARL's where it is asked for and may win something, after one look at the pair."""
     if drafter is not None:
         check_drafter(drafter)
-        drafter.attach(target)
-        check_same_tokenizer(target, drafter, *tokenizers)
+        check_same_tokenizer(model, drafter, *tokenizers)
+    overlaps = drafter is not None and pearl.may_overlap(drafter, model)
+    decode = pearl.overlapped_decoding if overlaps else loop.speculative_decoding
+    return decode(model, *args, drafter=drafter, **kwargs)
 
 
 @wraps(loop.speculative_decoding, assigned=("__doc__",))  # the module stays its own, for pickle
 def speculative_decoding(model, *args, drafter=None, **kwargs):
-    ours = _drafter_of(model, drafter)
-    _check_pair(model, ours, (None, None))
-    return loop.speculative_decoding(model, *args, drafter=ours or drafter, **kwargs)
+    return _decode(model, *args, drafter=_drafter_of(model, drafter) or drafter, **kwargs)
 
 
 def _with_our_loop(original):
@@ -77,9 +79,9 @@ def _with_our_loop(original):
         drafter = _drafter_of(self, assistant_model)
         if drafter is None:
             return original(self, input_ids, *args, assistant_model=assistant_model, **kwargs)
-        for name in ("inputs_tensor", "assistant_tokenizer", "tokenizer"):
-            kwargs.pop(name, None)
-        return loop.speculative_decoding(self, input_ids, *args, drafter=drafter, **kwargs)
+        kwargs.pop("inputs_tensor", None)
+        tokenizers = [kwargs.pop(name, None) for name in ("tokenizer", "assistant_tokenizer")]
+        return _decode(self, input_ids, *args, drafter=drafter, tokenizers=tokenizers, **kwargs)
 
     assisted_decoding.paradraft = True
     return assisted_decoding
@@ -88,11 +90,9 @@ def _with_our_loop(original):
 def _with_our_checks(original):
     @wraps(original)
     def validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
-        drafter = _drafter_of(self, generation_mode_kwargs.get("assistant_model"))
-        if drafter is not None:
+        if _drafter_of(self, generation_mode_kwargs.get("assistant_model")) is not None:
             if generation_config.num_beams > 1:
                 raise ValueError(f"Drafters serve greedy decoding and sampling, but num_beams is {generation_config.num_beams}.")
-            _check_pair(self, drafter, [generation_mode_kwargs.get(name) for name in ("tokenizer", "assistant_tokenizer")])
             generation_mode_kwargs = {
                 name: value
                 for name, value in generation_mode_kwargs.items()
@@ -104,3 +104,16 @@ def _with_our_checks(original):
 
     validate_generation_mode.paradraft = True
     return validate_generation_mode
+
+
+def _with_our_notes(original):
+    @wraps(original)
+    def prepare_generation_config(self, generation_config, **kwargs):
+        length = kwargs.get("num_assistant_tokens", getattr(generation_config, "num_assistant_tokens", None))
+        cache = any(kwargs.get(name) is not None for name in ("past_key_values", "cache_params"))
+        prepared, model_kwargs = original(self, generation_config, **kwargs)
+        setattr(prepared, NOTES, Notes(length, cache))
+        return prepared, model_kwargs
+
+    prepare_generation_config.paradraft = True
+    return prepare_generation_config

@@ -1,10 +1,10 @@
 """What drafters and engine say to each other."""
 
 from .config import SpeculationConfig
-from .draft import Draft
+from .draft import Draft, PromptRows
 from .drafter import Drafter, Drafting, Observation, Prefix
-from .guess import Guess, GuessedLogits, GuessedTokens, Riders
-from .stats import RoundTrace, SpeculationStats
+from .guess import Guess, GuessedLogits, GuessedTokens
+from .stats import Round, RoundTrace, SequenceRound, SpeculationStats
 
 __all__ = [
     "Draft",
@@ -15,8 +15,10 @@ __all__ = [
     "GuessedTokens",
     "Observation",
     "Prefix",
-    "Riders",
+    "PromptRows",
+    "Round",
     "RoundTrace",
+    "SequenceRound",
     "SpeculationConfig",
     "SpeculationStats",
 ]

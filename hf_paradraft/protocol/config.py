@@ -9,6 +9,7 @@ logger = logging.get_logger(__name__)
 
 TreeSize = int | Literal["auto"] | None  # None: a chain
 MAX_TREE = 64  # nodes of a tree that chooses its own size
+MOST = 1024  # tokens or nodes of a draft: a number beyond it is a mistake, or somebody else's joke
 ACCEPTANCE_RULES = ("auto", "greedy", "sample_match", "rejection", "typical")
 
 
@@ -18,6 +19,7 @@ class SpeculationConfig:
 
     Args:
         num_draft_tokens: tokens drafted in a round (K): the length of a chain, the depth of a tree; 0 turns drafting off.
+            A call's own `generate(..., num_assistant_tokens=K)` counts instead.
         tree_size: `"auto"` for as many draft nodes as pay on this hardware, chosen in every round;
             an int for that many, the most probable paths of all; None for a chain.
         acceptance: how drafts are judged. `auto` is `greedy` without sampling and `sample_match` with it; both, and
@@ -29,9 +31,9 @@ class SpeculationConfig:
             CUDA graphs. The first calls compile, for some seconds to minutes.
         overlap: draft the next window while the target verifies this one (PEARL). With `never_slower` where the drafter has a
             device or a process of its own, or nothing is won; without it always. Not for drafters that read the target.
-        graft: let copied drafts join: what followed the last time that the text ended like it ends now, where that promises more
-            than the drafter's own guesses; in trees up to ten tokens of it, whatever K is. Not with `rejection`, which wants its
-            drafts drawn.
+        prompt_lookup: let copied tokens join: what followed the last time that the text ended like it ends now, where that
+            promises more than the drafter's own guesses; in trees up to ten tokens of it, whatever K is. Not with `rejection`,
+            which wants its drafts drawn.
         trace: keep every round's draft, accepted path and times in `SpeculationStats.trace`.
 
     Raises:
@@ -44,12 +46,16 @@ class SpeculationConfig:
     never_slower: bool = True
     compile: bool = False
     overlap: bool = False
-    graft: bool = False
+    prompt_lookup: bool = False
     trace: bool = False
 
     def __post_init__(self):
         if not isinstance(self.num_draft_tokens, int) or self.num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens must be an integer of at least 0, but is {self.num_draft_tokens!r}.")
+        if self.num_draft_tokens > MOST or (isinstance(self.tree_size, int) and self.tree_size > MOST):
+            raise ValueError(
+                f"num_draft_tokens={self.num_draft_tokens}, tree_size={self.tree_size}: at most {MOST} tokens can be drafted."
+            )
         if self.tree_size not in (None, "auto") and (not isinstance(self.tree_size, int) or self.tree_size < 1):
             raise ValueError(f"tree_size must be None, 'auto' or an integer of at least 1, but is {self.tree_size!r}.")
         if self.acceptance not in ACCEPTANCE_RULES:
@@ -62,11 +68,13 @@ class SpeculationConfig:
         Raises:
             ValueError: an option out of range.
         """
-        options = options if isinstance(options, dict) else {}
-        known = {name: value for name, value in options.items() if name in cls.__dataclass_fields__}
-        if more := sorted(options.keys() - known):
+        options = dict(options) if isinstance(options, dict) else {}
+        if "graft" in options:  # until 0.3
+            options.setdefault("prompt_lookup", options.pop("graft"))
+        understood = {name: value for name, value in options.items() if name in cls.__dataclass_fields__}
+        if more := sorted(options.keys() - understood):
             logger.warning_once(f"The drafter was saved with options that this version does not know: {', '.join(more)}.")
-        return cls(**known)
+        return cls(**understood)
 
     @property
     def max_nodes(self) -> int:
@@ -74,7 +82,7 @@ class SpeculationConfig:
         return max(self.num_draft_tokens, MAX_TREE if self.tree_size == "auto" else self.tree_size or 0)
 
     @property
-    def usual_tokens(self) -> int:
+    def compiled_width(self) -> int:
         """New tokens that a compiled drafter reads in every round, fewer being padded; 0 where nothing is compiled."""
         return self.num_draft_tokens + 1 if self.compile else 0
 

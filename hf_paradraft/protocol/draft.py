@@ -1,9 +1,28 @@
-"""What the target verifies: a tree of tokens, and rows that ride along."""
+"""What the target verifies: a tree of tokens, and prompt rows that ride along."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import LongTensor, Tensor
+
+
+@dataclass
+class PromptRows:
+    """Query rows in the target's forward that are no guesses: PPD's prompt tokens, which guess for the next round (section 4).
+
+    Attributes:
+        nodes: for each of R rows the node that it belongs to; -1 is the last known token.
+        parents: what each of them sees, with that one's ancestors: a node of N, or `N + r` for row `r`.
+        embeddings: `(R, hidden)`, their inputs.
+        all_prompts: `(m·E, hidden)`, inputs of all prompts below one node; row `i·E + e` is prompt `i` of ensemble `e`.
+        num_ensembles: E; a row sees its node, and those before it of its own ensemble.
+    """
+
+    nodes: list[int]
+    parents: list[int]
+    embeddings: Tensor
+    all_prompts: Tensor
+    num_ensembles: int = 1
 
 
 @dataclass
@@ -14,35 +33,29 @@ class Draft:
         tokens: int64 `(N,)`, parents before children. `N = 0` means: just decode one token.
         parents: `N` indices into `tokens`, -1 for a child of the last known token.
         q: float32 `(N, V)`, the distribution each token was sampled from; None: they were not sampled, and count as certain.
-        beliefs: `N` chances that a node is accepted if its parent is, as the drafter sees it; None where it does not say.
-        rider_nodes: for each of R rows that ride along in the target's forward without being guesses (PPD's prompts), the node
-            that it belongs to; -1 is the last known token.
-        rider_parents: what each of them sees, with that one's ancestors: a node, or `N + r` for rider `r`.
-        rider_embeddings: `(R, hidden)`, their inputs.
+        acceptance: `N` chances that a node is accepted if its parent is; None where nobody says.
+        prompt_rows: of PPD; None for none.
     """
 
     tokens: LongTensor
     parents: list[int]
     q: Tensor | None = None
-    beliefs: list[float] | None = None
-    rider_nodes: list[int] = field(default_factory=list)
-    rider_parents: list[int] = field(default_factory=list)
-    rider_embeddings: Tensor | None = None
+    acceptance: list[float] | None = None
+    prompt_rows: PromptRows | None = None
 
     @property
-    def num_rows(self) -> int:
-        """N + R."""
-        return len(self.parents) + len(self.rider_parents)
+    def row_parents(self) -> list[int]:
+        """What each of the N + R query rows beside the root's sees, with that one's ancestors."""
+        return self.parents if self.prompt_rows is None else [*self.parents, *self.prompt_rows.parents]
 
     @classmethod
-    def chain(cls, tokens: LongTensor, q: Tensor | None = None) -> "Draft":
+    def chain(cls, tokens: LongTensor, q: Tensor | None = None, acceptance: list[float] | None = None) -> "Draft":
         """A draft of `(N,)` tokens in a row."""
-        return cls(tokens, list(range(-1, len(tokens) - 1)), q)
+        return cls(tokens, list(range(-1, len(tokens) - 1)), q, acceptance)
 
     def first(self, size: int) -> "Draft":
         """The tree of the first `size` nodes, which no sampled tree may be cut to."""
-        beliefs = None if self.beliefs is None else self.beliefs[:size]
-        return Draft(self.tokens[:size], self.parents[:size], beliefs=beliefs)
+        return Draft(self.tokens[:size], self.parents[:size], acceptance=self.acceptance and self.acceptance[:size])
 
     @property
     def is_chain(self) -> bool:
@@ -54,12 +67,13 @@ class Draft:
         """`tokens` on the host, fetched once: a comparison per node would wait for the device each time."""
         return self.tokens.tolist()
 
-    def reach(self) -> list[float]:
-        """Of each node, the chance that it is accepted with all above it, by `beliefs`; empty where there are none."""
-        found: list[float] = []
-        for belief, parent in zip(self.beliefs or [], self.parents, strict=False):
-            found.append(belief * (found[parent] if parent >= 0 else 1.0))
-        return found
+    @cached_property
+    def path_probability(self) -> list[float]:
+        """Of each node, the chance that it is accepted with all above it; empty where nobody says."""
+        chances: list[float] = []
+        for chance, parent in zip(self.acceptance or [], self.parents, strict=False):
+            chances.append(min(1.0, chance) * (chances[parent] if parent >= 0 else 1.0))
+        return chances
 
     def __len__(self) -> int:
         return len(self.parents)

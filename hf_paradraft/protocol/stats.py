@@ -1,15 +1,59 @@
 """What happened in a `generate` call: per round, per position, and where the time went."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
+
+from .draft import Draft
+
+
+@dataclass
+class SequenceRound:
+    """One sequence's part of a round.
+
+    Attributes:
+        row: its place in the call's batch.
+        draft: what was verified.
+        accepted: the accepted nodes, from the root down.
+        emitted: ids of the new tokens, the target's own last, unless the text ended before it.
+        judged: draft positions that were accepted or rejected; later ones were never looked at.
+    """
+
+    row: int
+    draft: Draft
+    accepted: list[int]
+    emitted: list[int]
+    judged: int
+
+
+@dataclass
+class Round:
+    """What one round of a call was: all that statistics, trace and budget are told.
+
+    Attributes:
+        sequences: of those that had not ended before.
+        draft_seconds: in which nothing but the drafter ran.
+        verify_seconds: of the target's forward.
+        total_seconds: of the whole round.
+        hidden_seconds: of the drafter, during the verification.
+        asked: whether the drafter was asked for guesses; copies and plain rounds do without.
+        reads_prompt: whether the forward read the prompt too, whose time says nothing of other rounds.
+    """
+
+    sequences: list[SequenceRound]
+    draft_seconds: float
+    verify_seconds: float
+    total_seconds: float
+    hidden_seconds: float = 0.0
+    asked: bool = True
+    reads_prompt: bool = False
 
 
 @dataclass
 class RoundTrace:
-    """One row in one round.
+    """One sequence in one round.
 
     Attributes:
-        row: of the batch.
+        row: the sequence's place in the batch.
         drafted: token ids of the draft's nodes.
         parents: of the nodes; -1 is the last known token.
         accepted: the accepted nodes, from the root down.
@@ -34,17 +78,17 @@ class SpeculationStats:
     """Counts and times of one `generate` call.
 
     Attributes:
-        num_rounds: target forwards; in `by_row`, those before the row ended.
+        num_rounds: target forwards; in `by_row`, those before the sequence ended.
         num_drafted: tokens that drafts held, accepted or not.
-        emitted_per_round: new tokens of each round and row, the target's own (bonus) token included.
+        emitted_per_round: new tokens of each round and sequence, the target's own (bonus) token included.
         attempts: how often draft position `d` (from 0) was judged, which happens when `d - 1` was accepted.
         successes: how often position `d` was accepted.
         draft_seconds: in the drafter, while nothing else ran.
         hidden_seconds: in the drafter, during verifications; 0 without `overlap`.
         verify_seconds: in the target's forwards.
         total_seconds: wall time of the loop.
-        trace: every round of every row, if `SpeculationConfig.trace`.
-        by_row: of a batch, each row's own counts, without times; empty for one row.
+        trace: every round of every sequence, if `SpeculationConfig.trace`.
+        by_row: of a batch, each sequence's own counts, without times; empty for one sequence.
     """
 
     num_rounds: int = 0
@@ -66,7 +110,7 @@ class SpeculationStats:
 
     @property
     def mean_emitted(self) -> float:
-        """τ: new tokens per row and target forward, the bonus token included (plain decoding has τ = 1); 0.0 before any round."""
+        """τ: new tokens per sequence and forward, the bonus token included (plain decoding: 1); 0.0 before any round."""
         return self.num_emitted / len(self.emitted_per_round) if self.emitted_per_round else 0.0
 
     @property
@@ -74,47 +118,40 @@ class SpeculationStats:
         """P(position `d` accepted | `d - 1` accepted), for each draft position that was ever judged."""
         return [good / tried for good, tried in zip(self.successes, self.attempts, strict=True)]
 
-    def add_round(self, draft_seconds: float, verify_seconds: float) -> None:
-        """Count one target forward."""
+    def add(self, record: Round, trace: bool = False) -> None:
+        """Count a round, and keep its trace where that is wanted."""
+        times = record.draft_seconds, record.verify_seconds, record.total_seconds, record.hidden_seconds
         self.num_rounds += 1
-        self.draft_seconds += draft_seconds
-        self.verify_seconds += verify_seconds
+        self.draft_seconds += record.draft_seconds
+        self.verify_seconds += record.verify_seconds
+        self.hidden_seconds += record.hidden_seconds
+        for part in record.sequences:
+            for stats in (self, *self.by_row[part.row : part.row + 1]):
+                stats.num_rounds += stats is not self
+                stats._count(part)
+            if trace:
+                drafted, parents = part.draft.token_ids, part.draft.parents
+                self.trace.append(RoundTrace(part.row, drafted, parents, part.accepted, part.emitted, *times))
 
-    def add_row(self, num_drafted: int, num_emitted: int, num_accepted: int, num_judged: int) -> None:
-        """Count what one row got from a round.
-
-        Args:
-            num_drafted: tokens in the draft.
-            num_emitted: new tokens.
-            num_accepted: those of them that were drafted.
-            num_judged: draft positions that were accepted or rejected; later ones were never looked at.
-        """
-        self.num_drafted += num_drafted
-        self.emitted_per_round.append(num_emitted)
-        missing = num_judged - len(self.attempts)
+    def _count(self, part: SequenceRound) -> None:
+        self.num_drafted += len(part.draft)
+        self.emitted_per_round.append(len(part.emitted))
+        missing = part.judged - len(self.attempts)
         self.attempts += [0] * missing
         self.successes += [0] * missing
-        for position in range(num_judged):
+        for position in range(part.judged):
             self.attempts[position] += 1
-            self.successes[position] += position < num_accepted
+            self.successes[position] += position < len(part.accepted)
 
     def __add__(self, other: "SpeculationStats") -> "SpeculationStats":
-        def add(ours: list[int], theirs: list[int]) -> list[int]:
-            return [a + b for a, b in zip_longest(ours, theirs, fillvalue=0)]
-
-        return SpeculationStats(
-            self.num_rounds + other.num_rounds,
-            self.num_drafted + other.num_drafted,
-            self.emitted_per_round + other.emitted_per_round,
-            add(self.attempts, other.attempts),
-            add(self.successes, other.successes),
-            self.draft_seconds + other.draft_seconds,
-            self.verify_seconds + other.verify_seconds,
-            self.total_seconds + other.total_seconds,
-            self.hidden_seconds + other.hidden_seconds,
-            [*self.trace, *other.trace],
-            [*self.by_row, *other.by_row],
-        )
+        total = SpeculationStats()
+        for field_ in fields(self):
+            ours, theirs = getattr(self, field_.name), getattr(other, field_.name)
+            if field_.name in ("attempts", "successes"):
+                theirs = [a + b for a, b in zip_longest(ours, theirs, fillvalue=0)]
+                ours = []
+            setattr(total, field_.name, ours + theirs)
+        return total
 
     def __str__(self) -> str:
         engine = self.total_seconds - self.draft_seconds - self.verify_seconds

@@ -76,17 +76,17 @@ def test_rounds_of_all_sizes(kind):
 def test_trees_and_copies_are_decoded_as_they_will_be():
     target = tiny_model(num_hidden_layers=8)
     drafter = near_copy(target, 0.0)
-    plans = plan(target, drafter, PROMPTS, (1, 3), 24, tree_sizes=(4, "auto"), graft=True)
+    plans = plan(target, drafter, PROMPTS, (1, 3), 24, tree_sizes=(4, "auto"), prompt_lookup=True)
     names = [
         "pard-chain-k1",
         "pard-chain-k3",
         "pard-tree-k3-n4",
         "pard-tree-k3-auto",
-        "pard-tree-k3-n4-graft",
-        "pard-tree-k3-auto-graft",
+        "pard-tree-k3-n4-lookup",
+        "pard-tree-k3-auto-lookup",
     ]
     assert [entry.way.name for entry in plans] == names
-    assert [entry.way.config.graft for entry in plans] == [False] * 4 + [True] * 2
+    assert [entry.way.config.prompt_lookup for entry in plans] == [False] * 4 + [True] * 2
     assert plans[0].tau == pytest.approx(2.0)  # what trees brought is no part of what chains will
     assert all(1 <= entry.tau <= 11 and entry.speedup > 0 for entry in plans[2:])
     never = [entry for entry in plan(target, drafter, PROMPTS, (3,), 24, tree_sizes=(4,)) if entry.way.config.tree_size]

@@ -41,7 +41,7 @@ def prompts_of(sizes, seed=0):
     st.sampled_from([None, "static"]),
     st.sampled_from([{}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 3}, {"min_new_tokens": 6}]),
 )
-def test_every_row_is_as_alone(name, prompts, new, depth, size, cache, options):
+def test_every_sequence_gets_what_it_gets_alone(name, prompts, new, depth, size, cache, options):
     target, drafter = PAIRS[name]
     drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = depth, size
     options = {"do_sample": False, "max_new_tokens": new, "pad_token_id": 0, **options}
@@ -59,7 +59,7 @@ def test_every_row_is_as_alone(name, prompts, new, depth, size, cache, options):
 
 @pytest.mark.parametrize("batch_size", [1, 3, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tree_size", [None, 12])
-def test_batch_sizes(batch_size, tree_size):
+def test_batches_of_any_size_are_lossless(batch_size, tree_size):
     target, drafter = PAIRS["llama"]
     drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 6, tree_size
     prompts = prompts_of([3 + row % 5 for row in range(batch_size)])
@@ -129,7 +129,7 @@ def test_scores_of_a_batch():
     torch.testing.assert_close(torch.stack(plain.logits), torch.stack(drafted.logits), rtol=1e-3, atol=1e-3)
 
 
-def test_own_criteria_stop_their_row_alone():
+def test_criteria_stop_each_sequence_as_plain_decoding_does():
     target, drafter = PAIRS["llama"]
     drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, None
 
@@ -160,7 +160,7 @@ class Silent(BaseStreamer):
         ({"prefix_allowed_tokens_fn": lambda row, ids: [1, 2, 3]}, "place in the batch"),
     ],
 )
-def test_refused(options, message):
+def test_what_batches_cannot_serve_is_refused(options, message):
     target, drafter = PAIRS["llama"]
     with pytest.raises(ValueError, match=message):
         target.generate(**left_padded(prompts_of([3, 4])), do_sample=False, assistant_model=drafter, **options)

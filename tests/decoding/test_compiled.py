@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from lossless import assert_lossless
 from tiny import EOS, near_copy, tiny_model
 
 import hf_paradraft as pd
@@ -17,7 +18,7 @@ def compilations():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tree_size", [None, 12])
-def test_compiled_rounds(tree_size):
+def test_compiled_rounds_are_lossless(tree_size):
     torch._dynamo.reset()
     target = tiny_model(num_hidden_layers=1)
     drafter = near_copy(target, 0.05)
@@ -26,8 +27,7 @@ def test_compiled_rounds(tree_size):
     def both(seed, **more):
         drafter.speculation_config = pd.SpeculationConfig(4, tree_size, compile=True, never_slower=False)
         ids = torch.randint(1, EOS, (1, 4 + seed), generator=torch.Generator().manual_seed(seed))
-        plain = target.generate(ids, **{**options, **more})
-        assert torch.equal(plain, target.generate(ids, assistant_model=drafter, **{**options, **more}))
+        assert_lossless(target, drafter, ids, **{**options, **more})
 
     before = compilations()
     for seed in range(4):
@@ -41,7 +41,7 @@ def test_compiled_rounds(tree_size):
 
 @pytest.mark.slow
 @torch._dynamo.config.patch(recompile_limit=3)
-def test_many_shapes_and_no_model_kept(monkeypatch):
+def test_compiled_forwards_keep_no_model_alive(monkeypatch):
     """More shapes than PyTorch keeps run uncompiled, with the same output; and a compiled model can be let go."""
     torch._dynamo.reset()
     compiled._compiled.cache_clear()
@@ -53,7 +53,7 @@ def test_many_shapes_and_no_model_kept(monkeypatch):
     plain = target.generate(ids, **options)
     for size in range(1, 5):
         drafter.speculation_config = pd.SpeculationConfig(size, compile=True, never_slower=False)
-        assert torch.equal(plain, target.generate(ids, assistant_model=drafter, **options))
+        assert_lossless(target, drafter, ids, plain=plain, **options)
     gone = weakref.ref(target)
     del target, drafter
     gc.collect()
@@ -80,6 +80,5 @@ def test_inputs_that_cannot_be_compiled_run_uncompiled(prompt):
     drafter = near_copy(gpt2, 0.05)
     drafter.speculation_config = pd.SpeculationConfig(4, compile=True, never_slower=False)
     options = {"do_sample": False, "max_new_tokens": 12, "token_type_ids": torch.zeros_like(prompt)}
-    plain = gpt2.generate(prompt, **options)
     drafter.speculation_config.compile = True
-    assert torch.equal(plain, gpt2.generate(prompt, **options, assistant_model=drafter))
+    assert_lossless(gpt2, drafter, prompt, **options)

@@ -12,7 +12,6 @@ from transformers import LlamaConfig
 import hf_paradraft as pd
 from hf_paradraft.drafters.dspark.training import block_drafter
 from hf_paradraft.drafters.eagle3.config import Eagle3Config
-from hf_paradraft.drafters.markov import MarkovHead
 
 VOCAB, ROWS = 32, 400
 TARGET = tiny_model(seed=0)
@@ -67,26 +66,16 @@ class Copying(Guessing):
         return pd.GuessedTokens(torch.tensor([best ^ 1, best, 5])[:count], [-1, -1, 1][:count])
 
 
-def headed(drafter):
-    """A PARD drafter with an untrained head on the token before."""
-    head = MarkovHead(VOCAB, VOCAB, 4, 0)
-    torch.nn.init.normal_(head.before.weight)
-    torch.nn.init.normal_(head.after.weight)
-    drafter.__dict__["markov"] = head.eval()
-    return drafter
-
-
 DRAFTERS = {
     "pard": lambda: near_copy(TARGET, 0.1),
     "another pard": lambda: pd.PardDrafter.from_causal_lm(tiny_model(seed=3), mask_token_id=MASK),
     "autoregressive": lambda: pd.AutoregressiveDrafter(near_copy(TARGET, 0.1)),
-    "ahead": lambda: pd.PromptedDrafter(with_prompts(near_copy(TARGET, 0.1), 1)),
+    "prompted": lambda: pd.PromptedDrafter(with_prompts(near_copy(TARGET, 0.1), 1)),
     "ppd": lambda: pd.PpdDrafter.from_model(with_prompts(tiny_model(seed=0), 2, calibrated=True)),
     "n-grams": pd.NgramDrafter,
     "copied trees": Copying,
     "a smaller vocabulary": lambda: Guessing(vocabulary=torch.tensor([3, 30, 7, 1, 12, 40, 22])),
     "a head on the token before": lambda: Guessing(bias=reverses),
-    "pard with a head": lambda: headed(near_copy(TARGET, 0.1)),
 }
 
 
@@ -169,39 +158,39 @@ def p_value(drafter, rule, tree_size, options, skipped=0, calls=2):
 
 
 CASES = [(name, size, "top-k") for name in DRAFTERS for size in (None, 6)]
-CASES += [(name, 6, "top-p") for name in ("pard", "ppd", "copied trees", "pard with a head")]
+CASES += [(name, 6, "top-p") for name in ("pard", "ppd", "copied trees")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "tree_size", "warper"), CASES)
-def test_rejection(name, tree_size, warper):
+def test_rejection_has_the_targets_distribution(name, tree_size, warper):
     assert p_value(DRAFTERS[name](), "rejection", tree_size, WARPERS[warper]) > 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "tree_size"), [("dspark", None), ("eagle3", None), *((name, 6) for name in READERS)])
-def test_rejection_by_those_who_read_the_target(name, tree_size):
+def test_rejection_is_exact_for_feature_drafters(name, tree_size):
     """They guess from the second token on: the prompt's features come with the forward that gives the first."""
     assert p_value(READERS[name](), "rejection", tree_size, WARPERS["top-k"], skipped=1) > 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_sample_match(name):
+def test_sample_match_has_the_targets_distribution(name):
     assert p_value(DRAFTERS[name](), "sample_match", 6, WARPERS["top-k"]) > 1e-3
 
 
 @pytest.mark.slow
-def test_a_head_that_is_forgotten_is_found_out(monkeypatch):
+def test_chi_square_notices_a_missing_bias(monkeypatch):
     """If `q` were without the bias that its tokens were drawn with, frequencies would show it."""
-    from hf_paradraft.decoding.grow import Growing
+    from hf_paradraft.decoding.growing import GrowingDraft
 
-    draft = Growing.draft
+    draft = GrowingDraft.draft
 
     def wrong(self):
         made = draft(self)
         made.q = self.guess.logits[:1].softmax(-1).expand(len(made), -1)
         return made
 
-    monkeypatch.setattr(Growing, "draft", wrong)
+    monkeypatch.setattr(GrowingDraft, "draft", wrong)
     assert p_value(Guessing(bias=reverses), "rejection", 6, {"top_k": 0, "temperature": 1.0}, calls=4) < 1e-6

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lossless import assert_lossless
 from tiny import ARCHITECTURES, EOS, Oracle, tiny_model
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, Qwen3NextConfig
 
@@ -91,7 +92,7 @@ def test_features_are_those_of_the_final_text(name, prompts, new, tree_size, cac
     check(target, reader, out, [out.shape[1]] * len(prompts))
 
 
-def test_rows_that_end_early():
+def test_sequences_that_ended_bring_no_more_features():
     target = TARGETS["llama"]
     ids = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
     plain = target.generate(ids, do_sample=False, max_new_tokens=24, attention_mask=torch.ones_like(ids), pad_token_id=0)
@@ -105,7 +106,7 @@ def test_rows_that_end_early():
     }
     plain = target.generate(ids, **options)
     reader = Reader(plain)
-    assert torch.equal(plain, target.generate(ids, **options, assistant_model=reader))
+    assert_lossless(target, reader, ids, plain=plain, **options)
     lengths = [3 + int((row[3:] == end).nonzero()[0]) + 1 if (row[3:] == end).any() else plain.shape[1] for row in plain]
     assert min(lengths) < max(lengths)
     check(target, reader, plain, lengths)
@@ -127,7 +128,7 @@ def test_a_filled_cache_has_no_features(caplog):
 
 
 @pytest.mark.parametrize("piece", [None, 3])
-def test_a_recurrent_target(piece):
+def test_features_of_a_recurrent_target_are_its_own(piece):
     """Accepted tokens are read again behind the state that was put back, and shown once; prompts in pieces too."""
     torch.manual_seed(0)
     config = Qwen3NextConfig(
@@ -146,7 +147,7 @@ def test_a_recurrent_target(piece):
     check(target, reader, out, [out.shape[1]], atol=1e-3)
 
 
-def test_scaled_embeddings_and_windows():
+def test_features_of_scaled_embeddings_and_windows_are_the_targets():
     torch.manual_seed(0)
     config = Gemma3TextConfig(
         vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -163,7 +164,7 @@ def test_scaled_embeddings_and_windows():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tree_size", [None, 7])
-def test_compiled_rounds(tree_size):
+def test_features_of_compiled_rounds_are_the_targets(tree_size):
     torch._dynamo.reset()
     target = tiny_model(num_hidden_layers=2)
     ids = torch.arange(1, 6)[None]
@@ -183,7 +184,7 @@ def test_compiled_rounds(tree_size):
     assert torch.equal(plain, generate(target, ids, torch.ones_like(ids), max_new_tokens=30, assistant_model=reader))
 
 
-def test_an_offloaded_target():
+def test_features_of_an_offloaded_target_are_its_own():
     from accelerate import cpu_offload
 
     target = copy.deepcopy(TARGETS["llama"])
@@ -236,7 +237,7 @@ def test_hooks_go_with_a_call_that_fails():
 
 
 @pytest.mark.parametrize("key", [2, -2, "last", True])
-def test_layers_that_are_not_there(key, prompt):
+def test_missing_layers_are_refused(key, prompt):
     reader = Reader(torch.zeros(1, 40, dtype=torch.long), keys=(0, key))
     with pytest.raises(ValueError, match="has layers 0 … 1"):
         tiny_model().generate(prompt, do_sample=False, max_new_tokens=8, assistant_model=reader)

@@ -1,8 +1,11 @@
 """How long forwards take by their rows: measured once, and by what they take undisturbed."""
 
+import functools
 import itertools
 
 import pytest
+from accelerate import cpu_offload
+from peft import LoraConfig, get_peft_model
 from tiny import tiny_model
 
 from hf_paradraft.decoding import latency
@@ -15,12 +18,26 @@ def test_latency_is_measured_once(tmp_path, monkeypatch):
     first = row_latency(target)
     assert first.seconds == sorted(first.seconds)
     assert all(seconds > 0 for seconds in first.seconds)
-    target.forward = None  # a second measurement would call it
-    assert row_latency(target) == first
+    monkeypatch.setattr(latency, "measure", None)
+    assert row_latency(target) is first
+    same = tiny_model()
+    assert row_latency(same) == first  # read from disk
     file = next((tmp_path / "here").iterdir())
     file.write_text("{broken")
     with pytest.raises(TypeError):
-        row_latency(target)
+        row_latency(tiny_model())
+
+
+def test_adapters_and_compiled_or_offloaded_parts_have_latencies_of_their_own(tmp_path, monkeypatch):
+    """A table of another forward made automatic trees slower than plain decoding."""
+    monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path)
+    row_latency(tiny_model())
+    row_latency(get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"])).get_base_model())
+    row_latency(cpu_offload(tiny_model()))
+    compiled = tiny_model()
+    compiled.forward = functools.partial(compiled.forward)
+    row_latency(compiled)
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_what_else_the_machine_does_is_not_the_forwards(target, monkeypatch):

@@ -4,6 +4,7 @@ from itertools import chain
 
 import pytest
 import torch
+from lossless import assert_lossless
 from tiny import EOS, generate, letters, near_copy, tiny_model
 from transformers import (
     LogitsProcessor,
@@ -62,8 +63,7 @@ def test_stop_strings(target, drafter):
         ids = torch.tensor([[first, 3, 4]])
         text = tokenizer.decode(target.generate(ids, do_sample=False, max_new_tokens=20)[0, 6:8])
         options = {"stop_strings": text, "tokenizer": tokenizer, "max_new_tokens": 30}
-        plain = target.generate(ids, do_sample=False, **options)
-        assert torch.equal(plain, generate(target, drafter, ids, **options))
+        assert_lossless(target, drafter, ids, **options)
 
 
 def test_own_criteria_are_asked_after_every_token(target, drafter, prompt):
@@ -85,8 +85,7 @@ def test_max_time_and_max_length(target, drafter, prompt):
     assert generate(target, drafter, prompt, max_time=0.0).shape[1] == prompt.shape[1] + 1
     for limit in (3, 5, 6, 9, 60):
         options = {"stopping_criteria": [MaxLengthCriteria(limit)]}
-        plain = target.generate(prompt, do_sample=False, max_new_tokens=30, **options)
-        assert torch.equal(plain, generate(target, drafter, prompt, **options))
+        assert_lossless(target, drafter, prompt, **options)
 
 
 def test_processors_see_plain_decodings_calls(target, drafter, prompt):
@@ -103,7 +102,7 @@ def test_processors_see_plain_decodings_calls(target, drafter, prompt):
 
     ours, theirs = Memory(), Memory()
     plain = target.generate(prompt, do_sample=False, max_new_tokens=30, logits_processor=[theirs])
-    assert torch.equal(plain, generate(target, drafter, prompt, logits_processor=[ours]))
+    assert_lossless(target, drafter, prompt, plain=plain, logits_processor=[ours])
     assert ours.prefixes == theirs.prefixes
 
 
@@ -173,15 +172,14 @@ def test_nothing_leaks_into_the_next_call(target, drafter, prompt):
 
 
 def test_other_assistants_are_left_to_transformers(target, prompt):
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=20)
     parent = tiny_model(seed=2)
-    assert torch.equal(plain, target.generate(prompt, do_sample=False, max_new_tokens=20, assistant_model=parent))
+    assert_lossless(target, parent, prompt, max_new_tokens=20)
 
 
 def test_a_static_cache_of_the_callers(target, drafter, prompt):
     plain = target.generate(prompt, do_sample=False, max_new_tokens=30)
     cache = StaticCache(config=target.config, max_cache_len=36)
-    assert torch.equal(plain, generate(target, drafter, prompt, past_key_values=cache))
+    assert_lossless(target, drafter, prompt, plain=plain, past_key_values=cache)
     assert int(cache.get_seq_length()) == plain.shape[1] - 1
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import ARCHITECTURES, EOS, MASK, near_copy, tiny_model
+from lossless import assert_lossless
+from tiny import ARCHITECTURES, EOS, MASK, generate, near_copy, tiny_model
 from transformers import DynamicCache
 
 import hf_paradraft as pd
@@ -22,11 +23,6 @@ OPTIONS = {
 }
 
 
-def both_ways(target, drafter, ids, **options):
-    plain = target.generate(ids, do_sample=False, **options)
-    return plain, target.generate(ids, do_sample=False, assistant_model=drafter, **options)
-
-
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
@@ -39,8 +35,7 @@ def both_ways(target, drafter, ids, **options):
 def test_greedy_output_is_plain_generates(architecture, options, ids, max_new_tokens, num_draft_tokens):
     target, drafter = PAIRS[architecture]
     drafter.speculation_config.num_draft_tokens = num_draft_tokens
-    plain, drafted = both_ways(target, drafter, torch.tensor([ids]), max_new_tokens=max_new_tokens, **OPTIONS[options])
-    assert torch.equal(plain, drafted)
+    drafted = assert_lossless(target, drafter, torch.tensor([ids]), max_new_tokens=max_new_tokens, **OPTIONS[options])
     assert sum(drafter.last_stats.emitted_per_round) == drafted.shape[1] - len(ids)
 
 
@@ -61,23 +56,18 @@ def test_drafts_are_accepted_and_rejected(target, drafter, prompt):
 def test_sample_match_draws_as_plain_sampling_does(target, drafter, prompt, temperature):
     options = {"do_sample": True, "temperature": temperature, "top_k": 10, "top_p": 0.9, "max_new_tokens": 40}
     for seed in range(10):
-        torch.manual_seed(seed)
-        plain = target.generate(prompt, **options)
-        torch.manual_seed(seed)
-        assert torch.equal(plain, target.generate(prompt, assistant_model=drafter, **options))
+        assert_lossless(target, drafter, prompt, seed=seed, **options)
 
 
 def test_left_padding(target, drafter):
     ids, mask = torch.tensor([[0, 0, 0, 4, 5, 6]]), torch.tensor([[0, 0, 0, 1, 1, 1]])
-    plain, drafted = both_ways(target, drafter, ids, attention_mask=mask, max_new_tokens=30)
-    assert torch.equal(plain, drafted)
+    assert_lossless(target, drafter, ids, attention_mask=mask, max_new_tokens=30)
 
 
 def test_prompt_longer_than_the_drafters_context(target):
     short = pd.PardDrafter.from_causal_lm(tiny_model("gpt2", max_position_embeddings=24), mask_token_id=MASK)
     ids = torch.randint(0, EOS, (1, 60), generator=torch.Generator().manual_seed(0))
-    plain, drafted = both_ways(target, short, ids, max_new_tokens=60)
-    assert torch.equal(plain, drafted)
+    assert_lossless(target, short, ids, max_new_tokens=60)
 
 
 def test_continues_a_cache(target, drafter):
@@ -94,30 +84,25 @@ def test_continues_a_cache(target, drafter):
 
 def test_input_embeddings_beside_ids(target, drafter, prompt):
     options = {"inputs_embeds": target.get_input_embeddings()(prompt), "max_new_tokens": 20}
-    plain, drafted = both_ways(target, drafter, prompt, **options)
-    assert torch.equal(plain, drafted)
+    assert_lossless(target, drafter, prompt, **options)
 
 
 def test_the_other_door(target, drafter, prompt):
     plain = target.generate(prompt, max_new_tokens=20, do_sample=False)
-    drafted = target.generate(
-        prompt, max_new_tokens=20, do_sample=False, custom_generate=pd.speculative_decoding, drafter=drafter
-    )
-    assert torch.equal(plain, drafted)
+    door = {"custom_generate": pd.speculative_decoding, "drafter": drafter}
+    assert torch.equal(plain, target.generate(prompt, max_new_tokens=20, do_sample=False, **door))
 
 
 def test_drafter_in_another_dtype(target, prompt):
     drafter = near_copy(target).to(torch.bfloat16)
-    plain, drafted = both_ways(target, drafter, prompt, max_new_tokens=30)
-    assert torch.equal(plain, drafted)
+    assert_lossless(target, drafter, prompt, max_new_tokens=30)
 
 
 @pytest.mark.parametrize("sizes", [(32, 40), (40, 32)])
 def test_padded_vocabularies(sizes, prompt):
     target, other = tiny_model(vocab_size=sizes[0]), tiny_model(vocab_size=sizes[1])
     drafter = pd.PardDrafter.from_causal_lm(other, mask_token_id=MASK)
-    plain, drafted = both_ways(target, drafter, prompt, max_new_tokens=30)
-    assert torch.equal(plain, drafted)
+    assert_lossless(target, drafter, prompt, max_new_tokens=30)
     drafter.speculation_config.acceptance = "rejection"
     target.generate(prompt, max_new_tokens=30, do_sample=True, assistant_model=drafter)
 
@@ -130,7 +115,8 @@ def test_scores_and_logits_are_plain_generates(target, drafter, prompt):
         "output_scores": True,
         "output_logits": True,
     }
-    plain, drafted = both_ways(target, drafter, prompt, **options)
+    plain, drafted = (generate(target, assistant, prompt, **options) for assistant in (None, drafter))
+    assert torch.equal(plain.sequences, drafted.sequences)
     for name in ("scores", "logits"):
         ours, theirs = torch.cat(drafted[name]), torch.cat(plain[name])
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

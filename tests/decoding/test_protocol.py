@@ -113,11 +113,11 @@ WRONG = {
     "too many": (lambda prefix: pd.GuessedTokens(torch.arange(20), [-1] * 20), "at most 8 are allowed"),
     "parents behind": (lambda prefix: pd.GuessedTokens(torch.tensor([1, 2]), [1, -1]), "parents come first"),
     "too few parents": (lambda prefix: pd.GuessedTokens(torch.tensor([1, 2]), [-1]), "1 parents"),
-    "too few beliefs": (lambda prefix: pd.GuessedTokens(torch.tensor([1, 2]), None, [0.5]), "one belief"),
+    "too few chances": (lambda prefix: pd.GuessedTokens(torch.tensor([1, 2]), None, [0.5]), "one acceptance"),
     "no ids": (lambda prefix: pd.GuessedTokens(torch.tensor([0.5])), "wanted ids"),
     "a draft": (lambda prefix: pd.Draft.chain(torch.tensor([1])), "a Draft as a guess"),
     "nothing": (lambda prefix: None, "a NoneType as a guess"),
-    "logits of a batch": (lambda prefix: pd.GuessedLogits(torch.zeros(1, 2, VOCAB)), "for one row"),
+    "logits of a batch": (lambda prefix: pd.GuessedLogits(torch.zeros(1, 2, VOCAB)), "for one sequence"),
     "another map": (lambda prefix: pd.GuessedLogits(torch.zeros(2, 7), vocabulary=torch.arange(6)), "maps 6 ids"),
 }
 
@@ -142,8 +142,8 @@ def test_a_list_of_another_length(prompt):
         TARGET.generate(prompt, do_sample=False, max_new_tokens=20, assistant_model=drafter)
 
 
-class OfTheFirstForm:
-    """As drafters were in version 0.1."""
+class HalfADrafter:
+    """Derives from nothing, and lacks what `Drafter` brings."""
 
     def __init__(self):
         self.speculation_config, self.last_stats = pd.SpeculationConfig(4), None
@@ -152,10 +152,10 @@ class OfTheFirstForm:
         return self
 
 
-def test_a_drafter_of_the_first_form_is_told_what_changed(prompt):
-    drafter = OfTheFirstForm()
+def test_a_drafter_that_lacks_calls_is_told_which(prompt):
+    drafter = HalfADrafter()
     for door in ({"custom_generate": pd.speculative_decoding, "drafter": drafter}, {"assistant_model": drafter}):
-        with pytest.raises(ValueError, match=r"lacks attach\(target\).*instead of start_drafting\(max_length\).*add-a-drafter"):
+        with pytest.raises(ValueError, match=r"lacks attach\(target\), needs\(target\).*add-a-drafter"):
             TARGET.generate(prompt, max_new_tokens=4, do_sample=False, **door)
 
 

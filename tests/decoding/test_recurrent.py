@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from lossless import assert_lossless
 from tiny import MASK, SHARED, near_copy, same_with_an_oracle, tiny_model
 from transformers import (
     AutoModelForCausalLM,
@@ -83,22 +84,21 @@ def test_prompts_in_pieces(name, monkeypatch):
 
     monkeypatch.setattr(target, "forward", watched)
     options = {"do_sample": False, "max_new_tokens": 30, "prefill_chunk_size": 6}
-    assert torch.equal(plain, target.generate(ids, **options, assistant_model=near_copy(tiny_model())))
+    assert_lossless(target, near_copy(tiny_model()), ids, plain=plain, **options)
     assert [size for size in seen if size > 4][:4] == [6] * 4
 
 
 @pytest.mark.parametrize("name", sorted(CANNOT))
-def test_those_that_cannot_continue_are_found_out(name, prompt):
+def test_targets_that_forget_their_state_are_refused(name, prompt):
     drafter = near_copy(tiny_model())
     with pytest.raises(ValueError, match="behind its recurrent state"):
         target_of(name).generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
 
 
-def test_the_front_door(prompt):
+def test_recurrent_targets_take_drafters_at_the_front_door(prompt):
     target = target_of("qwen3_next")
     drafter = near_copy(tiny_model())
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=20)
-    assert torch.equal(plain, target.generate(prompt, do_sample=False, max_new_tokens=20, assistant_model=drafter))
+    assert_lossless(target, drafter, prompt, max_new_tokens=20)
 
 
 def test_batches_are_refused(prompt):
@@ -125,10 +125,7 @@ def test_a_recurrent_drafter_forgets_its_masks(name):
 def test_a_recurrent_drafter_is_lossless(name, prompt):
     target = tiny_model()
     drafter = pd.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=60, eos_token_id=None)
-    assert torch.equal(
-        plain, target.generate(prompt, do_sample=False, max_new_tokens=60, eos_token_id=None, assistant_model=drafter)
-    )
+    assert_lossless(target, drafter, prompt, max_new_tokens=60, eos_token_id=None)
 
 
 @pytest.mark.slow
@@ -138,10 +135,7 @@ def test_a_recurrent_drafter_in_transformers_own_loop(name, prompt, monkeypatch)
         monkeypatch.setattr(GenerationMixin, method, getattr(GenerationMixin, method).__wrapped__)
     target = tiny_model()
     drafter = pd.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=30, eos_token_id=None)
-    assert torch.equal(
-        plain, target.generate(prompt, do_sample=False, max_new_tokens=30, eos_token_id=None, assistant_model=drafter)
-    )
+    assert_lossless(target, drafter, prompt, max_new_tokens=30, eos_token_id=None)
 
 
 def test_a_trial_that_ran_out_of_memory_decides_nothing(prompt, monkeypatch):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lossless import assert_lossless
 from tiny import generate, near_copy, tiny_model
 from transformers import (
     DynamicCache,
@@ -46,10 +47,9 @@ def test_a_criterion_that_raises_leaves_nothing_behind(target, drafter, prompt):
                 raise RuntimeError("stop here")
             return torch.tensor([False])
 
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=30)
     with pytest.raises(RuntimeError, match="stop here"):
         generate(target, drafter, prompt, stopping_criteria=[Broken()])
-    assert torch.equal(plain, generate(target, drafter, prompt))
+    assert_lossless(target, drafter, prompt)
 
 
 def test_a_drafter_whose_numbers_are_none(target, prompt):
@@ -58,8 +58,7 @@ def test_a_drafter_whose_numbers_are_none(target, prompt):
         drafter.lm_head.weight.fill_(torch.nan)
     for tree_size in (None, 8, "auto"):
         drafter.speculation_config.tree_size = tree_size
-        plain = target.generate(prompt, do_sample=False, max_new_tokens=10)
-        assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=10))
+        assert_lossless(target, drafter, prompt, max_new_tokens=10)
         assert drafter.last_stats.num_drafted == 0
 
 
@@ -67,8 +66,7 @@ def test_a_target_whose_numbers_are_none(drafter, prompt):
     target = tiny_model()
     with torch.no_grad():
         target.lm_head.weight.fill_(torch.nan)
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=5)
-    assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=5))
+    assert_lossless(target, drafter, prompt, max_new_tokens=5)
     with pytest.raises(RuntimeError, match="probability tensor"):
         generate(target, drafter, prompt, do_sample=True)
 
@@ -86,7 +84,7 @@ def test_options_out_of_range(options):
         pd.SpeculationConfig(**options)
 
 
-def test_rules_that_do_not_fit(target, drafter, prompt):
+def test_rules_that_do_not_fit_sampling_are_refused(target, drafter, prompt):
     drafter.speculation_config.acceptance = "rejection"
     with pytest.raises(ValueError, match="does not fit do_sample=False"):
         generate(target, drafter, prompt)
@@ -95,7 +93,7 @@ def test_rules_that_do_not_fit(target, drafter, prompt):
         generate(target, drafter, prompt, do_sample=True)
 
 
-def test_parts_of_a_prompt_that_do_not_fit(target, drafter):
+def test_inputs_that_do_not_fit_together_are_refused(target, drafter):
     ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
     cache = DynamicCache(config=target.config)
     with torch.no_grad():
@@ -111,18 +109,16 @@ def test_parts_of_a_prompt_that_do_not_fit(target, drafter):
 def test_positions_that_change_their_scale(drafter, prompt):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     target = tiny_model(rope_parameters=rope, max_position_embeddings=24)
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=19)
-    assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=19))
+    assert_lossless(target, drafter, prompt, max_new_tokens=19)
     with pytest.raises(ValueError, match="beyond 24 tokens"):
         generate(target, drafter, prompt, max_new_tokens=40)
 
 
-def test_a_target_at_the_end_of_its_context(prompt):
+def test_drafts_end_where_the_context_ends(prompt):
     """Drafts never stand on positions that a target with learned positions does not have."""
     target = tiny_model("gpt2", max_position_embeddings=24)
     drafter = near_copy(target)
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=19)
-    assert torch.equal(plain, generate(target, drafter, prompt, max_new_tokens=19))
+    assert_lossless(target, drafter, prompt, max_new_tokens=19)
 
 
 @pytest.mark.parametrize("length", [28, 40])
@@ -134,7 +130,7 @@ def test_rotary_targets_go_on_beyond_their_context(length, size):
     drafter.speculation_config = pd.SpeculationConfig(4, size)
     ids = torch.randint(0, 30, (2, length), generator=torch.Generator().manual_seed(length))
     options = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": None, "attention_mask": torch.ones_like(ids)}
-    assert torch.equal(target.generate(ids, **options), generate(target, drafter, ids, **options))
+    assert_lossless(target, drafter, ids, **options)
 
 
 def test_rejection_leaves_processors_with_a_memory_alone(target, drafter, prompt):

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from hf_paradraft.decoding.accept import RULES, accept
-from hf_paradraft.decoding.shape import sampled_tree
+from hf_paradraft.decoding.drafts import sampled_tree
 from hf_paradraft.protocol import Draft
 
 V, STEPS, SAMPLES = 5, 3, 2_000
@@ -136,7 +136,7 @@ def test_joint_distribution(rule, make_draft, processors, record_property):
     assert value > 1e-3
 
 
-def test_a_wrong_rule_is_found_out():
+def test_chi_square_notices_a_wrong_rule():
     def accepts_too_much(draft, node, scores):
         p = scores.softmax(-1)[0]
         for child in draft.children(node):
@@ -148,7 +148,7 @@ def test_a_wrong_rule_is_found_out():
 
 
 @pytest.mark.slow
-def test_sampling_without_correction_is_found_out():
+def test_chi_square_notices_a_missing_residual():
     """Rejection of drafts that were not sampled from the `q` they claim."""
 
     def claims_another_q(ids, room):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from accelerate import cpu_offload
+from lossless import assert_lossless
 from peft import LoraConfig, get_peft_model
 from tiny import EOS, SHARED, near_copy, same_with_an_oracle, tiny_model
 from transformers import (
@@ -31,14 +32,14 @@ def same_with_and_without(target, drafter, tree_size, **inputs):
 
 
 @pytest.mark.parametrize("tree_size", SIZES)
-def test_an_adapter(tree_size):
+def test_targets_with_an_adapter_are_lossless(tree_size):
     target = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)).eval()
     same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS)
     same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS.repeat(3, 1))
 
 
 @pytest.mark.parametrize("tree_size", SIZES)
-def test_quantised_weights(tmp_path, tree_size):
+def test_quantised_targets_are_lossless(tmp_path, tree_size):
     tiny_model().save_pretrained(tmp_path)
     target = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, quantization_config=QuantoConfig(weights="int8"))
     assert type(target.model.layers[0].mlp.up_proj) is not torch.nn.Linear
@@ -53,7 +54,7 @@ def reads_images_alone(target, inputs):
     assert [bool(one.drafted) for one in drafter.last_stats.trace][:2] == [False, True]
 
 
-def test_images():
+def test_images_beside_the_prompt_are_lossless():
     torch.manual_seed(0)
     vision = CLIPVisionConfig(
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
@@ -67,7 +68,7 @@ def test_images():
     same_with_an_oracle(target, **twice, attention_mask=torch.ones_like(twice["input_ids"]))
 
 
-def test_positions_in_three_dimensions():
+def test_mrope_targets_are_lossless():
     """Qwen2-VL counts positions in time, height and width: chains, one prompt at a time."""
     torch.manual_seed(0)
     config = Qwen2VLConfig(
@@ -90,8 +91,7 @@ def test_the_drafter_has_its_own_dtype_and_vocabulary():
     larger.speculation_config.never_slower = False
     for tree_size in SIZES:
         larger.speculation_config.tree_size = tree_size
-        plain = target.generate(IDS, do_sample=False, max_new_tokens=20)
-        assert torch.equal(plain, target.generate(IDS, do_sample=False, max_new_tokens=20, assistant_model=larger))
+        assert_lossless(target, larger, IDS, max_new_tokens=20)
 
 
 def test_two_targets_and_one_drafter_in_turn():
@@ -99,12 +99,11 @@ def test_two_targets_and_one_drafter_in_turn():
     drafter = near_copy(first)
     for target in (first, second, first):
         options = {"do_sample": False, "max_new_tokens": 20}
-        plain = target.generate(IDS[:, :EOS], **options)
-        assert torch.equal(plain, target.generate(IDS[:, :EOS], **options, assistant_model=drafter))
+        assert_lossless(target, drafter, IDS[:, :EOS], **options)
 
 
 @pytest.mark.parametrize("tree_size", SIZES)
-def test_weights_that_wait_elsewhere(tree_size):
+def test_offloaded_targets_are_lossless(tree_size):
     """An offloaded model's own device is none: inputs stay where the caller has them."""
     target = cpu_offload(tiny_model(), execution_device="cpu")
     assert target.device.type == "meta"

@@ -1,149 +1,49 @@
-"""Trees change nothing but the number of rounds."""
+"""A tree that grows over what becomes known holds the most probable paths of all, whoever is read first."""
 
+from itertools import product
+
+import numpy
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import ARCHITECTURES, EOS, near_copy, tiny_model
-from transformers import (
-    AutoModelForCausalLM,
-    BloomConfig,
-    DynamicCache,
-    Gemma3TextConfig,
-    GPTNeoConfig,
-    GPTNeoXConfig,
-    OPTConfig,
-)
 
-import hf_paradraft as pd
-from hf_paradraft.decoding.serve import make_verifier
-from hf_paradraft.protocol import Draft
-
-PAIRS = {name: (model := tiny_model(name), near_copy(model, 0.05)) for name in ARCHITECTURES}
+from hf_paradraft.decoding.trees import ROOT, GrowingTree
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from(list(ARCHITECTURES)),
-    st.lists(st.integers(0, EOS - 1), min_size=1, max_size=16),
-    st.integers(0, 3),
-    st.integers(1, 30),
-    st.integers(1, 8),
-    st.integers(1, 24),
-    st.sampled_from([{}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}]),
+    seed=st.integers(0, 10**6), size=st.integers(1, 12), depth=st.integers(1, 3), at_once=st.integers(1, 4), sure=st.booleans()
 )
-def test_greedy_output_is_plain_generates(architecture, ids, padding, new, depth, size, options):
-    target, drafter = PAIRS[architecture]
-    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = depth, size
-    mask = torch.tensor([[0] * padding + [1] * len(ids)])
-    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": new, **options}
-    ids = torch.tensor([[0] * padding + ids])
-    plain = target.generate(ids, **options)
-    assert torch.equal(plain, target.generate(ids, assistant_model=drafter, **options))
+def test_no_other_tree_promises_more(seed, size, depth, at_once, sure: bool):
+    """Chances that depend on the token before; ties and certainties among them."""
+    rng = numpy.random.default_rng(seed)
+    chances = rng.dirichlet([0.3] * 3, size=4).round(1 if sure else 6)
+    chances = numpy.clip(chances, 1e-3, 1.0)
+    order = numpy.argsort(-chances, axis=1, kind="stable")
+    tree = GrowingTree(size, depth)
+    nodes = [ROOT]
+    while nodes:
+        last = [3 if node == ROOT else tree.tokens[node] for node in nodes]
+        tree.grow(nodes, numpy.log(numpy.take_along_axis(chances, order, 1)[last]), order[last])
+        nodes = tree.unread()[:at_once]
+
+    def chance(path):
+        return numpy.prod([chances[before, token] for before, token in zip((3, *path), path, strict=False)])
+
+    every = [path for length in range(1, depth + 1) for path in product(range(3), repeat=length)]
+    best = sorted(map(chance, every), reverse=True)[:size]
+    paths = [tuple(tree.path(node)) for node in tree.chosen]
+    assert len(set(paths)) == len(paths) == min(size, len(every))
+    assert [chance(path) for path in paths] == pytest.approx(best)
+    assert tree.expected_tokens(tree.chosen) == pytest.approx(sum(best))
+    for place, path in enumerate(paths):
+        assert len(path) == 1 or path[:-1] in paths[:place]
+    numpy.testing.assert_allclose(tree.acceptance(), [chances[(3, *path)[-2], path[-1]] for path in paths])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_tree_is_verified_as_its_paths_are(attention):
-    target = tiny_model(attn_implementation=attention)
-    prefix = torch.tensor([[1, 2, 3, 4]])
-    draft = Draft(torch.tensor([5, 6, 7, 8, 9]), [-1, 0, 0, -1, 3])
-    paths = [[], [5], [5, 6], [5, 7], [8], [8, 9]]
-    with torch.no_grad():
-        cache = DynamicCache(config=target.config)
-        options = {"past_key_values": cache, "use_cache": True}
-        verifier = make_verifier(target, prefix[:, :3], 12, pd.SpeculationConfig(), options)
-        verifier.verify(prefix, [3], [Draft.chain(prefix[0, :0])])
-        verifier.keep([[]])
-        rows = verifier.verify(prefix, [4], [draft])
-        for row, path in zip(rows[0], paths, strict=True):
-            alone = target(torch.tensor([[1, 2, 3, 4, *path]])).logits[0, -1]
-            torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-4)
-        verifier.keep([[3, 4]])
-        assert cache.get_seq_length() == 6
-        fresh = DynamicCache(config=target.config)
-        target(torch.tensor([[1, 2, 3, 4, 8, 9]]), past_key_values=fresh)
-    for kept, expected in zip(cache.layers, fresh.layers, strict=True):
-        torch.testing.assert_close(kept.keys, expected.keys, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(kept.values, expected.values, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_trees_accept_more_than_chains():
-    """And at least as much at every prompt would be too much to ask: a tree is chosen by the drafter's own belief."""
-    target, drafter = tiny_model(), near_copy(tiny_model(), 0.05)
-    emitted = {}
-    for size in (None, 24):
-        drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 4, size
-        rounds = tokens = 0
-        for seed in range(12):
-            ids = torch.randint(0, EOS, (1, 5), generator=torch.Generator().manual_seed(seed))
-            target.generate(ids, assistant_model=drafter, max_new_tokens=30, do_sample=False)
-            rounds += drafter.last_stats.num_rounds
-            tokens += drafter.last_stats.num_emitted
-        emitted[size] = tokens / rounds
-    assert emitted[24] > 1.1 * emitted[None]
-
-
-def test_same_seed_same_sample(prompt):
-    target, drafter = PAIRS["llama"]
-    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 4, 16
-    for seed in range(8):
-        torch.manual_seed(seed)
-        plain = target.generate(prompt, do_sample=True, top_k=8, max_new_tokens=30)
-        torch.manual_seed(seed)
-        assert torch.equal(plain, target.generate(prompt, do_sample=True, top_k=8, max_new_tokens=30, assistant_model=drafter))
-
-
-def logits_with_a_tree(target, drafter, ids, **options):
-    """Not only tokens: tiny models agree on those by luck."""
-    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, 16
-    both = []
-    for assistant in ({}, {"assistant_model": drafter}):
-        output = target.generate(
-            ids, do_sample=False, max_new_tokens=16, return_dict_in_generate=True, output_logits=True, **options, **assistant
-        )
-        both.append(torch.cat(output.logits))
-    torch.testing.assert_close(*both, rtol=1e-3, atol=1e-3)
-
-
-MORE = {
-    "opt": OPTConfig(
-        vocab_size=32, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=32
-    ),
-    "gpt_neo": GPTNeoConfig(
-        vocab_size=32, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=6
-    ),
-    "gpt_neox": GPTNeoXConfig(vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4),
-    "bloom": BloomConfig(vocab_size=32, hidden_size=32, n_layer=2, n_head=4),
-    "gemma3": Gemma3TextConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MORE)
-def test_other_ways_to_count_positions(name):
-    torch.manual_seed(0)
-    config = MORE[name]
-    config.initializer_range, config.bos_token_id, config.eos_token_id, config.pad_token_id = 0.3, None, None, None
-    target = AutoModelForCausalLM.from_config(config).eval()
-    drafter = near_copy(target, 0.02)
-    for first in range(3):
-        logits_with_a_tree(target, drafter, torch.tensor([[first, 2, 3, 4, 5, 6, 7, 8]]))
-
-
-def test_the_callers_mask_and_positions():
-    target, drafter = PAIRS["llama"]
-    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
-    logits_with_a_tree(target, drafter, ids, attention_mask=torch.tensor([[1, 1, 0, 0, 1, 1, 1, 1]]))
-    logits_with_a_tree(target, drafter, ids, position_ids=torch.arange(8)[None] * 3)
-
-
-def test_a_sliding_window_in_a_plain_dynamic_cache():
-    target, drafter = PAIRS["mistral-sliding"]
-    ids = torch.arange(14)[None]
-    drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, 16
-    plain = target.generate(ids, do_sample=False, max_new_tokens=20, past_key_values=DynamicCache())
-    drafted = target.generate(ids, do_sample=False, max_new_tokens=20, past_key_values=DynamicCache(), assistant_model=drafter)
-    assert torch.equal(plain, drafted)
+def test_what_cannot_be_is_no_child():
+    tree = GrowingTree(4, 2)
+    tree.grow([ROOT], numpy.log([[0.9, 0.1]]), numpy.array([[7, 8]]))
+    tree.grow([0, 1], numpy.array([[-0.1, -numpy.inf], [-numpy.inf, -numpy.inf]]), numpy.array([[5, 6], [5, 6]]))
+    assert [tree.path(node) for node in tree.chosen] == [[7], [7, 5], [8]]
+    assert tree.unread() == []

@@ -122,7 +122,7 @@ def test_the_demo(tmp_path, monkeypatch):
     few = ["--seconds", "1", "--per-category", "1", "--max-new-tokens", "8", "--dtype", "float32"]
     result = CliRunner().invoke(app, ["demo", "--public", *few])
     assert result.exit_code == 0, (result.output, result.exception)
-    for shown in ("identical to", "prompt-lookup", "parallelspec-tree", "ppd-auto", "graft"):
+    for shown in ("identical to", "prompt-lookup", "parallelspec-tree", "ppd-auto", "lookup"):
         assert shown in result.output
     result = CliRunner().invoke(app, ["demo", "--public", "--target", "x", "--drafter", "y"])
     assert result.exit_code == 2
@@ -134,7 +134,7 @@ def test_what_comes_along():
     assert sum(file.stat().st_size for file in files) <= 12e6
     drafter = pd.AutoDrafter.from_pretrained(demo.PUBLIC / "parallelspec")
     assert isinstance(drafter, pd.ParallelSpecDrafter)
-    assert drafter.speculation_config.graft
+    assert drafter.speculation_config.prompt_lookup
     assert all(weight.isfinite().all() and weight.abs().sum() > 0 for weight in drafter.state_dict().values())
     adapter = json.loads((demo.PUBLIC / "ppd" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == public_model.MODEL

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from lossless import assert_lossless
 from tiny import MASK, tiny_model
 from transformers import AutoModelForCausalLM, CohereConfig, GemmaConfig, GraniteConfig, HyperCLOVAXConfig
 
@@ -42,11 +43,11 @@ def test_logits_are_scaled_as_the_targets(name):
 
 
 def test_a_scale_that_is_not_known_is_refused():
-    target = tiny_model()
+    target = tiny_model(dtype=torch.float32)
     head = target.lm_head.forward
     target.lm_head.forward = lambda states: head(states)
     Borrowed(target)
-    other, forward = tiny_model(), type(target).forward
+    other, forward = tiny_model(dtype=torch.float32), type(target).forward
 
     def scaled(*args, **kwargs):
         out = forward(other, *args, **kwargs)
@@ -60,7 +61,7 @@ def test_a_scale_that_is_not_known_is_refused():
 
 @torch.no_grad()
 def test_gathered_rows_follow_the_target():
-    target, some = tiny_model(), torch.tensor([1, 4, 9])
+    target, some = tiny_model(dtype=torch.float32), torch.tensor([1, 4, 9])
     borrowed = Borrowed(target, some)
     borrowed.logits(torch.ones(1, 32))
     target.to(torch.bfloat16)
@@ -82,7 +83,7 @@ class Packed(torch.nn.Module):
 
 @torch.no_grad()
 def test_a_packed_head_gives_all_logits():
-    target = tiny_model()
+    target = tiny_model(dtype=torch.float32)
     target.set_output_embeddings(Packed(target.lm_head))
     expected, states = logits_and_states(target)
     torch.testing.assert_close(Borrowed(target).logits(states), expected)
@@ -93,15 +94,14 @@ def test_a_packed_head_gives_all_logits():
 def test_an_offloaded_target_is_drafted_for(vocabulary):
     from accelerate import cpu_offload
 
-    target = tiny_model("llama", num_hidden_layers=4)
+    target = tiny_model("llama", num_hidden_layers=4, dtype=torch.float32)
     drafter = block_drafter(target, MASK, 1, 4, 2, 0, confidence=False)
     drafter.vocabulary = vocabulary
     options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
-    plain = target.generate(IDS, **options)
-    assert torch.equal(plain, target.generate(IDS, assistant_model=drafter, **options))
+    assert_lossless(target, drafter, IDS, **options)
     offloaded = cpu_offload(copy.deepcopy(target))
     assert offloaded.lm_head.weight.is_meta
-    assert torch.equal(plain, offloaded.generate(IDS, assistant_model=drafter, **options))
+    assert_lossless(offloaded, drafter, IDS, **options)
     assert drafter.last_stats.num_drafted > 0
 
 
@@ -109,7 +109,7 @@ def test_an_offloaded_target_is_drafted_for(vocabulary):
 def test_a_drafter_is_made_for_an_offloaded_target(tied):
     from accelerate import cpu_offload
 
-    target = tiny_model("llama", tie_word_embeddings=tied)
+    target = tiny_model("llama", tie_word_embeddings=tied, dtype=torch.float32)
     torch.manual_seed(0)
     expected = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
     offloaded = cpu_offload(copy.deepcopy(target))
@@ -117,20 +117,19 @@ def test_a_drafter_is_made_for_an_offloaded_target(tied):
     drafter = pd.ParallelSpecDrafter.from_target(offloaded, "eagle", 2)
     for name, own in expected.state_dict().items():
         assert torch.equal(own, drafter.state_dict()[name])
-    plain = target.generate(IDS, do_sample=False, max_new_tokens=12)
-    assert torch.equal(plain, offloaded.generate(IDS, assistant_model=drafter, do_sample=False, max_new_tokens=12))
+    assert_lossless(offloaded, drafter, IDS, max_new_tokens=12)
 
 
 def test_a_drafters_own_scale_and_cap():
     """Instead of the target's: scaled first, then capped."""
-    own = Borrowed(tiny_model("llama")).finished(torch.tensor([2.0]), 3.0, 4.0)
+    own = Borrowed(tiny_model("llama", dtype=torch.float32)).finished(torch.tensor([2.0]), 3.0, 4.0)
     torch.testing.assert_close(own, 3.0 * torch.tanh(torch.tensor([8.0 / 3.0])))
 
 
 @torch.no_grad()
 def test_an_untrained_drafter_begins_with_the_scale_of_the_targets_final_norm():
     for architecture in ("llama", "gpt2"):
-        target = tiny_model(architecture)
+        target = tiny_model(architecture, dtype=torch.float32)
         norm = final_norm(decoder_of(target))
         for parameter in norm.parameters():
             parameter.uniform_(0.5, 2.0)
@@ -138,7 +137,7 @@ def test_an_untrained_drafter_begins_with_the_scale_of_the_targets_final_norm():
     gemma = AutoModelForCausalLM.from_config(GemmaConfig(**SIZES, head_dim=8)).eval()
     gemma.model.norm.weight.uniform_(0.5, 2.0)
     torch.testing.assert_close(final_scale(gemma), 1 + gemma.model.norm.weight)  # it counts from one
-    deep = tiny_model("llama", num_hidden_layers=8)
+    deep = tiny_model("llama", num_hidden_layers=8, dtype=torch.float32)
     deep.model.norm.weight.uniform_(0.5, 2.0)
     for drafter in (block_drafter(deep, MASK), eagle_drafter(deep)):
         torch.testing.assert_close(drafter.stack.norm.weight, deep.model.norm.weight)

@@ -5,13 +5,14 @@ from collections import defaultdict
 
 import pytest
 import torch
+from lossless import assert_lossless
 from published import TARGET, check_guesses, guesses_of_a_call
 from test_pard_variants import pard2
 from tiny import near_copy
 
 import hf_paradraft as pd
 from hf_paradraft.decoding import cache, compiled, verify
-from hf_paradraft.drafters import pairs
+from hf_paradraft.drafters import drafter_cache, pairs
 
 PROMPTS = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 0, 8, 9]])
 SEEN = (PROMPTS != 0).long()
@@ -68,7 +69,7 @@ def rounds(drafter, ids, mask, **more):
     plain = TARGET.generate(ids, **options)
     answers = [row[len(seen) - int(seen.sum()) :] for row, seen in zip(plain, mask, strict=True)]
     checked = check_guesses(drafter, TARGET, guesses_of_a_call(drafter, TARGET, ids, answers, **options))
-    assert torch.equal(plain, TARGET.generate(ids, assistant_model=drafter, **options))
+    assert_lossless(TARGET, drafter, ids, plain=plain, **options)
     return checked
 
 
@@ -90,9 +91,10 @@ def test_rounds_have_one_shape(kind, size, make, calls):
 def test_a_cache_that_turns_out_too_short(kind, make, calls, monkeypatch):
     """It grows; long prompts in pieces, of ragged rows."""
     monkeypatch.setattr(cache, "SLOTS", 4)
+    monkeypatch.setattr(drafter_cache, "SLOTS", 4)
     monkeypatch.setattr(pairs, "PIECE", 4)
     static_cache = cache.static_cache
-    monkeypatch.setattr(cache, "static_cache", lambda model, num_slots: static_cache(model, 20))
+    monkeypatch.setattr(drafter_cache, "static_cache", lambda model, num_slots: static_cache(model, 20))
     drafter = make(kind, 9)
     ids = torch.tensor([[0] * 9 + [1, 2, 3, 4], list(range(3, 16))])
     assert rounds(drafter, ids, (ids != 0).long(), max_new_tokens=16) > 6

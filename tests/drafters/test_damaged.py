@@ -14,7 +14,7 @@ DAMAGED = {
     "other sizes than the config says": ("pard", {"hidden_size": 64}),
     "style is 'x'": ("parallelspec", {"style": "x"}),
     "have other sizes": ("parallelspec", {"num_masks": 3}),
-    "lacks 2 of the model's weights": ("parallelspec", {"markov_rank": 4}),
+    "has a head on the token before": ("parallelspec", {"markov_rank": 4}),
     "acceptance must be": (
         "autoregressive",
         {"paradraft": {"kind": "autoregressive", "speculation_config": {"acceptance": "x"}}},

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lossless import assert_lossless
 from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_prompts
 
 import hf_paradraft as pd
@@ -56,7 +57,7 @@ class Clock:
     st.integers(0, 10_000),
 )
 def test_never_slower_by_a_random_clock_changes_nothing(which, prompts, size, new, sampled, seed):
-    from hf_paradraft.decoding import loop, shape, steps
+    from hf_paradraft.decoding import drafts, growing, loop
 
     target, drafter = TARGETS[which[1]], DRAFTERS[which]
     length = drafter.config.num_prompt_tokens if isinstance(drafter, pd.PpdDrafter) else 6
@@ -69,10 +70,10 @@ def test_never_slower_by_a_random_clock_changes_nothing(which, prompts, size, ne
     plain = target.generate(ids, **options)
     with pytest.MonkeyPatch.context() as patch:
         clock = Clock(seed)
-        for module in (loop, shape, steps):
+        for module in (loop, drafts, growing):
             patch.setattr(module, "perf_counter", clock)
         torch.manual_seed(seed)
-        assert torch.equal(plain, target.generate(ids, assistant_model=drafter, **options))
+        assert_lossless(target, drafter, ids, plain=plain, **options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -171,9 +172,8 @@ def test_a_new_kind_is_one_folder_and_one_line(monkeypatch, tmp_path, prompt):
     (tmp_path / "constant.txt").write_text("7")
     drafter = pd.AutoDrafter.from_pretrained(tmp_path)
     assert dict(describe(str(tmp_path)))["token"] == "7"
-    target = TARGETS["llama"]
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=12)
-    assert torch.equal(plain, target.generate(prompt, do_sample=False, max_new_tokens=12, assistant_model=drafter))
+    target = tiny_model(dtype=torch.float32)
+    assert_lossless(target, drafter, prompt, max_new_tokens=12)
     methods = methods_of(Case.methods, drafter, None)
     assert [method.name for method in methods] == ["plain", "prompt-lookup", "constant"]
     assert all(row.same for row in bench(target, methods, [Prompt("a", prompt)], Settings(8), progress=False))

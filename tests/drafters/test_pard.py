@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from lossless import assert_lossless
 from safetensors.torch import load_file, save_file
 from tiny import ARCHITECTURES, EOS, MASK, VOCAB, make_tokenizer, near_copy, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
@@ -98,14 +99,16 @@ def test_one_forward_drafts_what_training_rows_say(architecture):
         trained = model(
             rows["input_ids"][None],
             position_ids=rows["position_ids"][None],
-            attention_mask=torch.where(mask, 0.0, torch.finfo(torch.float32).min)[None, None],
+            attention_mask=torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)[
+                None, None
+            ],
             use_cache=False,
         ).logits[0]
         drafted = draft_logits(drafter, ids[None, :6], empty_cache(drafter), depths)
     for depth in range(depths):
         row = depth * 10 + 5 + depth
         if row < len(trained) and 5 + depth < 10:
-            torch.testing.assert_close(drafted[depth], trained[row], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(drafted[depth], trained[row], rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
 def test_the_cache_never_keeps_masks(drafter):
@@ -115,7 +118,7 @@ def test_the_cache_never_keeps_masks(drafter):
         assert cache.get_seq_length() == 5
         later = draft_logits(drafter, ids, cache, 3)
         fresh = draft_logits(drafter, ids, empty_cache(drafter), 3)
-    torch.testing.assert_close(later, fresh, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(later, fresh, rtol=1e-4, atol=1e-5, check_dtype=False)
 
 
 def test_stock_loop_gets_one_draft_per_round(target, drafter, prompt, monkeypatch):
@@ -124,9 +127,8 @@ def test_stock_loop_gets_one_draft_per_round(target, drafter, prompt, monkeypatc
 
     for name in ("_assisted_decoding", "_validate_generation_mode"):
         monkeypatch.setattr(GenerationMixin, name, getattr(GenerationMixin, name).__wrapped__)
-    plain = target.generate(prompt, max_new_tokens=30, do_sample=False)
     drafter.last_stats = None
-    assert torch.equal(plain, target.generate(prompt, max_new_tokens=30, do_sample=False, assistant_model=drafter))
+    assert_lossless(target, drafter, prompt, max_new_tokens=30)
     assert drafter.last_stats is None  # it was not our loop
     target.generate(prompt, max_new_tokens=30, do_sample=True, assistant_model=drafter)
 
@@ -265,8 +267,7 @@ def test_same_tokenizer_by_name(tmp_path, prompt):
         make_tokenizer().save_pretrained(tmp_path / name)
     big = AutoModelForCausalLM.from_pretrained(tmp_path / "big").eval()
     drafter = pd.PardDrafter.from_causal_lm(str(tmp_path / "small"), mask_token_id=MASK)
-    plain = big.generate(prompt, max_new_tokens=10, do_sample=False)
-    assert torch.equal(plain, big.generate(prompt, max_new_tokens=10, do_sample=False, assistant_model=drafter))
+    assert_lossless(big, drafter, prompt, max_new_tokens=10)
 
 
 def test_a_model_that_is_no_causal_lm(target):

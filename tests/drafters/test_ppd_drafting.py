@@ -4,13 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lossless import assert_lossless
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import EOS, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM, BloomConfig, GenerationConfig
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.ppd import PpdConfig
-from hf_paradraft.drafters.ppd.drafter import PpdDrafter, PpdDrafting
+from hf_paradraft.drafters.ppd.drafter import PpdDrafter
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
 TARGETS = {name: tiny_model(name) for name in NAMES}
@@ -40,13 +41,13 @@ def test_output_is_plain_generates(name, prompts, m, e, more, cache, calibrated)
     for ids in [torch.tensor([prompt]) for prompt in prompts] if len(prompts) == 1 else []:
         options = {"do_sample": False, "max_new_tokens": 25}
         plain = target.generate(ids, **options)
-        assert torch.equal(plain, target.generate(ids, **options, cache_implementation=cache, assistant_model=drafter))
+        assert_lossless(target, drafter, ids, plain=plain, **options, cache_implementation=cache)
     if len(prompts) > 1:
         width = min(map(len, prompts))
         ids = torch.tensor([prompt[:width] for prompt in prompts])
         options = {"do_sample": False, "max_new_tokens": 25, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
         plain = target.generate(ids, **options)
-        assert torch.equal(plain, target.generate(ids, **options, cache_implementation=cache, assistant_model=drafter))
+        assert_lossless(target, drafter, ids, plain=plain, **options, cache_implementation=cache)
 
 
 def test_peft_models_draft_by_themselves(tmp_path, prompt):
@@ -62,7 +63,7 @@ def test_peft_models_draft_by_themselves(tmp_path, prompt):
         assert torch.equal(output.sequences, plain)
         assert "speculation" not in output
     loaded = pd.AutoDrafter.from_pretrained(tmp_path)
-    assert torch.equal(base.generate(prompt, do_sample=False, max_new_tokens=20, assistant_model=loaded), plain)
+    assert_lossless(base, loaded, prompt, max_new_tokens=20)
 
 
 def test_one_forward_per_round(prompt):
@@ -80,14 +81,15 @@ def test_prompts_see_their_node_and_their_own_ensemble(e):
     target = TARGETS["llama"]
     drafter = adapter_for("llama", m=3, e=e)
     drafter.speculation_config.tree_size = 40
-    seen = []
+    seen, start = [], drafter.start_drafting
 
-    class Watched(PpdDrafting):
-        def observe(self, observations):
-            super().observe(observations)
-            seen.append(self.guesses[0])
+    def started(*args):
+        drafting = start(*args)
+        observe = drafting.observe
+        drafting.observe = lambda observations: (observe(observations), seen.append(drafting.guesses[0]))
+        return drafting
 
-    drafter.start_drafting = lambda target, max_length: Watched(pd.Riders(drafter.prompts, e), None)
+    drafter.start_drafting = started
     ids = torch.tensor([[4, 5, 6, 7]])
     output = target.generate(ids, do_sample=False, max_new_tokens=16, eos_token_id=None, assistant_model=drafter)
     emitted = drafter.last_stats.emitted_per_round
@@ -102,10 +104,11 @@ def test_prompts_see_their_node_and_their_own_ensemble(e):
             with torch.no_grad():
                 expected.append(target(inputs_embeds=torch.cat([text, prompts], dim=1)).logits[0, -3:])
         if len(guess):
-            torch.testing.assert_close(guess, torch.stack(expected).mean(0)[: len(guess)], rtol=1e-3, atol=1e-3)
+            expected = torch.stack(expected).mean(0)[: len(guess)]
+            torch.testing.assert_close(guess, expected.float(), rtol=1e-3, atol=1e-3)
             drafter.attach(target)
             behind = drafter.draft_logits(output[:, :length])[0]
-            torch.testing.assert_close(guess, behind[: len(guess)], rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(guess, behind[: len(guess)].float(), rtol=1e-3, atol=1e-3)
     assert sum(len(guess) > 0 for guess in seen) > 3
 
 
@@ -128,8 +131,7 @@ def test_sizes_that_are_not_numbers(tree_size, calibrated, prompt):
     drafter = adapter_for("llama", calibrated=calibrated)
     drafter.speculation_config = pd.SpeculationConfig(3, tree_size=tree_size, never_slower=False, trace=True)
     options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
-    plain = TARGETS["llama"].generate(prompt, **options)
-    assert torch.equal(plain, TARGETS["llama"].generate(prompt, **options, assistant_model=drafter))
+    assert_lossless(TARGETS["llama"], drafter, prompt, **options)
     assert drafter.last_stats.num_drafted > 0
     if tree_size is None:
         assert all(one.parents == list(range(-1, len(one.parents) - 1)) for one in drafter.last_stats.trace)
@@ -163,9 +165,8 @@ def test_a_prompted_model_drafts_for_another(name, prompts, m, tree_size):
     ids = torch.tensor(prompts)
     target = TARGETS["llama"]
     options = {"do_sample": False, "max_new_tokens": 20, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
-    plain = target.generate(ids, **options)
-    assert torch.equal(plain, target.generate(ids, **options, assistant_model=drafter))
-    assert torch.equal(plain, target.generate(ids, **options, assistant_model=small))
+    assert_lossless(target, drafter, ids, **options)
+    assert_lossless(target, small, ids, **options)
 
 
 def test_prompts_guess_behind_the_models_own_guess(prompt):
@@ -214,8 +215,7 @@ def test_a_calibrated_adapter_where_only_chains_are_verified():
     drafter = adapter_for("gpt2", calibrated=True)
     ids = torch.tensor([[1, 2, 3, 4]])
     options = {"do_sample": False, "max_new_tokens": 12, "token_type_ids": torch.zeros_like(ids)}
-    plain = TARGETS["gpt2"].generate(ids, **options)
-    assert torch.equal(TARGETS["gpt2"].generate(ids, **options, assistant_model=drafter), plain)
+    assert_lossless(TARGETS["gpt2"], drafter, ids, **options)
 
 
 def test_a_peft_model_searches_beams_without_drafts(prompt):
@@ -282,8 +282,7 @@ def test_static_caches_have_room_for_all_rows(m, e, tree_size, calibrated):
     drafter.speculation_config = pd.SpeculationConfig(m, tree_size, never_slower=False)
     ids = torch.arange(1, 8)[None]
     options = {"do_sample": False, "max_new_tokens": 14, "eos_token_id": None, "cache_implementation": "static"}
-    plain = TARGETS["llama"].generate(ids, **options)
-    assert torch.equal(plain, TARGETS["llama"].generate(ids, **options, assistant_model=drafter))
+    assert_lossless(TARGETS["llama"], drafter, ids, **options)
 
 
 def test_too_few_rows_are_refused_before_work_starts(prompt):

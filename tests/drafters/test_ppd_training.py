@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from datasets import Dataset
+from lossless import assert_lossless
 from peft import get_peft_model
 from tiny import ARCHITECTURES, EOS, make_tokenizer, tiny_model
 from transformers import TrainingArguments
@@ -45,7 +46,7 @@ def samples(count=24, length=18):
 
 def trainer_of(tmp_path, model=None, e=1, options=None, **arguments):
     torch.manual_seed(0)
-    model = model or get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=2, num_ensembles=e))
+    model = model or get_peft_model(tiny_model(dtype=torch.float32), PpdConfig(num_prompt_tokens=2, num_ensembles=e))
     settings = {"per_device_train_batch_size": 8, "report_to": "none", "use_cpu": True, "save_strategy": "no", **arguments}
     settings = {"learning_rate": 0.05, "logging_strategy": "no", "disable_tqdm": True, **settings}
     return PpdTrainer(
@@ -77,7 +78,7 @@ def test_one_forward_gives_what_each_insertion_would(tmp_path, e):
 
 def test_the_head_is_run_where_it_is_wanted():
     """Of a long text with a large vocabulary, logits of all rows would be most of the memory."""
-    base = get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=2)).get_base_model()
+    base = get_peft_model(tiny_model(dtype=torch.float32), PpdConfig(num_prompt_tokens=2)).get_base_model()
     rows = []
     base.lm_head.register_forward_pre_hook(lambda module, args: rows.append(args[0].shape[:-1].numel()))
     guess_at(base, base, PpdConfig(num_prompt_tokens=2), torch.randint(0, 30, (2, 60)), torch.tensor([[3, 20, 40], [7, -1, -1]]))
@@ -88,7 +89,7 @@ def test_the_head_is_run_where_it_is_wanted():
 def test_the_head_is_run_on_what_is_used_however_many_texts_there_are(name):
     """Four texts asked at places of their own: each gets what it gets alone, and the head no row more."""
     config = PpdConfig(num_prompt_tokens=2, num_ensembles=2)
-    base = get_peft_model(tiny_model(name), config).get_base_model()
+    base = get_peft_model(tiny_model(name, dtype=torch.float32), config).get_base_model()
     ids, points = torch.randint(0, 30, (4, 60)), torch.tensor([[0, 9, 20], [4, 30, 50], [7, 13, 56], [2, 25, 44]])
     counted = []
     hook = base.lm_head.register_forward_pre_hook(lambda module, args: counted.append(args[0].shape[:-1].numel()))
@@ -129,7 +130,7 @@ def test_options_out_of_range(options):
 
 def test_from_files_to_a_drafter(tmp_path, prompt):
     make_tokenizer().save_pretrained(tmp_path / "base")
-    tiny_model().save_pretrained(tmp_path / "base")
+    tiny_model(dtype=torch.float32).save_pretrained(tmp_path / "base")
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": "a b c d e f g h " * 3}) + "\n" for _ in range(8)))
     options = {"max_steps": 3, "per_device_train_batch_size": 4, "save_steps": 2, "use_cpu": True, "disable_tqdm": True}
@@ -141,16 +142,15 @@ def test_from_files_to_a_drafter(tmp_path, prompt):
     assert json.loads((tmp_path / "out" / "paradraft.json").read_text())["training"]["steps"] == 3
     loaded = pd.AutoDrafter.from_pretrained(tmp_path / "out")
     assert torch.equal(loaded.prompts, drafter.prompts)
-    target = tiny_model()
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=10)
-    assert torch.equal(plain, target.generate(prompt, do_sample=False, max_new_tokens=10, assistant_model=loaded))
+    target = tiny_model(dtype=torch.float32)
+    assert_lossless(target, loaded, prompt, max_new_tokens=10)
     with pytest.raises(ValueError, match="already has files"):
         train_ppd(tmp_path / "base", rows, tmp_path / "out", **options)
 
 
 def test_a_resumed_run_is_the_same_run(tmp_path):
     make_tokenizer().save_pretrained(tmp_path / "base")
-    tiny_model().save_pretrained(tmp_path / "base")
+    tiny_model(dtype=torch.float32).save_pretrained(tmp_path / "base")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
         "".join(json.dumps({"text": " ".join(f"w{(i * j) % 22 + 8}" for i in range(14))}) + "\n" for j in range(1, 9))
@@ -170,7 +170,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
 
 
 def test_texts_too_short_for_any_point_are_left_out():
-    base = get_peft_model(tiny_model(), PpdConfig()).get_base_model()
+    base = get_peft_model(tiny_model(dtype=torch.float32), PpdConfig()).get_base_model()
     ids = torch.tensor([[1, 2], [3, 4]])
     guesses, teachers, texts, own = guess_at(base, base, PpdConfig(), ids, torch.full((2, 1), -1))
     assert len(guesses) == len(teachers) == len(texts) == len(own) == 0

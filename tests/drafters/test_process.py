@@ -10,12 +10,14 @@ import threading
 
 import pytest
 import torch
+from lossless import assert_lossless
 from tiny import EOS, near_copy, tiny_model
 
 import hf_paradraft as pd
+from hf_paradraft.decoding.budget import Budget
+from hf_paradraft.decoding.schedule import OverlapSchedule
 from hf_paradraft.drafters.process import ProcessDrafting
-from hf_paradraft.drafters.worker import Begin
-from hf_paradraft.hardware import keep_to_last_cores
+from hf_paradraft.drafters.worker import Begin, keep_to_last_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("process")]
 OPTIONS = {"max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None}
@@ -57,7 +59,7 @@ def prompts(batch_size, seed=0):
 @pytest.mark.parametrize("tree_size", [None, 6, "auto"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_equal_to_the_drafter_itself(target, process, tree_size, overlap, batch_size, monkeypatch):
-    monkeypatch.setattr("hf_paradraft.decoding.window.Window.size", lambda window: window.most)  # whatever the clock says
+    monkeypatch.setattr(OverlapSchedule, "size", lambda schedule: schedule.most)  # whatever the clock says
     ids = prompts(batch_size)
     config = pd.SpeculationConfig(5, tree_size, overlap=overlap, never_slower=False, trace=True)
     options = {**OPTIONS, "attention_mask": torch.ones_like(ids)}
@@ -81,8 +83,9 @@ def test_equal_to_the_drafter_itself(target, process, tree_size, overlap, batch_
 @pytest.mark.parametrize("tree_size", [None, 6])
 def test_calls_that_do_not_overlap_are_drafted_in_place(target, process, tree_size, monkeypatch):
     ways, there = itertools.cycle([True, False]), []
-    monkeypatch.setattr("hf_paradraft.decoding.window.Window.turn", lambda window: next(ways))
-    monkeypatch.setattr("hf_paradraft.decoding.pace.Pace.depth", lambda pace: pace.num_draft_tokens)
+    monkeypatch.setattr(OverlapSchedule, "turn", lambda schedule: next(ways))
+    monkeypatch.setattr(Budget, "rest", lambda budget: False)
+    monkeypatch.setattr(Budget, "size", lambda budget, chances, seconds=None: max(map(len, chances), default=0))
     propose = ProcessDrafting.propose
     monkeypatch.setattr(ProcessDrafting, "propose", lambda own, prefixes: there.append(1) or propose(own, prefixes))
     config = pd.SpeculationConfig(4, tree_size, overlap=True, trace=True)
@@ -94,7 +97,7 @@ def test_calls_that_do_not_overlap_are_drafted_in_place(target, process, tree_si
     process.speculation_config = config
     for overlapped in (True, False, True, False):
         there.clear()
-        assert torch.equal(plain, target.generate(ids, **options, assistant_model=process))
+        assert_lossless(target, process, ids, plain=plain, **options)
         assert bool(there) == overlapped
         assert overlapped or [one.drafted for one in process.last_stats.trace] == drafted
     assert process.drafter.speculation_config is own
@@ -118,7 +121,7 @@ class Loading(pd.NgramDrafter):
 def test_a_drafter_in_place_is_not_loaded_again(target):
     drafter = pd.ProcessDrafter(Loading())
     drafter.speculation_config = pd.SpeculationConfig(4, None)
-    drafting = drafter.start_in_place(target, 40)
+    drafting = drafter.start_drafting(target, 40)
     assert Loading.loaded == 0
     assert drafting.propose([pd.Prefix(torch.tensor([[1, 2, 3, 1]]), 2, 0)])[0].tokens.tolist() == [2, 3]
 
@@ -164,7 +167,7 @@ def test_calls_may_interleave_and_are_forgotten(target, process):
 
 def test_an_error_over_there_is_raised_here_and_the_process_ends(target):
     drafter = pd.ProcessDrafter(Angry())
-    drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False)
+    drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
     ids = prompts(1)
     with pytest.raises(OverflowError, match="too much"):
         target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS)
@@ -177,12 +180,13 @@ def test_an_error_over_there_is_raised_here_and_the_process_ends(target):
 def test_a_killed_process_is_said_and_another_is_started(target):
     ids = prompts(1)
     plain = target.generate(ids, do_sample=False, **OPTIONS)
-    with pd.ProcessDrafter(pd.NgramDrafter()) as drafter:
-        assert torch.equal(plain, target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS))
+    config = pd.SpeculationConfig(6, None, never_slower=False, overlap=True)
+    with pd.ProcessDrafter(pd.NgramDrafter(speculation_config=config)) as drafter:
+        assert_lossless(target, drafter, ids, plain=plain, **OPTIONS)
         os.kill(drafter.process.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="process ended"):
             target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS)
-        assert torch.equal(plain, target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS))
+        assert_lossless(target, drafter, ids, plain=plain, **OPTIONS)
     assert not drafter.process.is_alive()
 
 
@@ -230,6 +234,7 @@ def test_several_calls_share_one_process_and_an_interrupt_ends_it(target, monkey
     plain, found = target.generate(ids, do_sample=False, **OPTIONS), []
     others = len(multiprocessing.active_children())
     with pd.ProcessDrafter(near_copy(target, 0.05), threads=1) as drafter:
+        drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
 
         def call():
             found.append(target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS))

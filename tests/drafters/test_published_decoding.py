@@ -6,11 +6,12 @@ import json
 import pytest
 import torch
 from layouts import DRAFTED, KV, LAYERS, LAYOUTS, D, V, deepspec, safeai, specforge_peagle, speculators, zlab
+from lossless import assert_lossless
 from published import TARGET, check_guesses, guesses_of_a_call
 from tiny import EOS, tiny_model
 
 import hf_paradraft as pd
-from hf_paradraft.decoding import loop, shape
+from hf_paradraft.decoding import drafts, loop
 from hf_paradraft.decoding.verify import TreeVerifier
 
 PROMPTS = torch.tensor([[0, 0, 0, 1, 2], [1, 2, 3, 4, 5], [0, 9, 8, 7, 6]])
@@ -44,7 +45,7 @@ def test_every_layout_changes_nothing(name, size, load):
     drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=size == "auto")
     for rows in [(0, 1, 2)] if size is None else [(1,)] if name not in SOME else [(1,), (0, 1, 2)]:
         plain, options = plain_text(rows)
-        assert torch.equal(plain, TARGET.generate(PROMPTS[list(rows)], **options, assistant_model=drafter))
+        assert_lossless(TARGET, drafter, PROMPTS[list(rows)], plain=plain, **options)
         assert drafter.last_stats.num_drafted > 0
 
 
@@ -71,7 +72,7 @@ def test_other_targets(make, name, load):
     drafter.speculation_config = pd.SpeculationConfig(3, 8, never_slower=False)
     ids = torch.tensor([list(range(1, 25))])
     options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": EOS}
-    assert torch.equal(target.generate(ids, **options), target.generate(ids, **options, assistant_model=drafter))
+    assert_lossless(target, drafter, ids, **options)
 
 
 @pytest.mark.slow
@@ -79,12 +80,12 @@ def test_confidences_cut_chains(load, monkeypatch):
     """A drafter that is sure of nothing drafts little, where never_slower asks for it; the output stays."""
     verify, now = TreeVerifier.verify, [0.0]
 
-    def timed(verifier, buffer, lengths, drafts):
+    def timed(verifier, sequences, drafts):
         now[0] += 1 + 0.2 * max(map(len, drafts))
-        return verify(verifier, buffer, lengths, drafts)
+        return verify(verifier, sequences, drafts)
 
     monkeypatch.setattr(TreeVerifier, "verify", timed)  # rows take what they always take
-    for module in (loop, shape):
+    for module in (loop, drafts):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     config, tensors = LAYOUTS["DeepSpec DSpark"]()
     lengths = {}
@@ -94,8 +95,7 @@ def test_confidences_cut_chains(load, monkeypatch):
         drafter = load((config, tensors), attach=False)
         drafter.speculation_config = pd.SpeculationConfig(4, None, trace=True)
         options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
-        plain = TARGET.generate(PROMPTS[1:2], **options)
-        assert torch.equal(plain, TARGET.generate(PROMPTS[1:2], **options, assistant_model=drafter))
+        assert_lossless(TARGET, drafter, PROMPTS[1:2], **options)
         guess = drafter.start_drafting(TARGET, 60).guess(torch.zeros(4, D), torch.tensor(1), 4)
         assert guess.confidences(torch.arange(4)) == pytest.approx([1 / (1 + 2.718281828**-bias)] * 4)
         lengths[bias] = drafter.last_stats.num_drafted

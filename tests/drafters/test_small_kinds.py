@@ -4,22 +4,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lossless import assert_lossless
 from tiny import ARCHITECTURES, EOS, make_tokenizer, near_copy, tiny_model
 from transformers import AutoModelForCausalLM, BloomConfig
 
 import hf_paradraft as pd
-from hf_paradraft.decoding.copies import HELD
+from hf_paradraft.decoding.lookup import FIRST
 
 TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
 SMALL = {name: near_copy(model, 0.02) for name, model in TARGETS.items()}
-
-
-def plain_and_drafted(target, drafter, prompts, **options):
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    options = {"do_sample": False, "attention_mask": mask, "pad_token_id": 0, **options}
-    return target.generate(ids, **options), target.generate(ids, **options, assistant_model=drafter)
 
 
 ROWS = st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=12), min_size=1, max_size=3)
@@ -30,8 +23,7 @@ ROWS = st.lists(st.lists(st.integers(1, EOS - 1), min_size=1, max_size=12), min_
 @given(st.sampled_from(list(ARCHITECTURES)), ROWS, st.integers(1, 30), st.integers(1, 6), st.booleans())
 def test_copied_drafts_change_nothing(name, prompts, new, longest, adaptive):
     drafter = pd.NgramDrafter(longest, speculation_config=pd.SpeculationConfig(6, never_slower=adaptive))
-    plain, drafted = plain_and_drafted(TARGETS[name], drafter, prompts, max_new_tokens=new)
-    assert torch.equal(plain, drafted)
+    assert_lossless(TARGETS[name], drafter, prompts, max_new_tokens=new)
 
 
 def copied(drafter, text, room=4, kept=0):
@@ -56,7 +48,7 @@ def test_copying_learns_how_often_matches_hold():
         assert guess.tokens.tolist()[0] == 6
         kept = len(text)
         text = [*text, 6, 5] if right else [*text, 7, 5, 6, 5]
-    assert drafting.propose([pd.Prefix(torch.tensor([text]), 2, kept)])[0].beliefs[0] == pytest.approx((2 * HELD[0] + 1) / 6)
+    assert drafting.propose([pd.Prefix(torch.tensor([text]), 2, kept)])[0].acceptance[0] == pytest.approx((2 * FIRST[0] + 1) / 6)
 
 
 @pytest.mark.slow
@@ -71,8 +63,7 @@ def test_copying_learns_how_often_matches_hold():
 )
 def test_a_small_model_changes_nothing(name, prompts, new, length, size, cache):
     drafter = pd.AutoregressiveDrafter(SMALL[name], pd.SpeculationConfig(length, size, never_slower=False))
-    plain, drafted = plain_and_drafted(TARGETS["llama"], drafter, prompts, max_new_tokens=new, cache_implementation=cache)
-    assert torch.equal(plain, drafted)
+    assert_lossless(TARGETS["llama"], drafter, prompts, max_new_tokens=new, cache_implementation=cache)
 
 
 @pytest.mark.slow
@@ -120,8 +111,9 @@ def test_it_stops_where_the_target_is_cheap(prompt):
     drafter = pd.AutoregressiveDrafter(big, pd.SpeculationConfig(6))
     target = TARGETS["llama"]
     options = {"do_sample": False, "max_new_tokens": 120, "eos_token_id": None}
-    assert torch.equal(target.generate(prompt, **options), target.generate(prompt, **options, assistant_model=drafter))
-    assert drafter.last_stats.num_drafted < 120
+    assert_lossless(target, drafter, prompt, **options)
+    stats = drafter.last_stats
+    assert stats.num_drafted < 3 * stats.num_rounds  # six a round, did it not stop; a busy machine costs a few
 
 
 def test_saved_and_loaded(tmp_path, prompt):

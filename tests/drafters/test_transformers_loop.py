@@ -16,7 +16,7 @@ def test_chains_are_those_of_transformers(tmp_path, monkeypatch):
     config, tensors = LAYOUTS["transformers"]()
     small = {"layer_types": ["full_attention"] * 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     folder = write(tmp_path, {**config, **small}, tensors)
-    target, theirs = tiny_model(num_hidden_layers=8), AutoModel.from_pretrained(folder).eval()
+    target, theirs = tiny_model(num_hidden_layers=8, dtype=torch.float32), AutoModel.from_pretrained(folder).eval()
     asked: list[tuple[int, list[int]]] = []
     get = DFlashTokenCandidateGenerator.get_candidates
 

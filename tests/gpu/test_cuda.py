@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 from layouts import LAYOUTS, write
+from lossless import assert_lossless
 from scipy.stats import chisquare
 from tiny import EOS, MASK, near_copy, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -96,7 +97,7 @@ def test_compiled_rounds_over_cuda_graphs(family, size):
     expected = target.generate(ids, **options)
     drafter.speculation_config = pd.SpeculationConfig(12, size, compile=True, never_slower=False)
     for _ in range(2):
-        assert torch.equal(expected, target.generate(ids, assistant_model=drafter, **options))
+        assert_lossless(target, drafter, ids, plain=expected, **options)
 
 
 def test_features_outlive_the_next_replay(family):
@@ -124,7 +125,7 @@ def test_features_outlive_the_next_replay(family):
                 self.seen[place] = row
 
     reader = Reads()
-    assert torch.equal(plain_text, target.generate(ids, do_sample=False, max_new_tokens=32, assistant_model=reader))
+    assert_lossless(target, reader, ids, max_new_tokens=32)
     with torch.no_grad():
         states = target.model(plain_text).last_hidden_state[0]
     for place, row in reader.seen.items():
@@ -188,7 +189,7 @@ def test_drafters_that_read_the_target(name, size, compile, tmp_path):
     drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=False, compile=compile)
     ids = torch.tensor([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]], device="cuda")
     options = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "pad_token_id": 0}
-    assert torch.equal(target.generate(ids, **options), target.generate(ids, **options, assistant_model=drafter))
+    assert_lossless(target, drafter, ids, **options)
     assert drafter.last_stats.num_drafted > 0
 
 
@@ -204,5 +205,5 @@ def test_overlap(kind, place):
     drafter.speculation_config = pd.SpeculationConfig(5, None, overlap=True, never_slower=False)
     ids = torch.tensor([[1, 2, 3, 4, 5]], device="cuda")
     options = {"do_sample": False, "max_new_tokens": 80, "eos_token_id": None}
-    assert torch.equal(target.generate(ids, **options), target.generate(ids, **options, assistant_model=drafter))
+    assert_lossless(target, drafter, ids, **options)
     assert drafter.last_stats.hidden_seconds > 0

@@ -30,7 +30,8 @@ def test_an_unknown_transformers_is_left_alone(monkeypatch):
         pass
 
     monkeypatch.setattr(GenerationMixin, "_assisted_decoding", another)
-    monkeypatch.setattr(GenerationMixin, "_validate_generation_mode", GenerationMixin._validate_generation_mode.__wrapped__)
+    for name in ("_validate_generation_mode", "_prepare_generation_config"):
+        monkeypatch.setattr(GenerationMixin, name, getattr(GenerationMixin, name).__wrapped__)
     with pytest.warns(UserWarning, match="has changed GenerationMixin._assisted_decoding"):
         assert not hook.install()
     assert GenerationMixin._assisted_decoding is another

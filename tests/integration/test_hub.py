@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from loopback import REPO, USER
+from lossless import assert_lossless
 from peft import PeftModel
 from tiny import make_tokenizer, near_copy, pard_folder, ppd_folder, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -51,8 +52,16 @@ def test_a_ppd_adapter_comes_back_bit_for_bit(hub, tmp_path, prompt):
     assert files[0] == files[1] == files[2]
     target, options = tiny_model(), {"do_sample": False, "max_new_tokens": 12}
     plain = target.generate(prompt, **options)
-    assert torch.equal(target.generate(prompt, **options, assistant_model=drafter), plain)
+    assert_lossless(target, drafter, prompt, **options)
     assert torch.equal(model.generate(input_ids=prompt, **options), plain)
+
+
+def test_an_adapter_beside_its_base_is_published_alone(hub, tmp_path):
+    folder = ppd_folder(tmp_path)
+    tiny_model().save_pretrained(folder)
+    push_folder(folder, REPO)
+    assert "adapter_model.safetensors" in hub.files(REPO)
+    assert not {"model.safetensors", "config.json", "generation_config.json"} & set(hub.files(REPO))
 
 
 def test_large_files_are_not_sent_twice(hub, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
 from loopback import LICENSES, REPO, USER
+from lossless import assert_lossless
 from tiny import pard_folder, ppd_folder, tiny_model
 from typer.testing import CliRunner
 
@@ -171,7 +172,7 @@ def test_the_recipe_runs_our_loop(hub, tmp_path, prompt):
     plain = target.generate(prompt, **options)
     drafter = pd.AutoDrafter.from_pretrained(REPO)
     recipe = {"custom_generate": f"{USER}/recipe", "trust_remote_code": True}
-    assert torch.equal(target.generate(prompt, **options, **recipe, assistant_model=drafter), plain)
+    assert_lossless(target, drafter, prompt, plain=plain, **options, **recipe)
     assert drafter.last_stats.num_rounds > 0
     output = target.generate(prompt, **options, **recipe, assistant_model=REPO, return_dict_in_generate=True)
     assert torch.equal(output.sequences, plain)

@@ -171,7 +171,7 @@ def test_the_public_model_alone(tmp_path):
     tiny_model().save_pretrained(tmp_path / "SmolLM2-135M-Instruct")
     make_tokenizer().save_pretrained(tmp_path / "SmolLM2-135M-Instruct")
     environment = {**os.environ, "TARGET": str(tmp_path / "SmolLM2-135M-Instruct"), "PYTHONPATH": str(ROOT)}
-    code = "import app; print(list(app.METHODS), app.drafter.speculation_config.graft)"
+    code = "import app; print(list(app.METHODS), app.drafter.speculation_config.prompt_lookup)"
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "spaces", env=environment, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     for method in ("ParallelSpec, a tree of guesses", "ParallelSpec, a chain of guesses", "PPD, prompt tokens", "True"):

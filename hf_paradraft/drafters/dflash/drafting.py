@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...decoding.cache import RaggedCache, plain_cache
-from ...decoding.compiled import compiled_method
+from ...decoding.cache import RaggedCache
 from ...protocol import Drafting, GuessedLogits, Observation, Prefix
+from ..drafter_cache import compiled_method, make_room, plain_cache
 from ..stack import StackMasks
 
 
@@ -23,7 +23,7 @@ class BlockDrafting(Drafting):
 
     def __init__(self, drafter: Any, max_length: int):
         self.drafter = drafter
-        self.usual = drafter.speculation_config.usual_tokens  # whose context features a compiled round reads; 0: none is
+        self.usual = drafter.speculation_config.compiled_width  # whose context features a compiled round reads; 0: none is
         self.num_slots = self.usual and max_length + self.usual + drafter.block.block_size
         self.cache: RaggedCache | None = None
         self.masks: StackMasks
@@ -76,7 +76,7 @@ class BlockDrafting(Drafting):
                 context[row, : len(own)] = own
         firsts = torch.tensor([begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)])
         positions = firsts[:, None] + torch.arange(size)
-        self.cache.make_room(size)
+        make_room(self.cache, size)
         inject(context, positions.to(drafter.device), self.cache.cache)
         self.cache.keep([list(range(count)) for count in counts], size)
         self.waiting = [[] for _ in new]

@@ -14,12 +14,12 @@ from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from ...decoding.cache import RaggedCache, plain_cache
-from ...decoding.compiled import compiled_method
+from ...decoding.cache import RaggedCache
 from ...decoding.tree_attention import attention_windows
 from ...files import read_config as read_json_config
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ..drafter_cache import compiled_method, make_room, plain_cache
 from ..feature_drafter import FeatureDrafter
 from ..gemma4 import GEMMA4
 from ..published import check_width, load_strictly, vocabulary_of, weights_in
@@ -160,7 +160,7 @@ class DFlashDrafter(FeatureDrafter):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> BlockDrafting:
         """Begin a `generate` call; its state is its own."""
-        return BlockDrafting(self, max_length)
+        return BlockDrafting(self.beside(target), max_length)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Context features `(…, hidden)` of tokens."""
@@ -206,7 +206,7 @@ class DFlashDrafter(FeatureDrafter):
             compiled: whether the forward is, once there is a context.
         """
         size, lengths = self.block.block_size, cache.lengths
-        cache.make_room(size)
+        make_room(cache, size)
         ids = torch.full((len(anchors), size), self.block.mask_token_id, device=self.device)
         ids[:, 0] = anchors
         depths = torch.arange(size).expand(len(anchors), -1)

@@ -12,7 +12,7 @@ from ...protocol.drafter import FeatureKey
 from ..dflash.config import BlockConfig
 from ..dflash.drafting import BlockDrafting
 from ..dflash.model import DFlashDrafter
-from ..markov import MarkovHead
+from .markov import MarkovHead
 
 
 class DSparkDrafter(DFlashDrafter):
@@ -45,7 +45,7 @@ class DSparkDrafter(DFlashDrafter):
 
     def start_drafting(self, target: Any, max_length: int) -> DSparkDrafting:
         """Begin a `generate` call; its state is its own."""
-        return DSparkDrafting(self, max_length)
+        return DSparkDrafting(self.beside(target), max_length)
 
     def first_memory(self, anchors: LongTensor, states: Tensor) -> Tensor | None:
         """The recurrent head's memory before the first guess: a block that fills in has read a row that guesses nothing.

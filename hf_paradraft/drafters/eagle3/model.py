@@ -17,6 +17,7 @@ from ...decoding.features import layers_of
 from ...files import read_config as read_json_config
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ..borrowed import pair
 from ..feature_drafter import FeatureDrafter
 from ..gemma4 import GEMMA4, behind_attention
 from ..pairs import PairDrafting, PairModel, read_whole
@@ -79,7 +80,7 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
             self.head = nn.Linear(layers.hidden_size, num_guesses, bias=False)
         self.softcap = config.softcap
         self.speculation_config = SpeculationConfig(config.num_draft_tokens or (8 if config.parallel else 5))
-        self.settled: tuple[FeatureKey, ...] = ()  # what a target's number of layers decided
+        self.settled: set[tuple[FeatureKey, ...]] = {()}  # what targets' numbers of layers decided
         self.notes = list(config.notes)
         self.eval()
 
@@ -123,13 +124,13 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
             tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
         if config.layers.model_type == GEMMA4:
             raise ValueError(f"The speculators layout has no layers of Gemma 4, as this {self.title} has: keep its own files.")
-        if not self.features:
+        if not (features := self.features):
             raise ValueError(f"Which layers this {self.title} reads depends on its target: attach(target) first.")
         return {
             "speculators_model_type": "peagle" if config.parallel else "eagle3",
             "architectures": ["PEagleSpeculator" if config.parallel else "Eagle3Speculator"],
             "transformer_layer_config": config.layers.to_diff_dict() | {"model_type": config.layers.model_type},
-            "eagle_aux_hidden_state_layer_ids": [key + 1 for key in self.features if isinstance(key, int)],
+            "eagle_aux_hidden_state_layer_ids": [key + 1 for key in features if isinstance(key, int)],
             "vocab_size": config.vocab_size,
             "draft_vocab_size": config.vocab_size if self.vocabulary is None else len(self.vocabulary),
             "target_hidden_size": config.target_hidden_size,
@@ -160,19 +161,20 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
 
     def attach(self, target: PreTrainedModel) -> None:
         """As `FeatureDrafter.attach`; layers that a file does not name are settled here."""
-        self.features = self.needed_of(target)
-        if self.eagle.features is None and len(self.features) != self.eagle.num_features:
-            raise ValueError(f"This {self.title} reads {self.eagle.num_features} layers, not {len(self.features)}.")
+        features = self.needed_of(target)
+        if self.eagle.features is None and len(features) != self.eagle.num_features:
+            raise ValueError(f"This {self.title} reads {self.eagle.num_features} layers, not {len(features)}.")
         super().attach(target)
+        if self.eagle.features is None and features != self.features:
+            self.settled.add(features)
+            self.features = features
         if self.embedding is None and self.borrowed.embedding.weight.shape[-1] != self.hidden_size:
             raise ValueError(f"This {self.title} has no embedding of its own, and the target's has another width.")
 
     def needed_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """The layers that it reads of `target`, in order: what the file or the user says, or the default for so many layers."""
-        chosen = self.features and self.features not in (self.settled, ())
-        if not chosen:
-            self.settled = self.eagle.features_for(len(layers_of(target)))
-        return self.features if chosen else self.settled
+        chosen = self.features
+        return chosen if chosen not in self.settled else self.eagle.features_for(len(layers_of(target)))
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """What it reads, each once."""
@@ -180,7 +182,8 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PairDrafting:
         """Begin a `generate` call; its state is its own."""
-        return PairDrafting(self, self.speculation_config, max_length, self.vocabulary, extends=not self.eagle.parallel)
+        beside = pair(self, target, features=self.needed_of(target))
+        return PairDrafting(beside, self.speculation_config, max_length, self.vocabulary, extends=not self.eagle.parallel)
 
     def _normed(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:

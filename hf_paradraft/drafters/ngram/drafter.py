@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from ...decoding.copies import Copies
+from ...decoding.lookup import PromptLookup
 from ...protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
 
@@ -41,14 +41,14 @@ class NgramDrafting(Drafting):
 
     def __init__(self, longest: int, shortest: int):
         self.longest, self.shortest = longest, shortest
-        self.copies: Copies | None = None
+        self.lookup: PromptLookup | None = None
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
-        """For each row a chain, with the chance that it holds; none where nothing like it was there before."""
-        self.copies = self.copies or Copies(len(prefixes), self.longest, self.shortest)
+        """For each sequence a chain, with the chance that it holds; none where nothing like it was there before."""
+        self.lookup = self.lookup or PromptLookup(len(prefixes), self.longest, self.shortest)
         guesses = []
-        for row, prefix in enumerate(prefixes):
-            self.copies.read(row, prefix.ids[0], prefix.kept)
-            tokens, beliefs = self.copies.following(row, prefix.room)
-            guesses.append(GuessedTokens(torch.tensor(tokens, dtype=torch.long), beliefs=beliefs))
+        for index, prefix in enumerate(prefixes):
+            self.lookup.read(index, prefix.ids[0], prefix.kept)
+            tokens, acceptance = self.lookup.following(index, prefix.room)
+            guesses.append(GuessedTokens(torch.tensor(tokens, dtype=torch.long), acceptance=acceptance))
         return guesses

@@ -30,11 +30,10 @@ class ParallelSpecConfig(PreTrainedConfig):
         num_masks: M; a forward guesses M + 1 tokens.
         draft_vocab_size: V', where fewer tokens than the target's are guessed.
         fingerprint, layer_fingerprint, target_layers: of the target, from `identity`; older drafters have the first one alone.
-        markov_rank: of a head that looks at the token before, trained after the rest; 0: none.
         kwargs: as for `PreTrainedConfig`.
 
     Raises:
-        ValueError: an unknown style, or no masks.
+        ValueError: an unknown style, no masks, or a head of an earlier version.
     """
 
     model_type = "parallelspec"
@@ -46,17 +45,20 @@ class ParallelSpecConfig(PreTrainedConfig):
         num_masks: int = 4,
         draft_vocab_size: int | None = None,
         fingerprint: str | None = None,
-        markov_rank: int = 0,
         layer_fingerprint: str | None = None,
         target_layers: int | None = None,
         **kwargs: Any,
     ):
         if style not in STYLES:
             raise ValueError(f"style is {style!r}; it has to be one of {', '.join(STYLES)}.")
+        if kwargs.pop("markov_rank", 0):
+            raise ValueError(
+                "This ParallelSpec drafter has a head on the token before, as versions up to 0.3 made them: train it again."
+            )
         if num_masks < 1:
             raise ValueError(f"A ParallelSpec drafter needs a mask at least, but num_masks is {num_masks}.")
         self.layers, self.style, self.num_masks = dict(layers or {}), style, num_masks
-        self.draft_vocab_size, self.markov_rank, self.fingerprint = draft_vocab_size, markov_rank, fingerprint
+        self.draft_vocab_size, self.fingerprint = draft_vocab_size, fingerprint
         self.layer_fingerprint, self.target_layers = layer_fingerprint, target_layers
         super().__init__(**kwargs)
 
@@ -90,7 +92,13 @@ def describe_layers(target: PreTrainedModel, num_layers: int) -> dict[str, Any]:
             raise ValueError(
                 f"{type(target).__name__} has no layer of ordinary attention, which a ParallelSpec drafter is made of."
             )
-        config.layer_types, first = [kind] * num_layers, kinds.index(kind)
+        try:
+            config.layer_types, first = [kind] * num_layers, kinds.index(kind)
+        except AttributeError:
+            raise ValueError(
+                f"{type(target).__name__} computes the kinds of its layers, so none of them can be made alone: a ParallelSpec "
+                "drafter is not to be had for it."
+            ) from None
     if hasattr(config, "mlp_only_layers"):  # of experts: the drafter's layers have none
         config.mlp_only_layers = list(range(num_layers))
     if hasattr(config, "first_k_dense_replace"):
@@ -128,7 +136,7 @@ def _own_numbers(part: torch.nn.Module) -> list[bytes | None]:
 
 
 def _numbers(weight: Tensor) -> bytes | None:
-    if weight.is_meta or type(weight.data) is not Tensor or weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if weight.is_meta or type(weight.data) is not Tensor or not weight.is_floating_point():
         return None
     some = weight.detach().flatten()[:: max(1, weight.numel() // 4096)][:4096]
     return some.to(torch.bfloat16).float().cpu().numpy().tobytes()

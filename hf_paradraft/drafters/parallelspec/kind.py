@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.config import TreeSize
-from ..causal_lm import refuse_missing
+from ...training.target import refuse_missing
 from ..kind import Kind, Variant, chains_and_trees
 from .model import ParallelSpecDrafter
 from .publish import NAME, TITLE, card_fields, check_folder, describe, is_parallelspec

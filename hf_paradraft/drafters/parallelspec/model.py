@@ -26,8 +26,7 @@ from ...hub.card import provenance_of
 from ...hub.push import push_drafter
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..borrowed import Borrowed, final_norm, final_scale
-from ..markov import MarkovHead
+from ..borrowed import Borrowed, final_norm, final_scale, pair
 from ..pairs import PairDrafting, PairModel, read_whole
 from ..stack import decoder_stack, run
 from .config import ParallelSpecConfig, Style, describe_layers, differences, identity
@@ -60,9 +59,6 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
         self.mix = nn.Linear(2 * hidden, hidden) if config.style == "eagle" else None
         if config.draft_vocab_size is not None:
             self.register_buffer("vocabulary_ids", torch.zeros(config.draft_vocab_size, dtype=torch.long))
-        self.markov: MarkovHead | None = None
-        if config.markov_rank:
-            self.add_head(config.markov_rank)
         self.borrowed: Borrowed | None = None
         kept = provenance_of(config.to_dict())
         saved = kept.get("speculation_config")
@@ -115,18 +111,6 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
         drafter = drafter.to(input_device(target)).eval()
         drafter.attach(target)
         return drafter
-
-    def add_head(self, rank: int) -> MarkovHead:
-        """An untrained head that looks at the token before; it takes the place of an earlier one."""
-        guesses = self.config.draft_vocab_size or self.config.vocab_size
-        self.markov = MarkovHead(self.config.vocab_size, guesses, rank, self.config.hidden_size)
-        self.config.markov_rank = rank
-        return self.markov
-
-    def forget_head(self) -> None:
-        """Go on without the head on the token before."""
-        self.markov, self.config.markov_rank = None, 0
-        self.config.paradraft = {name: own for name, own in self.paradraft.items() if name != "markov"}
 
     @property
     def vocabulary(self) -> LongTensor | None:
@@ -184,7 +168,9 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
                 f"This ParallelSpec drafter has {self.config.num_masks} masks, so it guesses {self.most_drafts} tokens, but "
                 f"num_draft_tokens is {self.speculation_config.num_draft_tokens}: lower it, or train one with more masks."
             )
-        if self.borrowed is not None and self.borrowed.head is target.get_output_embeddings():
+        borrowed = pair(self, target).borrowed
+        if borrowed is not None and borrowed.head is target.get_output_embeddings():
+            self.borrowed = borrowed
             return
         if found := differences(self.config, target):
             logger.warning(
@@ -192,7 +178,8 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
                 "guesses will be right.",
                 "; ".join(found),
             )
-        self.borrowed = Borrowed(target, self.vocabulary)
+        self.borrowed = borrowed = Borrowed(target, self.vocabulary)
+        pair(self, target, borrowed=borrowed)
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """The normed last state, EAGLE-style."""
@@ -200,8 +187,7 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PairDrafting:
         """Begin a `generate` call; its state is its own."""
-        bias = None if self.markov is None else self.markov.guess
-        return PairDrafting(self, self.speculation_config, max_length, self.vocabulary, bias=bias)
+        return PairDrafting(pair(self, target), self.speculation_config, max_length, self.vocabulary)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """The features as they are."""
@@ -290,5 +276,4 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
         if count > self.most_drafts:
             raise ValueError(f"{count} guesses of a drafter with {self.config.num_masks} masks: at most {self.most_drafts}.")
         fused = None if features is None else self.fuse(features)
-        logits = read_whole(self, input_ids.to(self.device), fused, count)[1]
-        return logits if self.markov is None else self.markov.chain(logits, input_ids[:, -1], self.vocabulary)
+        return read_whole(self, input_ids.to(self.device), fused, count)[1]

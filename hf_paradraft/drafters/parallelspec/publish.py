@@ -43,7 +43,6 @@ def describe(folder: Path) -> list[tuple[str, Any]]:
         ("own layers", f"{layers.get('num_hidden_layers')} × {layers.get('hidden_size')} of {layers.get('model_type')}"),
         ("masks", f"{config.get('num_masks')}, so {config.get('num_masks', 0) + 1} guesses"),
         ("guesses ids", f"{config.get('draft_vocab_size') or layers.get('vocab_size')} of {layers.get('vocab_size')}"),
-        *([("head on the token before", f"of rank {config['markov_rank']}")] if config.get("markov_rank") else []),
         ("trained for", training.get("target") or "not recorded"),
         ("fits", "transformers with hf_paradraft, attached to its target"),
     ]

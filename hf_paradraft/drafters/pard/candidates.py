@@ -6,7 +6,7 @@ from torch import FloatTensor, LongTensor
 from transformers import LogitsProcessorList
 from transformers.generation import CandidateGenerator
 
-from ...decoding.warp import sequential_choice
+from ...decoding.sampling import sequential_choice
 from ..lm import read_with_masks
 from .model import PardDrafter
 

@@ -32,8 +32,6 @@ def export(folder: Path, output: Path, engine: str, target: str | None, pad: boo
             "train one with a whole head for it."
         )
     drafter = PardDrafter.from_pretrained(folder, dtype="auto")
-    if engine != "transformers":
-        drafter.forget_head()  # other engines know none; the drafter guesses without it as it did before
     if target is not None:
         _match_vocabulary(
             drafter, AutoConfig.from_pretrained(target, trust_remote_code=False).get_text_config().vocab_size, engine, pad
@@ -65,8 +63,6 @@ def _match_vocabulary(drafter: PardDrafter, wanted: int, engine: str, pad: bool)
         raise ValueError(f"The drafter's vocabulary of {have} is larger than the target's of {wanted}, which {engine} refuses.")
     if not pad:
         raise ValueError(f"{engine} wants equal vocabularies, but the drafter's has {have} and the target's {wanted}: add --pad.")
-    if drafter.markov is not None:
-        raise ValueError("A drafter with a head on the token before is not padded: train the head on the padded drafter.")
     drafter.resize_token_embeddings(wanted, mean_resizing=False)
 
 

@@ -18,15 +18,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ...decoding.cache import empty_cache
 from ...decoding.features import layers_of
-from ...decoding.states import is_recurrent
-from ...decoding.vocabulary import widen
-from ...decoding.warp import sequential_choice
+from ...decoding.recurrent import is_recurrent
+from ...decoding.sampling import sequential_choice, widen
 from ...files import names_folder, read_config, tensor_names
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ..borrowed import last_target, remember_target
 from ..causal_lm import push_with_tokenizer
 from ..lm import check_drafts, logits_behind, read_with_masks
-from ..markov import MarkovHead, read_head, save_head
 from ..pairs import PairDrafting, read_whole
 from ..published import PARD2, drafter_folder, identify, refuse_foreign
 from .config import read_mask_token_id, write_mask_token_id
@@ -58,8 +57,6 @@ class PardDrafter(Drafter):
     resize_token_embeddings: Callable[..., Any]
 
     projection: Projection | None = None
-    markov: MarkovHead | None = None  # outside the module tree, as what follows
-    attached: PreTrainedModel | None = None  # the target, where its features are read
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]  # the causal LM's
@@ -108,7 +105,6 @@ class PardDrafter(Drafter):
         if projection is not None and projection.weight.shape[0] != drafter.get_input_embeddings().weight.shape[1]:
             raise ValueError(f"{folder}: the projection's width is not that of the drafter's embedding: it is another drafter's.")
         drafter.projection = projection
-        drafter.__dict__["markov"] = read_head(folder, drafter.get_output_embeddings().weight.shape[0])
         return drafter
 
     @classmethod
@@ -143,7 +139,6 @@ class PardDrafter(Drafter):
         super().save_pretrained(save_directory, **kwargs)
         if self.projection is not None:
             self.projection.save(Path(save_directory))
-        save_head(self.markov, Path(save_directory))
 
     def push_to_hub(self, repo_id: str, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> CommitInfo:
         """Publish weights, configs, tokenizer and card in one commit.
@@ -165,12 +160,6 @@ class PardDrafter(Drafter):
         kept = getattr(self.config, "paradraft", None)
         return kept if isinstance(kept, dict) and kept.get("kind", "pard") == "pard" else {}
 
-    def forget_head(self) -> None:
-        """Go on without the head on the token before."""
-        self.__dict__["markov"] = None
-        if "markov" in self.paradraft:
-            self.config.paradraft = {name: own for name, own in self.paradraft.items() if name != "markov"}
-
     @property
     def vocabulary(self) -> LongTensor | None:
         """The target's id of each id that it guesses, int64 `(V',)`; None: they are the same."""
@@ -190,7 +179,7 @@ class PardDrafter(Drafter):
                 f"This PARD-2 drafter reads hidden states of {self.projection.target_hidden_size} numbers, and the target's have "
                 f"{size}: it was made for another target. from_pretrained(…, target_independent=True) drafts without them."
             )
-        self.__dict__["attached"] = target  # outside the module tree
+        remember_target(self, target)
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """A PARD-2 drafter's layers; none otherwise."""
@@ -206,7 +195,7 @@ class PardDrafter(Drafter):
         if self.projection is not None:
             return PairDrafting(self._pairs(target), self.speculation_config, max_length, self.vocabulary)
         masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
-        return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length, self.vocabulary, self.markov)
+        return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length, self.vocabulary)
 
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, torch.Tensor] | None = None, num_draft_tokens: int | None = None
@@ -223,12 +212,11 @@ class PardDrafter(Drafter):
         """
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
         if self.projection is not None:
-            if self.attached is None:
+            if (target := last_target(self)) is None:
                 raise ValueError("A PARD-2 drafter reads its target's hidden states: attach(target) first.")
-            pairs = self._pairs(self.attached)
+            pairs = self._pairs(target)
             return read_whole(pairs, input_ids.to(self.device), None if features is None else pairs.fuse(features), count)[1]
-        logits = logits_behind(self, input_ids, [self.mask_token_id] * (count - 1))
-        return logits if self.markov is None else self.markov.chain(logits, input_ids[:, -1], self.vocabulary)
+        return logits_behind(self, input_ids, [self.mask_token_id] * (count - 1))
 
     def _pairs(self, target: PreTrainedModel) -> ProjectedPairs:
         return ProjectedPairs(self, self.projection, self.projection.keys(len(layers_of(target))))

@@ -7,7 +7,6 @@ from transformers import PreTrainedModel
 
 from ...protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
 from ..lm import LmReader
-from ..markov import MarkovHead
 
 
 class MaskDrafting(Drafting):
@@ -20,7 +19,6 @@ class MaskDrafting(Drafting):
         unknown: stands for ids that the model has no embedding of.
         max_length: tokens of a row at most.
         vocabulary: int64 `(V',)`, the target's id of each of the model's; None: they are the same.
-        markov: a head that looks at the token before, or None.
     """
 
     def __init__(
@@ -31,10 +29,9 @@ class MaskDrafting(Drafting):
         unknown: int,
         max_length: int,
         vocabulary: LongTensor | None = None,
-        markov: MarkovHead | None = None,
     ):
-        self.vocabulary, self.bias = vocabulary, None if markov is None else markov.to(model.device).guess
-        self.reader = LmReader(model, max_length, masks, unknown, config.usual_tokens)
+        self.vocabulary = vocabulary
+        self.reader = LmReader(model, max_length, masks, unknown, config.compiled_width)
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Logits for what follows each row; none where the drafter's context is too short."""
@@ -42,6 +39,5 @@ class MaskDrafting(Drafting):
         if logits is None:
             return [GuessedLogits(prefix.ids.new_zeros((0, 1)).float()) for prefix in prefixes]
         return [
-            GuessedLogits(row[: prefix.room], vocabulary=self.vocabulary, bias=self.bias)
-            for row, prefix in zip(logits, prefixes, strict=True)
+            GuessedLogits(row[: prefix.room], vocabulary=self.vocabulary) for row, prefix in zip(logits, prefixes, strict=True)
         ]

@@ -70,7 +70,6 @@ def describe(folder: Path) -> list[tuple[str, Any]]:
         ("mask token", read_mask_token_id(config)),
         ("vocabulary", config.get_text_config().vocab_size),
         *([("guesses ids", raw["draft_vocab_size"])] if "draft_vocab_size" in raw else []),
-        *([("head on the token before", f"of rank {ours['markov']['rank']}")] if ours.get("markov") else []),
         ("adapted from", training.get("base_model") or "not recorded"),
         ("trained with K", training.get("num_depths") or "not recorded"),
         ("τ on held-out rows", f"{tau:.2f}" if tau else "not recorded"),

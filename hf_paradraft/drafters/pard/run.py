@@ -63,7 +63,7 @@ def train_pard(
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
     }
     output_dir = Path(output_dir)
-    checkpoint = check_output(output_dir, resume, overwrite)
+    checkpoint = check_output(output_dir, resume, overwrite, model, target)
     training = training_arguments(output_dir, usual, arguments)
     if target is not None:
         if eval_file is None:
@@ -123,6 +123,4 @@ def _load(model: str | Path, mask_token_id: int | None, fallback: int | None) ->
         mask_token_id = fallback
     attention = {"attn_implementation": "flex_attention"} if torch.cuda.is_available() else {}  # no mask of R² entries
     # Master weights are fp32: AdamW's small steps vanish in bf16.
-    drafter = PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32, **attention)
-    drafter.forget_head()  # it was fitted to other weights
-    return drafter
+    return PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32, **attention)

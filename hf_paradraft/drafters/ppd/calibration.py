@@ -11,12 +11,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoTokenizer
 
-from ...decoding.riders import MAX_RANKS
 from ...files import read_json
 from ...training.arguments import check_context
 from ...training.data import encode_rows, load_rows
 from ...training.target import open_model, refuse_packed
 from .config import PpdConfig
+from .drafting import MAX_RANKS
 from .guess import check_takes_masks, guess_at
 from .training import PromptCollator
 

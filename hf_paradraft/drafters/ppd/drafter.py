@@ -14,12 +14,15 @@ from torch import LongTensor, Tensor
 from transformers import PreTrainedModel, QuantizedCache
 from transformers.utils import logging
 
+from ...decoding.checks import Refused
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import local_folder, names_folder, tensor_names
 from ...hub.push import push_drafter
-from ...protocol import Drafter, Drafting, GuessedLogits, Observation, Prefix, Riders, SpeculationConfig
+from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
+from ..borrowed import last_target, remember_target
 from .config import PpdConfig
+from .drafting import PpdDrafting, default_rows, most_rows
 from .publish import card_fields, read_adapter
 from .tuner import PpdModel, check_embeds_once, prompt_embedding
 
@@ -38,13 +41,16 @@ class PpdDrafter(Drafter):
 
     Attributes:
         last_stats: of the last `generate` call it assisted, or None.
+        everywhere: whether all prompts hang below every node (static trees, for comparison).
     """
+
+    guesses_in_target = True
+    everywhere = False
 
     def __init__(self, prompts: Tensor, config: PpdConfig, tensor_name: str, speculation_config: SpeculationConfig | None = None):
         self.prompts, self.config, self.tensor_name = prompts, config, tensor_name
-        rows: TreeSize = "auto" if config.accuracy is not None else max(15, 3 * config.num_ids)
+        rows: TreeSize = "auto" if config.accuracy is not None else default_rows(config.num_ids)
         self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=rows)
-        self.target: PreTrainedModel | None = None  # what it was attached to last
 
     @classmethod
     @names_folder
@@ -132,15 +138,17 @@ class PpdDrafter(Drafter):
                 f"This PPD adapter belongs to a model with an embedding of {self.config.vocab_size} × {self.config.hidden_size}, "
                 f"and the target's is {sizes[0]} × {sizes[1]}: use {self.config.base_model_name_or_path or 'its own base'}."
             )
-        self.target = target
+        remember_target(self, target)
 
-    def riders(self) -> Riders:
-        """The prompts."""
-        return Riders(self.prompts, self.config.num_ensembles)
+    @property
+    def max_rows(self) -> int:
+        """Of a round, guesses and prompts together."""
+        return most_rows(self.speculation_config, len(self.prompts), self.config.num_ensembles)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PpdDrafting:
         """Begin a `generate` call; its state is its own."""
-        return PpdDrafting(self.riders(), self.config.accuracy)
+        config, accuracy = self.speculation_config, self.config.accuracy
+        return PpdDrafting(target, self.prompts, self.config.num_ensembles, accuracy, config, self.everywhere)
 
     @torch.no_grad()
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
@@ -160,45 +168,17 @@ class PpdDrafter(Drafter):
         """
         m, e = self.config.num_prompt_tokens, self.config.num_ensembles
         count = m if num_draft_tokens is None else num_draft_tokens
-        if self.target is None:
+        if (target := last_target(self)) is None:
             raise ValueError("Prompt tokens guess through their target: attach(target) first.")
         if not 1 <= count <= m:
             raise ValueError(f"num_draft_tokens={count}: the adapter has {m} prompt tokens.")
-        text = self.target.get_input_embeddings()(input_ids[:, :-1])
+        text = target.get_input_embeddings()(input_ids[:, :-1])
         found = []
         for ensemble in range(e):
             prompts = self.prompts[ensemble::e].to(text).expand(len(text), -1, -1)
-            logits = self.target(inputs_embeds=torch.cat([text, prompts], dim=1), use_cache=False).logits
+            logits = target(inputs_embeds=torch.cat([text, prompts], dim=1), use_cache=False).logits
             found.append(logits[:, -m:].float())
         return torch.stack(found).mean(0)[:, :count]
-
-
-class PpdDrafting(Drafting):
-    """One call's drafting: what each row's last prompts guessed.
-
-    Args:
-        riders: the prompts.
-        accuracy: of their guesses, if it was counted.
-    """
-
-    def __init__(self, riders: Riders, accuracy: list[list[float]] | None):
-        self.riders, self.accuracy = riders, accuracy
-        self.guesses: list[Tensor] = []  # of each row, logits (k, V) for the tokens behind its last one
-
-    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Each row's last guesses, and the prompts for the next."""
-        nothing = self.riders.embeddings.new_zeros((0, 1))
-        guesses = self.guesses or [nothing] * len(prefixes)
-        return [GuessedLogits(guess, accuracy=self.accuracy, riders=self.riders) for guess in guesses]
-
-    def observe(self, observations: list[Observation | None]) -> None:
-        """Take the guesses of the prompts below the node where each row ended."""
-        nothing = self.riders.embeddings.new_zeros((0, 1))
-        rows = [None if seen is None else seen.rider_logits for seen in observations]
-        # The E embeddings of a prompt stand together.
-        self.guesses = [
-            nothing if logits is None else logits.unflatten(0, (-1, self.riders.num_ensembles)).mean(1) for logits in rows
-        ]
 
 
 NOT_DRAFTED = {"num_beams": 1, "use_cache": True, "output_hidden_states": False, "output_attentions": False}
@@ -222,8 +202,15 @@ def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
             "takes no masks): decoding plainly."
         )
         return self.model.generate(*args, **kwargs)
-    if kwargs.get("assistant_model") is None and "custom_generate" not in kwargs and embedding.prompts() is not None:
-        kwargs["assistant_model"] = PpdDrafter.from_model(self.model)
+    drafts = kwargs.get("assistant_model") is None and "custom_generate" not in kwargs and embedding.prompts() is not None
+    if not drafts:
+        return self.model.generate(*args, **kwargs)
+    try:
+        return self.model.generate(*args, **{**kwargs, "assistant_model": PpdDrafter.from_model(self.model)})
+    except Refused as reason:
+        if kwargs.get("streamer") is not None:  # it has been shown the prompt
+            raise
+        logger.warning_once(f"{reason} Decoding plainly.")
     return self.model.generate(*args, **kwargs)
 
 

@@ -3,18 +3,22 @@
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from ...protocol import Drafter, Riders, SpeculationConfig
+from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
 from ..kind import Kind, Variant
 from .drafter import PpdDrafter
 from .prompted import PromptedDrafter
 from .publish import card_fields, check_folder, describe
-from .tuner import PpdModel
+from .tuner import PpdModel, prompt_embedding
 
+# One drafter in all calls of a model: what was learned of it stays, and its `last_stats` are found again.
+_adopted: WeakKeyDictionary[PeftModel, dict[tuple, Any]] = WeakKeyDictionary()
 STUDIED_SIZES = (6, 10, 15, 22, 31)
 
 
@@ -23,10 +27,15 @@ def _recognises(folder: Path) -> bool:
 
 
 def _adopt(target: PreTrainedModel, assistant: object) -> Drafter | None:
-    """What a model with a PPD adapter is for a target: its own drafter, or a small model that decodes ahead."""
+    """What a model with a PPD adapter is for a target: its own drafter, or a small model that guesses in parallel."""
     if not isinstance(assistant, PeftModel) or not isinstance(assistant.base_model, PpdModel):
         return None
-    return PpdDrafter.from_model(assistant) if assistant.get_base_model() is target else PromptedDrafter(assistant)
+    drafters = _adopted.setdefault(assistant, {})
+    itself, prompts = assistant.get_base_model() is target, prompt_embedding(assistant.get_base_model()).prompts()
+    key = itself, assistant.active_adapter
+    if key not in drafters or drafters[key][0] is not prompts:
+        drafters[key] = prompts, PpdDrafter.from_model(assistant) if itself else PromptedDrafter(assistant)
+    return drafters[key][1]
 
 
 def _variants(drafter: PpdDrafter | PromptedDrafter, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
@@ -34,18 +43,14 @@ def _variants(drafter: PpdDrafter | PromptedDrafter, lengths: Sequence[int], siz
         size: TreeSize = "auto" if drafter.config.accuracy is not None else 15
         name = size if size == "auto" else f"n{size}"
         return [Variant(f"ppd-{name}", drafter, SpeculationConfig(drafter.config.num_prompt_tokens, size))]
-    once, ahead = drafter.num_prompts + 1, max(12, drafter.num_prompts + 2)
-    return [
-        Variant(f"ppd-drafter-k{once}-n12", drafter, SpeculationConfig(once, 12)),
-        Variant(f"ppd-ahead-k{ahead}-n16", drafter, SpeculationConfig(ahead, 16)),
-    ]
+    length = drafter.num_prompts + 1
+    return [Variant(f"ppd-drafter-k{length}-n12", drafter, SpeculationConfig(length, 12))]
 
 
 class _Everywhere(PpdDrafter):
     """Static trees: all prompts below every node."""
 
-    def riders(self) -> Riders:
-        return Riders(self.prompts, self.config.num_ensembles, everywhere=True)
+    everywhere = True
 
 
 def _study(drafter: PpdDrafter) -> list[Variant]:

@@ -6,25 +6,20 @@ from peft import PeftModel
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
-from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ..lm import check_drafts, logits_behind
 from ..pard.propose import MaskDrafting
-from .ahead import AheadDrafting
 from .tuner import prompt_embedding
 
 
 class PromptedDrafter(Drafter):
-    """Decodes ahead of the target: an adapter's prompts guess, and the model verifies as if it were the target.
-
-    It stops at `num_draft_tokens`, or before, where `never_slower` expects more of the target's verification. Up to m + 1 tokens
-    are drafted like PARD's instead, in one forward, with prompts in the place of masks: more tokens, and worse ones.
+    """Guesses m + 1 tokens in one forward, as PARD does, with an adapter's prompts in the place of masks.
 
     `assistant_model=PeftModel.from_pretrained(small, adapter)` makes one by itself; make it here to change its options.
 
     Args:
         model: with an active PPD adapter of one embedding per prompt token.
-        speculation_config: default: a tree of 16 nodes, 12 deep; m + 1 tokens of a model that takes no masks.
+        speculation_config: default: m + 1 tokens; more are never guessed.
 
     Attributes:
         last_stats: of the last `generate` call it assisted, or None.
@@ -42,9 +37,7 @@ class PromptedDrafter(Drafter):
             raise ValueError(f"As a drafter's, a PPD adapter has one embedding per prompt token, not {config.num_ensembles}.")
         self.num_prompts = config.num_prompt_tokens
         self.first_prompt = embedding.num_embeddings  # its id; also stands for ids that the model lacks
-        ahead = attention_windows(self.model) is not None
-        usual = SpeculationConfig(tree_size=16) if ahead else SpeculationConfig(num_draft_tokens=self.num_prompts + 1)
-        self.speculation_config = speculation_config or usual
+        self.speculation_config = speculation_config or SpeculationConfig(self.num_prompts + 1)
         self.config, self.name_or_path = self.model.config, self.model.name_or_path
 
     @property
@@ -56,7 +49,7 @@ class PromptedDrafter(Drafter):
         """
         raise ValueError(
             "A model with prompt tokens drafts in hf_paradraft's loop alone: use a version of transformers that it is installed "
-            "in, or custom_generate=pd.speculative_decoding."
+            "in, or custom_generate=speculative_decoding."
         )
 
     @property
@@ -68,23 +61,14 @@ class PromptedDrafter(Drafter):
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
 
         Raises:
-            ValueError: it is to decode ahead, and the model takes no masks; or it cannot draft; or its adapter is another than
-                before.
+            ValueError: it cannot draft; or its adapter is another than before.
         """
         prompts, config = prompt_embedding(self.model).prompts(), self.speculation_config
         if prompts is None or len(prompts) != self.num_prompts:
             raise ValueError("The model's PPD adapter was disabled or changed since this drafter was made: make it anew.")
         check_drafts(self.model)
-        if config.num_draft_tokens <= self.num_prompts + 1:
-            masks = self.prompts[: max(0, config.num_draft_tokens - 1)]
-            return MaskDrafting(self.model, config, masks, self.first_prompt, max_length)
-        if attention_windows(self.model) is None:
-            raise ValueError(
-                f"num_draft_tokens={config.num_draft_tokens}: with {self.num_prompts} prompt tokens "
-                f"{type(self.model).__name__} as it is loaded here, which takes no explicit masks, drafts {self.num_prompts + 1} "
-                f"tokens at most: lower it{or_sdpa(self.model)}."
-            )
-        return AheadDrafting(self.model, self.prompts, max_length)
+        masks = self.prompts[: max(0, config.num_draft_tokens - 1)]
+        return MaskDrafting(self.model, config, masks, self.first_prompt, max_length)
 
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
         """What one forward guesses behind a whole prefix, without caches.

@@ -10,13 +10,13 @@ from peft import PeftModel, get_peft_model
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
-from ...files import write_whole
 from ...hardware import fast_dtype
 from ...hub.card import hub_name
 from ...training.arguments import check_context, training_arguments
 from ...training.data import encode_rows, load_rows
 from ...training.output import check_output, drop, drop_old_checkpoints, left_from_before
 from ...training.target import open_model, refuse_packed
+from ...whole_files import write_whole
 from .calibration import calibrate
 from .config import PpdConfig
 from .drafter import PpdDrafter
@@ -63,7 +63,7 @@ def train_ppd(
     options = PpdTraining(points, decay, hard_labels)
     config = PpdConfig(num_prompt_tokens=num_prompt_tokens, num_ensembles=num_ensembles)
     output_dir = Path(output_dir)
-    checkpoint = check_output(output_dir, resume, overwrite)
+    checkpoint = check_output(output_dir, resume, overwrite, model)
     usual = {"learning_rate": 1e-2, "lr_scheduler_type": "cosine"}  # the paper's
     training = training_arguments(output_dir, usual, arguments)
     refuse_packed(model, "prompt tokens are trained for ordinary ones")

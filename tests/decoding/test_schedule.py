@@ -6,11 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
-from tiny import near_copy, tiny_model
 
-import hf_paradraft as pd
-from hf_paradraft.decoding import overlap
-from hf_paradraft.decoding.window import SEEN, Line, Window, overlapped_rates
+from hf_paradraft.decoding.schedule import SEEN, Line, OverlapSchedule, overlapped_rates
 
 
 def plain_rates(right, draft, verify):
@@ -52,13 +49,13 @@ def test_a_perfect_drafter():
 
 @pytest.mark.parametrize(("drafting", "first"), [(0.02, True), (0.3, True), (1.5, False)])
 def test_drafting_first_pays_where_drafts_are_cheap(drafting, first):
-    window, generator = Window(6), numpy.random.default_rng(0)
+    window, generator = OverlapSchedule(6), numpy.random.default_rng(0)
     window.judged = SEEN
     for _ in range(60):
         window.draft.observe(6, drafting)
         window.verify.observe(6, 1.0)
-        for place in range(6):
-            window.observe_guess(place, generator.random() < 0.7)
+        for depth in range(6):
+            window.observe_guess(depth, generator.random() < 0.7)
     window.size()
     assert window.drafts_first == first
 
@@ -80,15 +77,15 @@ def test_lines():
 
 def test_the_window_is_the_ratio_of_speeds():
     """A drafter that is five times as fast as the target, and nearly always right, gets a window of five (PEARL, Table 5)."""
-    window = Window(12)
+    window = OverlapSchedule(12)
     assert window.size() == 12  # nothing is known
     window.judged = SEEN
     for _ in range(60):
         for size in (3, 6, 9):
             window.draft.observe(size, 0.02 * size)
             window.verify.observe(size, 0.1)
-        for place in range(12):
-            window.observe_guess(place, torch.rand(()).item() < 0.9)
+        for depth in range(12):
+            window.observe_guess(depth, torch.rand(()).item() < 0.9)
     assert 4 <= window.size() <= 6
     for _ in range(200):  # one forward for the whole window
         for size in (3, 6, 9):
@@ -98,7 +95,7 @@ def test_the_window_is_the_ratio_of_speeds():
 
 def test_a_window_grows_again_where_the_text_gets_easier():
     """Two guesses are always made, and what is not known of later ones is taken from those."""
-    window = Window(8)
+    window = OverlapSchedule(8)
     generator = numpy.random.default_rng(0)
     found = {}
     for right, rounds in ((0.15, 300), (0.97, 300)):
@@ -107,8 +104,8 @@ def test_a_window_grows_again_where_the_text_gets_easier():
             window.judged += 1
             window.draft.observe(size, 0.06 + 0.02 * size)
             window.verify.observe(size, 0.1)
-            for place in range(size):
-                window.observe_guess(place, hit := generator.random() < right)
+            for depth in range(size):
+                window.observe_guess(depth, hit := generator.random() < right)
                 if not hit:
                     break
             window.observe_round(True, 1.0, 0.1)
@@ -120,7 +117,7 @@ def test_a_window_grows_again_where_the_text_gets_easier():
 
 @pytest.mark.parametrize("overlapped", [1.2, 0.8])
 def test_the_faster_way_is_taken(overlapped):
-    window, taken = Window(4), []
+    window, taken = OverlapSchedule(4), []
     for _ in range(200):
         taken.append(window.turn())
         for _ in range(12):
@@ -135,7 +132,7 @@ def test_luck_does_not_choose_the_way(overlapped, least):
     """Rounds bring very different numbers of tokens; still little is lost by looking, and a clear gain is found."""
     found = []
     for seed in range(12):
-        generator, window, seconds = numpy.random.default_rng(seed), Window(8), 0.0
+        generator, window, seconds = numpy.random.default_rng(seed), OverlapSchedule(8), 0.0
         for _ in range(150):
             way = window.turn()
             for _ in range(20):
@@ -144,38 +141,6 @@ def test_luck_does_not_choose_the_way(overlapped, least):
                 seconds += spent
         found.append(3000 / seconds)
     assert numpy.mean(found) > least
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("tree_size", [None, 6])
-def test_calls_of_both_ways(tree_size, sampled, monkeypatch, prompt):
-    """With a device of its own, time decides; what one way learns the other does not count."""
-    monkeypatch.setattr(overlap, "device_of", lambda drafter: torch.device("meta"))
-    monkeypatch.setattr("hf_paradraft.decoding.setup.device_of", lambda drafter: torch.device("meta"))
-    target = tiny_model()
-    drafter = pd.AutoregressiveDrafter(near_copy(target, 0.03 if sampled else 0.0))
-    drafter.speculation_config = pd.SpeculationConfig(3, tree_size, overlap=True, trace=True)
-    monkeypatch.setattr("hf_paradraft.decoding.pace.Pace.depth", lambda pace: pace.num_draft_tokens)
-    options = {"do_sample": sampled, "max_new_tokens": 90, "eos_token_id": None}
-    ways = []
-    observe = Window.observe_round
-    monkeypatch.setattr(Window, "observe_round", lambda window, way, *more: (ways.append(way), observe(window, way, *more)))
-    for seed in range(3):
-        before = len(ways)
-        torch.manual_seed(seed)
-        plain = target.generate(prompt, **options)
-        torch.manual_seed(seed)
-        assert torch.equal(plain, target.generate(prompt, assistant_model=drafter, **options))
-        stats = drafter.last_stats
-        assert before < len(ways) < stats.num_rounds + before  # a round that reads a prompt does not count
-        assert len(set(ways[before:])) == 1
-        assert (stats.hidden_seconds > 0) == ways[-1]
-        if not sampled:  # a copy whose cache is right is never wrong
-            for one in stats.trace[:-2]:
-                assert len(one.emitted) == len(one.accepted) + 1
-                assert tree_size is not None or len(one.accepted) == len(one.drafted)
-    assert set(ways) == {True, False}
 
 
 PAPER = {  # Tables 1 and 10: tokens per second of both, the best window (the rounded ratio), speculative decoding, PEARL
@@ -197,18 +162,3 @@ def test_the_papers_pairs(pair):
     rates = overlapped_rates(numpy.full(12, right), draft, verify) / large
     assert rates[window - 1] == pytest.approx(pearl, rel=0.11)
     assert rates[window - 1] >= 0.94 * rates.max()
-
-
-def test_rounds_that_draft_first_are_right_behind_windows(prompt, monkeypatch):
-    """A cheap drafter: rounds without a window draft before they verify, and the drafter goes on from there."""
-    target = tiny_model()
-    drafter = pd.AutoregressiveDrafter(near_copy(target, 0.02))
-    drafter.speculation_config = pd.SpeculationConfig(4, None, overlap=True, never_slower=False, trace=True)
-    monkeypatch.setattr(Window, "size", lambda window: setattr(window, "drafts_first", True) or window.most)
-    plain = target.generate(prompt, do_sample=False, max_new_tokens=80, eos_token_id=None)
-    out = target.generate(prompt, do_sample=False, max_new_tokens=80, eos_token_id=None, assistant_model=drafter)
-    assert torch.equal(plain, out)
-    trace = drafter.last_stats.trace
-    assert all(one.drafted for one in trace[2:-2])
-    assert {3, 4} <= {len(one.drafted) for one in trace}  # a window's first guess was the target's token; a fresh draft is whole
-    assert drafter.last_stats.hidden_seconds > 0

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_paradraft.decoding.latency import RowLatency
-from hf_paradraft.trees.best_first import best_paths
-from hf_paradraft.trees.sparse import amortised_gain, attach_prompts, build_trees, ends, sizes, stationary, transitions
+from hf_paradraft.decoding.trees import best_paths
+from hf_paradraft.drafters.ppd.sparse import amortised_gain, attach_prompts, build_trees, ends, sizes, stationary, transitions
 
 
 def accuracies(m, ranks, seed):
@@ -27,7 +27,7 @@ def test_no_tree_of_as_many_nodes_promises_more(m, ranks, num_nodes, seed):
     paths = best_paths([[math.log(max(a, 1e-9)) for a in row] for row in accuracy], num_nodes)
     every = [path for depth in range(1, m + 1) for path in itertools.product(range(ranks), repeat=depth)]
     chances = sorted((math.prod(accuracy[d][r] for d, r in enumerate(path)) for path in every), reverse=True)
-    assert sum(paths.reach) == pytest.approx(sum(chances[:num_nodes]), abs=1e-6)
+    assert sum(paths.path_probability) == pytest.approx(sum(chances[:num_nodes]), abs=1e-6)
     assert all(parent < node for node, parent in enumerate(paths.parents))
 
 
@@ -37,7 +37,7 @@ def test_prompts_are_where_they_are_worth_most(m, num_nodes, budget, seed):
     accuracy = accuracies(m, 4, seed)
     scores = [[math.log(max(a, 1e-9)) for a in row] for row in accuracy]
     chances = ends(best_paths(scores, num_nodes))
-    values = [sum(best_paths(scores[:k], num_nodes).reach) if k else 0.0 for k in range(m + 1)]
+    values = [sum(best_paths(scores[:k], num_nodes).path_probability) if k else 0.0 for k in range(m + 1)]
     counts = attach_prompts(chances, values, budget)
     budget = min(budget, m * len(chances))
     assert sum(counts) == budget
@@ -60,7 +60,7 @@ def test_the_promise_is_what_a_simulation_brings(m, e, more, seed):
     for state, tree in enumerate(trees):
         assert len(tree.paths.parents) + e * sum(tree.prompts) <= budget
         assert max(tree.paths.depths, default=-1) < state
-        assert len(tree.riders(e)[0]) == e * sum(tree.prompts)
+        assert len(tree.prompt_rows(e)[0]) == e * sum(tree.prompts)
     rng, state, accepted, rounds = numpy.random.default_rng(seed), 0, 0, 20_000
     likely = [numpy.array(ends(tree.paths)) / sum(ends(tree.paths)) for tree in trees]
     draws = rng.random(rounds)
@@ -91,11 +91,11 @@ def test_more_rows_promise_more_and_cost_decides():
     assert transitions(free[0].trees).sum(1) == pytest.approx(1)
 
 
-def test_riders_of_a_worked_example():
+def test_prompt_rows_of_a_worked_example():
     """Two prompts below the root, one below its only candidate, two embeddings each: rows 1a 1b 2a 2b, then 1a 1b."""
     tree = build_trees([[0.5], [0.4]], 7, 2)[1]
     tree.prompts = [2, 1]
-    nodes, parents, which = tree.riders(2)
+    nodes, parents, which = tree.prompt_rows(2)
     assert nodes == [-1, -1, -1, -1, 0, 0]
     assert parents == [-1, -1, 1, 2, 0, 0]  # one candidate: rider r is 1 + r
     assert which == [0, 1, 2, 3, 0, 1]

@@ -86,7 +86,7 @@ class Way:
         """Learn from a round."""
         self.sums += (1, tokens, seconds, tokens * tokens, tokens * seconds, seconds * seconds)
 
-    def known(self) -> tuple[float, float]:
+    def rate_and_error(self) -> tuple[float, float]:
         """Tokens per second, and the standard error of that; infinite where no round was seen."""
         count, tokens, seconds, both, mixed, long = self.sums.tolist()
         if not seconds:
@@ -96,7 +96,7 @@ class Way:
         return rate, sqrt(errors) / seconds
 
 
-class Window:
+class OverlapSchedule:
     """What one drafter and one target were seen to bring, overlapped and one after the other.
 
     Args:
@@ -109,21 +109,21 @@ class Window:
     def __init__(self, most: int):
         self.most = most
         self.draft, self.verify = Line(level=False), Line(level=True)
-        self.tried, self.held = numpy.zeros(most), numpy.zeros(most)
+        self.tried, self.accepted = numpy.zeros(most), numpy.zeros(most)
         self.judged, self.drafts_first = 0, False
         self.ways = {True: Way(), False: Way()}
         self.overlaps, self.left, self.fresh = True, BLOCK, True
 
     @property
     def right(self) -> NDArray:
-        """By place in a window, the chance that a guess is right if those before it were; float64 `(most,)`.
+        """By depth in a window, the chance that a guess is right if those before it were; float64 `(most,)`.
 
-        What is not known of a place, or not lately, is taken from the one before it.
+        What is not known of a depth, or not lately, is taken from the one before it.
         """
-        found, before = numpy.empty(self.most), 0.5
-        for place, (held, tried) in enumerate(zip(self.held, self.tried, strict=True)):
-            found[place] = before = (held + before) / (tried + 1)
-        return found
+        chances, before = numpy.empty(self.most), 0.5
+        for depth, (accepted, tried) in enumerate(zip(self.accepted, self.tried, strict=True)):
+            chances[depth] = before = (accepted + before) / (tried + 1)
+        return chances
 
     def size(self) -> int:
         """Tokens to guess in the next window: γ, chosen for the most tokens per second; all of them until enough was seen, and
@@ -145,24 +145,24 @@ class Window:
         have to read its text on both sides.
         """
         if self.left <= 0:
-            (plain, error), (overlapped, other) = (self.ways[way].known() for way in (False, True))
-            spent = {way: own.sums[2] for way, own in self.ways.items()}
+            (plain, error), (overlapped, other) = (self.ways[way].rate_and_error() for way in (False, True))
+            spent = {way: seen.sums[2] for way, seen in self.ways.items()}
             sure = abs(overlapped - plain) > hypot(error, other)
             overlaps = overlapped > plain if sure else bool(spent[True] < SHARE * sum(spent.values()))
             self.overlaps, self.left = overlaps, BLOCK
         self.fresh = True
         return self.overlaps
 
-    def observe_guess(self, place: int, right: bool) -> None:
+    def observe_guess(self, depth: int, right: bool) -> None:
         """One guess of a window was judged, those before it were right."""
-        self.tried[place] += 1
-        self.held[place] += right
+        self.tried[depth] += 1
+        self.accepted[depth] += right
 
     def observe_round(self, overlapped: bool, tokens: float, seconds: float) -> None:
         """What a drafted round brought a row; a call's first one, which has no window yet, does not count."""
         self.left -= 1
         self.tried *= DECAY
-        self.held *= DECAY
+        self.accepted *= DECAY
         for way in self.ways.values():
             way.sums *= SLOWLY
         if not self.fresh:

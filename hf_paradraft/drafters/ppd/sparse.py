@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-from .best_first import Paths, best_paths
+from ...decoding.trees import Paths, best_paths
 
 SIZES = (4, 6, 8, 10, 12, 15, 18, 22, 26, 31, 40, 50, 63)  # rows beside the root that are compared
 
@@ -34,10 +34,10 @@ class SparseTree:
     @property
     def gain(self) -> float:
         """f: how many candidates are accepted on average."""
-        return sum(self.paths.reach)
+        return sum(self.paths.path_probability)
 
-    def riders(self, num_ensembles: int) -> tuple[list[int], list[int], list[int]]:
-        """The prompts as rows of a draft of N nodes: each one's node, what it sees (`N + r` is rider `r`), and which it is.
+    def prompt_rows(self, num_ensembles: int) -> tuple[list[int], list[int], list[int]]:
+        """The prompts as rows of a draft of N nodes: each one's node, what it sees (`N + r` is row `r`), and which it is.
 
         The E embeddings of one prompt stand together; each sees the one before it of its own ensemble.
         """
@@ -55,9 +55,9 @@ class SparseTree:
 
 def ends(paths: Paths) -> list[float]:
     """The chance that a round ends at the root, then at each node."""
-    chances = [1.0, *paths.reach]
-    for parent, reach in zip(paths.parents, paths.reach, strict=True):
-        chances[parent + 1] -= reach
+    chances = [1.0, *paths.path_probability]
+    for parent, chance in zip(paths.parents, paths.path_probability, strict=True):
+        chances[parent + 1] -= chance
     return [max(chance, 0.0) for chance in chances]
 
 
@@ -115,7 +115,7 @@ def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles:
     best: tuple[float, list[SparseTree]] = (-1.0, [])
     for num_nodes in range(1, budget - num_ensembles + 1):
         states = [first(paths, num_nodes) for paths in widest]
-        values = [sum(paths.reach) for paths in states]
+        values = [sum(paths.path_probability) for paths in states]
         trees = []
         for paths in states:
             room = min((budget - len(paths.parents)) // num_ensembles, m * (1 + len(paths.parents)))
@@ -136,7 +136,7 @@ def static_trees(accuracy: list[list[float]], budget: int, num_ensembles: int = 
 def first(paths: Paths, num_nodes: int) -> Paths:
     """The best tree of fewer nodes."""
     n = num_nodes
-    return Paths(paths.parents[:n], paths.depths[:n], paths.ranks[:n], paths.beliefs[:n], paths.reach[:n])
+    return Paths(paths.parents[:n], paths.depths[:n], paths.ranks[:n], paths.acceptance[:n], paths.path_probability[:n])
 
 
 @dataclass

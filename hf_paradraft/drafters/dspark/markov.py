@@ -1,21 +1,9 @@
-"""A logit bias that looks at the token before: DSpark's (section 3.2), and the same for parallel drafters that came without it.
-
-Such a drafter keeps its head in a file beside its weights, and is frozen while the head is trained.
-"""
+"""A logit bias that looks at the token before (DSpark, section 3.2)."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor, nn
-
-from .published import load_strictly
-
-FILE = "markov_head.st"  # of safetensors, but not what engines take for a part of the model beside it
 
 
 class MarkovHead(nn.Module):
@@ -77,11 +65,6 @@ class MarkovHead(nn.Module):
             found.append(bias)
         return torch.stack(found, dim=-2)
 
-    def guess(self, depths: LongTensor, tokens: LongTensor, states: list[Any]) -> tuple[Tensor, list[Any]]:
-        """As the engine asks for a bias; `vanilla`, which looks at nothing but tokens."""
-        with torch.no_grad():
-            return self(tokens.to(self.before.weight.device), torch.empty(0))[0], [None] * len(tokens)
-
     def chain(
         self,
         logits: Tensor,
@@ -107,39 +90,3 @@ class MarkovHead(nn.Module):
             best = rows[-1].argmax(-1)
             token = best if vocabulary is None else vocabulary.to(best.device)[best]
         return torch.stack(rows, dim=1)
-
-
-def read_head(folder: Path, num_guesses: int) -> MarkovHead | None:
-    """The head that lies beside a drafter's weights, or None.
-
-    Args:
-        folder: the drafter's.
-        num_guesses: V', of the drafter.
-
-    Raises:
-        OSError: the file is damaged.
-        ValueError: it holds something else, or the head of another drafter.
-    """
-    file = folder / FILE
-    if not file.exists():
-        return None
-    try:
-        tensors = load_file(file)
-    except SafetensorError as error:
-        raise OSError(f"{file} is truncated or damaged ({error}): download or save it again.") from None
-    before, after = tensors.get("before.weight"), tensors.get("after.weight")
-    if before is None or after is None or before.ndim != 2 or after.ndim != 2:
-        raise ValueError(f"{file} is no head on the token before: it lacks before.weight or after.weight.")
-    if after.shape[0] != num_guesses:
-        raise ValueError(f"{file} is a head for {after.shape[0]} guesses, and the drafter has {num_guesses}: train it anew.")
-    head = MarkovHead(before.shape[0], after.shape[0], before.shape[1], 0)
-    load_strictly(head, tensors, str(file))
-    return head.eval()
-
-
-def save_head(head: MarkovHead | None, folder: Path) -> None:
-    """Write it beside a drafter's weights; without one, take away what an earlier drafter left."""
-    if head is None:
-        (folder / FILE).unlink(missing_ok=True)
-        return
-    save_file({name: own.detach().cpu().contiguous() for name, own in head.state_dict().items()}, folder / FILE)

@@ -7,13 +7,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lossless import assert_lossless
 from scipy.stats import chisquare
 from test_distributions import PROMPT, VOCAB, WARPERS, exact
 from tiny import ARCHITECTURES, EOS, letters, near_copy, tiny_model, with_prompts
 from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft as pd
-from hf_paradraft.decoding.overlap import below, likely_path
+from hf_paradraft.decoding import pearl
+from hf_paradraft.decoding.budget import Budget
+from hf_paradraft.decoding.pearl import below, likely_path
+from hf_paradraft.decoding.schedule import OverlapSchedule
 
 TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
 MAKE = {
@@ -63,17 +67,14 @@ class Delayed(pd.Drafter, pd.Drafting):
     st.booleans(),
     st.integers(0, 1000),
 )
-def test_overlap_changes_nothing(which, prompts, size, window, new, graft, sampled, seed):
+def test_overlap_never_changes_output(which, prompts, size, window, new, lookup, sampled, seed):
     target, drafter = TARGETS[which[1]], DRAFTERS[which]
-    drafter.speculation_config = pd.SpeculationConfig(window, size, never_slower=False, overlap=True, graft=graft)
+    drafter.speculation_config = pd.SpeculationConfig(window, size, never_slower=False, overlap=True, prompt_lookup=lookup)
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     options = {"attention_mask": mask, "max_new_tokens": new, "pad_token_id": 0, "do_sample": sampled and len(prompts) == 1}
-    torch.manual_seed(seed)
-    plain = target.generate(ids, **options)
-    torch.manual_seed(seed)
-    assert torch.equal(plain, target.generate(ids, assistant_model=Delayed(drafter, seed), **options))
+    assert_lossless(target, Delayed(drafter, seed), ids, seed=seed, **options)
     assert not any("drafter" in one.name for one in threading.enumerate())
 
 
@@ -104,7 +105,7 @@ def test_texts_end_inside_a_window(kind, size):
         )
         for end in ends:
             plain, heard = target.generate(ids, **options, **end), Heard()
-            assert torch.equal(plain, target.generate(ids, **options, **end, assistant_model=drafter, streamer=heard))
+            assert_lossless(target, drafter, ids, plain=plain, **options, **end, streamer=heard)
             assert heard.ids == [*plain[0].tolist(), "end"]
         assert target.generate(ids, **options, eos_token_id=None, max_time=0.0, assistant_model=drafter).shape[1] < 3 + 24
 
@@ -211,12 +212,11 @@ class Boom(Exception):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["drafter", "target"])
-def test_an_error_in_one_lane_ends_both(where, prompt):
+def test_an_error_on_either_side_ends_both(where, prompt):
     target = tiny_model()
     drafter = pd.AutoregressiveDrafter(near_copy(target, 0.03))
     drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
     options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None}
-    plain = target.generate(prompt, **options)
     generator = torch.Generator().manual_seed(0)
     for error in (Boom, KeyboardInterrupt) * 20:
         left = int(torch.randint(0, 12, (), generator=generator))
@@ -233,10 +233,10 @@ def test_an_error_in_one_lane_ends_both(where, prompt):
             target.generate(prompt, **options, assistant_model=drafter)
         hook.remove()
         assert threading.active_count() == 1 or not any("drafter" in one.name for one in threading.enumerate())
-    assert torch.equal(plain, target.generate(prompt, **options, assistant_model=drafter))
+    assert_lossless(target, drafter, prompt, **options)
 
 
-def test_what_cannot_be_overlapped(prompt):
+def test_drafters_that_need_the_target_do_not_overlap(prompt):
     target = TARGETS["llama"]
     overlap = pd.SpeculationConfig(2, overlap=True, never_slower=False)
     reader = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
@@ -269,11 +269,55 @@ def test_two_calls_at_once_on_one_drafter(prompt):
     assert all(torch.equal(plain, one) for one in found)
 
 
-def test_windows_behind_a_token():
-    draft = pd.Draft(torch.tensor([4, 5, 6, 7, 8]), [-1, -1, 1, 1, 2], beliefs=[0.5, 0.4, 0.3, 0.2, 0.1])
+def test_a_window_goes_on_behind_the_targets_own_token():
+    draft = pd.Draft(torch.tensor([4, 5, 6, 7, 8]), [-1, -1, 1, 1, 2], acceptance=[0.5, 0.4, 0.3, 0.2, 0.1])
     assert likely_path(draft) == [0]
     rest = below(draft, 5)
     assert rest.tokens.tolist() == [6, 7, 8]
     assert rest.parents == [-1, -1, 0]
-    assert rest.beliefs == [0.3, 0.2, 0.1]
+    assert rest.acceptance == [0.3, 0.2, 0.1]
     assert len(below(draft, 9)) == len(below(draft, 4)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("tree_size", [None, 6])
+def test_calls_take_the_way_that_was_measured_to_be_faster(tree_size, sampled, monkeypatch, prompt):
+    """With a device of its own, time decides; what one way learns the other does not count."""
+    monkeypatch.setattr(pearl, "device_of", lambda drafter: torch.device("meta"))
+    target = tiny_model()
+    drafter = pd.AutoregressiveDrafter(near_copy(target, 0.03 if sampled else 0.0))
+    drafter.speculation_config = pd.SpeculationConfig(3, tree_size, overlap=True, trace=True)
+    monkeypatch.setattr(Budget, "rest", lambda budget: False)
+    monkeypatch.setattr(Budget, "size", lambda budget, chances, seconds=None: max(map(len, chances), default=0))
+    options = {"do_sample": sampled, "max_new_tokens": 90, "eos_token_id": None}
+    ways = []
+    observe = OverlapSchedule.observe_round
+    monkeypatch.setattr(OverlapSchedule, "observe_round", lambda own, way, *more: (ways.append(way), observe(own, way, *more)))
+    for seed in range(3):
+        before = len(ways)
+        assert_lossless(target, drafter, prompt, seed=seed, **options)
+        stats = drafter.last_stats
+        assert before < len(ways) < stats.num_rounds + before  # a round that reads a prompt does not count
+        assert len(set(ways[before:])) == 1
+        assert (stats.hidden_seconds > 0) == ways[-1]
+        if not sampled:  # a copy whose cache is right is never wrong
+            for one in stats.trace[:-2]:
+                assert len(one.emitted) == len(one.accepted) + 1
+                assert tree_size is not None or len(one.accepted) == len(one.drafted)
+    assert set(ways) == {True, False}
+
+
+def test_rounds_that_draft_first_are_right_behind_windows(prompt, monkeypatch):
+    """A cheap drafter: rounds without a window draft before they verify, and the drafter goes on from there."""
+    target = tiny_model()
+    drafter = pd.AutoregressiveDrafter(near_copy(target, 0.02))
+    drafter.speculation_config = pd.SpeculationConfig(4, None, overlap=True, never_slower=False, trace=True)
+    monkeypatch.setattr(OverlapSchedule, "size", lambda window: setattr(window, "drafts_first", True) or window.most)
+    plain = target.generate(prompt, do_sample=False, max_new_tokens=80, eos_token_id=None)
+    out = target.generate(prompt, do_sample=False, max_new_tokens=80, eos_token_id=None, assistant_model=drafter)
+    assert torch.equal(plain, out)
+    trace = drafter.last_stats.trace
+    assert all(one.drafted for one in trace[2:-2])
+    assert {3, 4} <= {len(one.drafted) for one in trace}  # a window's first guess was the target's token; a fresh draft is whole
+    assert drafter.last_stats.hidden_seconds > 0

@@ -1,0 +1,223 @@
+"""How much to draft, by one rule: another node, level, step, or the drafter's own forward is worth it if it brings more tokens
+per second than rounds do in the long run, or than plain decoding does.
+
+That is the reward per time of a renewal process: all rounds together are to be fast. If each were made as fast as it can be by
+itself, the worst ones would get the largest trees.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import fmean, median
+from weakref import WeakKeyDictionary
+
+import numpy
+from numpy import ndarray
+from transformers import PreTrainedModel
+
+from ..protocol import Drafter, Round
+from .latency import RowLatency, row_latency
+
+DECAY = 0.98  # of a round's weight with each later one
+LATELY = 0.9  # likewise, where the question is whether drafting pays by now
+HOPE = 1.1  # times plain decoding's speed is what a drafter begins with: one without a hit at first is not yet a bad one
+MEMORY = 1.5  # times it is the most that a new call believes of earlier ones: text may change
+LOSS = 0.98  # of plain decoding's speed is what drafting may cost while it goes on
+DOUBT = 2.0  # times it, by the table alone, is enough to go on without having timed a plain round
+REST, LONGEST = 8, 256  # plain rounds after drafting lost; each time twice as many
+STEP = 4  # trees have 1 to 3 nodes, or 4 n - 1: what computes some number of rows for the first time may compile it first
+NEARLY = 0.01  # of a round's tokens: what a smaller draft may bring less, for the last nodes keep their promises least
+
+
+class Recent:
+    """A figure as it was lately: the median of the last nine, for single rounds may be disturbed."""
+
+    def __init__(self, value: float):
+        self.unseen = value
+        self.values: deque[float] = deque(maxlen=9)
+
+    def observe(self, value: float) -> None:
+        """One more."""
+        self.values.append(value)
+
+    def __call__(self) -> float:
+        """Its value; the one that it was made with until something was seen."""
+        return float(median(self.values)) if self.values else self.unseen
+
+
+class Budget:
+    """Time and acceptance of one target and drafter with one size of batch, over all their calls. Tokens are those of a sequence.
+
+    Args:
+        latency: seconds of the target's forward by its query rows.
+        depth: tokens in a row that a draft may have, at most.
+        batch_size: sequences that are verified together.
+        row_counts: rows that a compiled forward may have; None: any.
+    """
+
+    def __init__(self, latency: RowLatency, depth: int, batch_size: int = 1, row_counts: Sequence[int] | None = None):
+        self.latency, self.batch_size, self.row_counts = latency, batch_size, row_counts
+        self.factor = Recent(1.0)  # seconds of verifying ÷ the table's
+        self.draft = Recent(0.25 * float(latency(1)))  # seconds
+        self.overhead = Recent(0.0)  # seconds of a round beside drafting and verifying
+        self.plain = Recent(1.0)  # seconds of plain rounds ÷ those that this model of the cost gives them
+        self.step = Recent(0.0)  # seconds of one more level of a growing tree
+        self.kept_promises = deque[float]([1.0], maxlen=33)  # tokens that such levels brought ÷ those that were expected
+        self.tried, self.accepted = numpy.zeros(depth + 1), numpy.zeros(depth + 1)  # decayed, by depth from 1
+        self.promised, self.came_true = numpy.full(depth + 1, 2.0), numpy.full(depth + 1, 2.0)  # likewise
+        self.tokens = self.seconds = 0.0  # decayed, of drafted rounds
+        self.gain = HOPE  # lately, tokens per second of drafted rounds ÷ those of plain ones
+        self.size_before = 1  # of the last draft that was cut
+        self.drafted = False  # in the last round
+        self.rounds, self.left, self.next_rest = 0, 0, REST
+
+    def begin(self) -> None:
+        """A call begins: it looks whether drafting pays, whatever the last one came to."""
+        self.left, self.gain = 0, min(max(self.gain, 1.0), MEMORY)
+
+    def cost(self, rows: ndarray | int) -> ndarray:
+        """Expected seconds of verifying and accepting so many query rows of each sequence; the drafter's time is not in it."""
+        rows = numpy.asarray(rows)
+        if self.row_counts is not None:
+            rows = numpy.asarray(self.row_counts)[numpy.searchsorted(self.row_counts, rows).clip(max=len(self.row_counts) - 1)]
+        return self.factor() * self.latency(self.batch_size * rows) + self.overhead()
+
+    @property
+    def plain_seconds(self) -> float:
+        """Of a round without a draft."""
+        return self.plain() * float(self.cost(1))
+
+    @property
+    def acceptance(self) -> ndarray:
+        """By depth, the chance that a draft is accepted if the one before it was."""
+        return (self.accepted + 0.5) / (self.tried + 1)
+
+    @property
+    def calibration(self) -> ndarray:
+        """By depth, how many of the drafter's promises come true: accepted ÷ promised."""
+        return self.came_true / self.promised
+
+    def rate(self, tokens: float, seconds: float) -> float:
+        """Tokens per second that anything further has to beat: of drafted rounds in the long run, with this one's expected tokens
+        and seconds, or of plain ones."""
+        return max((self.tokens + tokens) / (self.seconds + seconds), 1 / self.plain_seconds)
+
+    def worth(self, tokens: float, seconds: float, round_tokens: float, round_seconds: float) -> bool:
+        """Whether further tokens are worth further seconds in a round that so far expects so many of both."""
+        return tokens > seconds * self.rate(round_tokens, round_seconds)
+
+    @property
+    def least(self) -> float:
+        """The chance of a path below which a node surely brings tokens slower than rounds do; 0 before any round."""
+        if not self.seconds:
+            return 0.0
+        once, twice = self.cost(numpy.array([1 + self.size_before, 1 + 2 * self.size_before])).tolist()
+        return 0.5 * (twice - once) / self.size_before * self.tokens / self.seconds
+
+    def size(self, probabilities: Sequence[Sequence[float]], draft_seconds: float | None = None) -> int:
+        """How many nodes of each draft to verify: one number, for the largest draft sets the pace.
+
+        Args:
+            probabilities: of each sequence that drafts, the path probabilities of its nodes, most useful first.
+            draft_seconds: that were spent on them; default: as usual.
+        """
+        longest = max(map(len, probabilities), default=0)
+        if longest == 0:
+            return 0
+        sizes = numpy.arange(1, longest + 1)
+        tokens = numpy.ones(longest)
+        for chances in probabilities:
+            tokens += numpy.cumsum(numpy.pad(chances, (0, longest - len(chances)))) / len(probabilities)
+        seconds = self.cost(1 + sizes) + (self.draft() if draft_seconds is None else draft_seconds)
+        best = int((tokens / seconds).argmax())
+        rate = self.rate(float(tokens[best]), float(seconds[best]))
+        steps = (sizes < STEP) | ((sizes + 1) % STEP == 0) | (sizes == longest)
+        worth = numpy.where(steps, tokens - rate * seconds, -numpy.inf)
+        self.size_before = 1 + int((worth >= worth.max() - NEARLY * tokens[best]).argmax())
+        return self.size_before
+
+    def rest(self) -> bool:
+        """Whether the next round should be a plain one."""
+        if self.left > 0:
+            self.left -= 1
+            return True
+        if self.gain < LOSS:  # look again later, each time later
+            self.left, self.next_rest, self.gain = self.next_rest - 1, min(2 * self.next_rest, LONGEST), 1.0
+            return True
+        if not self.plain.values and self.rounds >= STEP and self.gain < DOUBT:
+            self.left = 1
+            return True
+        return False
+
+    def observe(self, record: Round) -> None:
+        """Learn from a round."""
+        rows = max(len(part.draft.row_parents) for part in record.sequences)
+        emitted = fmean(len(part.emitted) for part in record.sequences)
+        before, self.drafted = self.drafted, rows > 0
+        if any(len(part.draft) for part in record.sequences):
+            self._judge(record)
+        if record.reads_prompt:  # its times say nothing
+            return
+        seconds = record.total_seconds - record.draft_seconds
+        if rows == 0:
+            self.plain.observe(seconds / float(self.cost(1)))
+            if not record.asked:
+                return
+        elif not before and not any(len(part.draft) for part in record.sequences):
+            return  # prompt rows alone: their guesses come with the next round
+        self.rounds += 1
+        if rows:
+            self.factor.observe(record.verify_seconds / float(self.latency(self.batch_size * (1 + rows))))
+            self.overhead.observe(seconds - record.verify_seconds)
+            if record.asked:
+                self.draft.observe(record.draft_seconds)
+        self.tokens = DECAY * self.tokens + emitted
+        self.seconds = DECAY * self.seconds + record.total_seconds
+        self.gain = LATELY * self.gain + (1 - LATELY) * emitted * self.plain_seconds / record.total_seconds
+        if self.gain >= LOSS and emitted > 1:
+            self.next_rest = max(REST, self.next_rest // 2)
+
+    def _judge(self, record: Round) -> None:
+        """Learn what was accepted, by depth, and what had been promised."""
+        self.promised += (1 - DECAY) * (2.0 - self.promised)
+        self.came_true += (1 - DECAY) * (2.0 - self.came_true)
+        self.tried *= DECAY
+        self.accepted *= DECAY
+        calibration = self.calibration
+        for part in record.sequences:
+            for depth, node in enumerate((-1, *part.accepted), 1):
+                if depth >= len(self.tried) or not (children := part.draft.children(node)):
+                    break
+                right = depth <= len(part.accepted)
+                self.tried[depth] += 1
+                self.accepted[depth] += right
+                if part.draft.acceptance is not None:
+                    promised = sum(part.draft.acceptance[child] for child in children)
+                    self.promised[depth] += promised / max(1e-6, float(calibration[depth]))
+                    self.came_true[depth] += right
+
+
+_budgets: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, dict[tuple, Budget]]] = WeakKeyDictionary()
+
+
+def budget_of(
+    model: PreTrainedModel,
+    drafter: Drafter,
+    decides: bool,
+    depth: int,
+    batch_size: int,
+    row_counts: Sequence[int] | None,
+    *use: object,
+) -> Budget:
+    """The budget that all calls of a target and a drafter share which draft alike.
+
+    Args:
+        model, drafter: the pair.
+        decides: whether it is asked; if not, nothing has to be measured.
+        depth, batch_size, row_counts: as for `Budget`.
+        use: what else calls may differ in.
+    """
+    latency = row_latency(model) if decides else RowLatency([1], [1.0])
+    pairs = _budgets.setdefault(model, WeakKeyDictionary())
+    budgets = pairs.setdefault(drafter, {}) if type(drafter).__hash__ is not None else {}
+    key = depth, batch_size, *latency.seconds, *use
+    return budgets.setdefault(key, Budget(latency, depth, batch_size, row_counts))

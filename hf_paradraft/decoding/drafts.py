@@ -1,0 +1,330 @@
+"""From guesses to drafts: which tokens are verified, and how many. Nothing but the engine decides this."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+from transformers.utils import logging
+
+from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Prefix, SpeculationConfig
+from ..protocol.config import MAX_TREE, TreeSize
+from .budget import Budget
+from .growing import GrowingDraft, grow
+from .lookup import COPIED, Copied, PromptLookup, with_copied, with_copied_beside_prompts
+from .sampling import cut, sequential_choice, to_target, warp, widen
+from .trees import best_paths, sampled_paths
+
+logger = logging.get_logger(__name__)
+WORTH_COPYING = 0.35  # chance that a copied token behind a sparse tree is reached
+
+
+def best_first_tree(
+    logits: Tensor,
+    num_nodes: int,
+    calibration: numpy.ndarray | None = None,
+    vocabulary: Tensor | None = None,
+    least: float = 0.0,
+) -> Draft:
+    """The tree with the largest expected number of accepted tokens, if the guesses mean what they say.
+
+    Args:
+        logits: `(K, V')`; row `d` guesses the token at distance `d + 1`.
+        num_nodes: N, at least 1; fewer nodes come back only if there are no more that reach `least`.
+        calibration: `(K,)`, by which each distance's probabilities are corrected; default: taken at their word.
+        vocabulary: int64 `(V',)`, the target's id of each of the drafter's.
+        least: chance of a path below which it is left out.
+
+    Returns:
+        A draft, most probable first (so parents come before children, and the first n nodes are the best tree of n), with
+        `acceptance` and without `q`.
+
+    Raises:
+        ValueError: `num_nodes` below 1.
+    """
+    if num_nodes < 1:
+        raise ValueError(f"A tree needs at least one node, but num_nodes is {num_nodes}.")
+    top, ids = logits.float().log_softmax(-1).topk(min(num_nodes, logits.shape[1]), dim=-1)
+    if calibration is not None:
+        top = top + torch.from_numpy(calibration).to(top)[:, None].log()
+    scores = top.tolist()
+    if vocabulary is not None:
+        scores = [[score for score in row if score > -torch.inf] for row in scores]
+    paths, tokens = best_paths(scores, num_nodes, least), to_target(ids, vocabulary).tolist()
+    chosen = [tokens[depth][rank] for depth, rank in zip(paths.depths, paths.ranks, strict=True)]
+    return Draft(torch.tensor(chosen, device=logits.device), paths.parents, acceptance=paths.acceptance)
+
+
+def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = None) -> Draft:
+    """A tree of the best-first shape, its siblings drawn without replacement from `q`, float32 `(K, V)`, which it carries."""
+    paths, tokens = sampled_paths(q, num_nodes, generator)
+    return Draft(tokens, paths.parents, q[torch.tensor(paths.depths, device=q.device)])
+
+
+def _has_rows(guess: Guess) -> bool:
+    return isinstance(guess, GuessedTokens) and guess.prompt_rows is not None
+
+
+class DraftBuilder:
+    """One call's drafts.
+
+    Args:
+        config: the drafter's.
+        rule: of acceptance, by its name.
+        budget: of the pair.
+        vocab_size: V, of the target.
+        author: whose guesses these are, for messages.
+    """
+
+    def __init__(self, config: SpeculationConfig, rule: str, budget: Budget, vocab_size: int, author: str = "The drafter"):
+        self.config, self.budget, self.vocab_size, self.author = config, budget, vocab_size, author
+        self.sampled = rule == "rejection"  # it wants drafts drawn from `q`
+        # The draws of the other rules would depend on the clock.
+        self.adaptive = config.never_slower and rule in ("greedy", "sample_match")
+        self.generator: torch.Generator | None = None  # of draws; None: torch's own
+        self.lookup: PromptLookup | None = None
+        self.asked = False  # whether the drafter was, for the last drafts
+
+    def __call__(
+        self,
+        drafting: Drafting,
+        prefixes: list[Prefix],
+        processors: Sequence[LogitsProcessorList],
+        branches: bool,
+        spaces: Sequence[int] | None = None,
+    ) -> list[Draft]:
+        """A draft for each sequence: at most `room` deep, copies apart, without a token where there is no guess.
+
+        Args:
+            drafting: guesses.
+            prefixes: of the sequences.
+            processors: of the sequences, the target's.
+            branches: whether trees can be verified in this round.
+            spaces: how deep what is copied may be in a tree; default: as deep as guesses, behind a text of which some may be
+                taken back, or for a drafter that has to be asked every time.
+
+        Raises:
+            ValueError: a guess that is none; the message says what is wrong with it.
+        """
+        begun = perf_counter()
+        size = self._size(branches)
+        copied = self._copied(prefixes, branches, spaces)
+        nothing = Draft.chain(prefixes[0].ids[0, :0])
+        self.asked = not (size == "auto" and spaces is not None and self._copies_are_enough(copied, prefixes))
+        drafts = [nothing] * len(prefixes)
+        if self.asked:
+            guesses = self._checked(drafting.propose(prefixes), prefixes)
+            if not branches:  # the forward that reads the prompt takes no prompt rows
+                guesses = [GuessedLogits(nothing.tokens[:, None]) if _has_rows(guess) else guess for guess in guesses]
+            drafts = self._drafts(guesses, prefixes, processors, size, begun)
+        drafts = [self._with_copied(*given, size) for given in zip(drafts, prefixes, copied, strict=True)]
+        return self._cut(drafts, size, perf_counter() - begun if not self.asked else None)
+
+    def _size(self, branches: bool) -> TreeSize:
+        """None for chains, a number of nodes, or "auto"."""
+        if not branches:
+            return None
+        if self.config.tree_size == "auto" and self.sampled:
+            logger.warning_once("acceptance='rejection' has no trees that choose their size: drafting chains. Give a number.")
+            return None
+        return self.config.tree_size
+
+    def _is_free(self, size: TreeSize) -> bool:
+        """Whether a draft's length follows from what is worth its time."""
+        return size == "auto" or (size is None and self.adaptive)
+
+    def _copied(self, prefixes: list[Prefix], branches: bool, spaces: Sequence[int] | None) -> list[Copied]:
+        """What can be copied behind each sequence, with its chances; nothing where that is not wanted."""
+        if not self.config.prompt_lookup or self.sampled:
+            return [([], [])] * len(prefixes)
+        self.lookup = self.lookup or PromptLookup(len(prefixes))
+        deep = branches and self.config.tree_size is not None and spaces is not None
+        copied = []
+        for index, prefix in enumerate(prefixes):
+            self.lookup.read(index, prefix.ids[0], prefix.kept if spaces is None else prefix.ids.shape[1])
+            room = min(spaces[index] if deep else prefix.room, COPIED) if prefix.room else 0
+            copied.append(self.lookup.following(index, room))
+        return copied
+
+    def _copies_are_enough(self, copied: list[Copied], prefixes: list[Prefix]) -> bool:
+        """Whether the drafter's own forward is not worth its time beside copies.
+
+        Where a sequence's first copied token is wrong, a guess would have brought what drafts bring; else it brings nothing.
+        """
+        chances = [acceptance for (_, acceptance), prefix in zip(copied, prefixes, strict=True) if prefix.room]
+        budget = self.budget
+        if not self.adaptive or not budget.draft.values or not any(map(len, chances)):
+            return False
+        guessed = numpy.cumprod(budget.acceptance[1 : 1 + self.config.num_draft_tokens]).sum()
+        missed = sum(1 - (copy[0] if copy else 0.0) for copy in chances) / len(chances) * guessed
+        tokens = 1 + sum(numpy.cumprod(copy).sum() for copy in chances) / len(chances)
+        return not budget.worth(missed, budget.draft(), tokens, float(budget.cost(1 + max(map(len, chances)))))
+
+    def _checked(self, guesses: Sequence[Guess], prefixes: list[Prefix]) -> list[Guess]:
+        """The guesses, if that is what they are."""
+        if not isinstance(guesses, Sequence) or len(guesses) != len(prefixes):
+            raise ValueError(
+                f"{self.author} was asked about {len(prefixes)} sequences, and has to give a list of as many guesses."
+            )
+        for guess in guesses:
+            if not isinstance(guess, Guess):
+                raise ValueError(
+                    f"{self.author} gave a {type(guess).__name__} as a guess; it has to be GuessedLogits or GuessedTokens, of "
+                    "which the engine makes the drafts (docs/add-a-drafter.md)."
+                )
+            if isinstance(guess, GuessedLogits) and guess.logits.ndim != 2:
+                raise ValueError(
+                    f"{self.author} gave logits of shape {tuple(guess.logits.shape)}: wanted (k, V') for one sequence."
+                )
+        return list(guesses)
+
+    def _drafts(
+        self,
+        guesses: list[Guess],
+        prefixes: list[Prefix],
+        processors: Sequence[LogitsProcessorList],
+        size: TreeSize,
+        begun: float,
+    ) -> list[Draft]:
+        """What the drafter's guesses come to."""
+        drafts = [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
+        growing: dict[int, GrowingDraft] = {}
+        for index, (guess, prefix, processor) in enumerate(zip(guesses, prefixes, processors, strict=True)):
+            if prefix.room == 0:
+                continue
+            if isinstance(guess, GuessedTokens):
+                drafts[index] = self._of_tokens(guess, prefix, size)
+            elif not len(guess.logits) or not self._usable(guess):
+                continue
+            elif guess.bias is None and guess.extend is None:
+                drafts[index] = self._independent(guess, prefix, processor, size)
+            else:
+                nodes = MAX_TREE if size == "auto" else size
+                tree = GrowingDraft(guess, prefix, processor, nodes, self.vocab_size, self.sampled, self.generator)
+                if self._is_free(size):
+                    tree.calibration, tree.least = self.budget.calibration, self.budget.least
+                growing[index] = tree
+        if growing:
+            grow(growing, len(prefixes), self.budget, self.adaptive, begun)
+        for index, grown in growing.items():
+            drafts[index] = draft = grown.draft()
+            if grown.guess.confidences is not None and size is None and self.adaptive:
+                before = torch.cat([prefixes[index].ids[0, -1:], draft.tokens[:-1]])
+                draft.acceptance = self._confidences(grown.guess, before)
+        return drafts
+
+    def _usable(self, guess: GuessedLogits) -> bool:
+        """Whether its logits are numbers."""
+        if bool(cut(guess.logits, guess.vocabulary, self.vocab_size).amax(-1).isfinite().all()):
+            return True
+        logger.warning_once("The drafter's logits are not numbers: going on without drafts where they are not.")
+        return False
+
+    def _confidences(self, guess: GuessedLogits, before: Tensor) -> list[float]:
+        """The drafter's own word on a chain whose tokens stand behind these, corrected by what came true."""
+        sure = guess.confidences
+        chances = (sure(before) if callable(sure) else sure)[: len(before)]
+        return [chance * float(self.budget.calibration[depth]) for depth, chance in enumerate(chances, 1)]
+
+    def _independent(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: TreeSize) -> Draft:
+        """Distances that do not depend on each other."""
+        logits = cut(guess.logits[: prefix.room], guess.vocabulary, self.vocab_size).to(prefix.ids.device)
+        if self.sampled:
+            wide = widen(logits, guess.vocabulary, self.vocab_size)
+            if isinstance(size, int):
+                return sampled_tree(warp(prefix.ids, wide, processor), size, self.generator)
+            tokens, scores = sequential_choice(wide, prefix.ids, processor, True, self.generator)
+            return Draft.chain(tokens, scores.softmax(-1))
+        if isinstance(size, int):
+            return best_first_tree(logits, size, None, guess.vocabulary)
+        calibration = self.budget.calibration[1 : 1 + len(logits)]
+        if size == "auto":
+            return best_first_tree(logits, MAX_TREE, calibration, guess.vocabulary, self.budget.least)
+        tokens = to_target(logits.argmax(-1), guess.vocabulary)
+        if not self.adaptive:
+            return Draft.chain(tokens)
+        if guess.confidences is not None:
+            return Draft.chain(tokens, None, self._confidences(guess, torch.cat([prefix.ids[0, -1:], tokens[:-1]])))
+        chances = (logits.float().amax(-1) - logits.float().logsumexp(-1)).exp().cpu().numpy() * calibration
+        return Draft.chain(tokens, None, chances.tolist())
+
+    def _of_tokens(self, guess: GuessedTokens, prefix: Prefix, size: TreeSize) -> Draft:
+        """Tokens that were found; where no tree is wanted, the path that is the most probable."""
+        count = len(guess.tokens)
+        parents = list(range(-1, count - 1)) if guess.parents is None else list(guess.parents)
+        self._check_tokens(guess, parents, prefix, size)
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        acceptance = guess.acceptance
+        tokens = guess.tokens.to(prefix.ids.device)
+        if guess.prompt_rows is not None:
+            return Draft(tokens, parents, None, acceptance, guess.prompt_rows)
+        if size is None and parents != list(range(-1, count - 1)):
+            path, node = [], -1
+            while children := [child for child, parent in enumerate(parents) if parent == node]:
+                node = children[0] if acceptance is None else max(children, key=acceptance.__getitem__)
+                path.append(node)
+            tokens, parents, depths = tokens[path], list(range(-1, len(path) - 1)), list(range(1, len(path) + 1))
+            acceptance = acceptance and [acceptance[node] for node in path]
+        if self._is_free(size):
+            acceptance = acceptance or [float(self.budget.acceptance[depth]) for depth in depths]
+            acceptance = [
+                chance * float(self.budget.calibration[depth]) for chance, depth in zip(acceptance, depths, strict=True)
+            ]
+        return Draft(tokens, parents, None, acceptance)
+
+    def _check_tokens(self, guess: GuessedTokens, parents: list[int], prefix: Prefix, size: TreeSize) -> None:
+        """Refuse tokens that are no tree of the target's ids.
+
+        Raises:
+            ValueError: what is wrong with them.
+        """
+        count, acceptance = len(guess.tokens), guess.acceptance
+        if len(parents) != count or (acceptance is not None and len(acceptance) != count):
+            raise ValueError(
+                f"{self.author} guessed {count} tokens with {len(parents)} parents: one each, and one acceptance, if any."
+            )
+        if guess.tokens.ndim != 1 or guess.tokens.is_floating_point():
+            raise ValueError(
+                f"{self.author} gave tokens of shape {tuple(guess.tokens.shape)}, {guess.tokens.dtype}: wanted ids (N,)."
+            )
+        depths: list[int] = []
+        for node, parent in enumerate(parents):
+            if not -1 <= parent < node:
+                raise ValueError(f"{self.author} gave node {node} the parent {parent}: parents come first, -1 is the last token.")
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        if any(not 0 <= token < self.vocab_size for token in guess.tokens.tolist()):
+            raise ValueError(f"{self.author} guessed ids outside of the target's vocabulary of {self.vocab_size}.")
+        if max(depths, default=0) > prefix.room:
+            raise ValueError(f"{self.author} guessed {max(depths)} tokens in a row, but there is room for {prefix.room}.")
+        if size is not None and count > self.config.max_nodes:
+            raise ValueError(f"{self.author} guessed {count} tokens, but at most {self.config.max_nodes} are allowed.")
+
+    def _with_copied(self, draft: Draft, prefix: Prefix, copied: Copied, size: TreeSize) -> Draft:
+        """A sequence's draft with what can be copied, where that promises more; a tree may become deeper than K by it."""
+        tokens, acceptance = copied
+        if not tokens:
+            return draft
+        if draft.prompt_rows is not None:
+            count = int((numpy.cumprod(acceptance) >= WORTH_COPYING).sum())
+            return with_copied_beside_prompts(draft, (tokens[:count], acceptance[:count])) if count else draft
+        if size is not None:
+            if draft.acceptance is None and len(draft):
+                return draft  # tokens of which nobody says how likely they are
+            return with_copied(draft, copied, MAX_TREE if size == "auto" else int(size))
+        guessed = draft.path_probability or numpy.cumprod(self.budget.acceptance[1 : 1 + len(draft)])
+        return (
+            draft
+            if numpy.cumprod(acceptance).sum() <= sum(guessed)
+            else Draft.chain(prefix.ids.new_tensor(tokens), None, acceptance)
+        )
+
+    def _cut(self, drafts: list[Draft], size: TreeSize, draft_seconds: float | None) -> list[Draft]:
+        """Drafts as large as further nodes are worth their time, where their size is free."""
+        if not self._is_free(size) or any(draft.q is not None or draft.prompt_rows is not None for draft in drafts):
+            return drafts
+        count = self.budget.size([draft.path_probability for draft in drafts if len(draft)], draft_seconds)
+        return [draft.first(count) for draft in drafts]

@@ -1,0 +1,152 @@
+"""Prompt lookup: what followed the last time that the text ended like it ends now joins a draft (RASD; Graft)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import LongTensor, cat
+
+from ..protocol import Draft
+from ..protocol.draft import PromptRows
+
+Copied = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
+COPIED = 10  # tokens that are copied for a round, at most; a drafter's own guesses may end sooner
+# What a copy is believed at first, behind a match of 1, 2, 3, or more tokens: its first token, and each one behind a right one.
+# So it was in a chat model's answers to 400 prompts (SmolLM2-135M-Instruct).
+FIRST, ONWARD = (0.3, 0.5, 0.5, 0.7), (0.5, 0.6, 0.65, 0.8)
+
+
+@dataclass
+class Copy:
+    """What was copied last.
+
+    Attributes:
+        length: of the match.
+        tokens: that followed it.
+        begin: where they would stand in the text.
+    """
+
+    length: int
+    tokens: list[int]
+    begin: int
+
+
+class Text:
+    """One sequence's tokens, and where each short run of them was followed by something last."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.followers: dict[tuple[int, ...], int] = {}  # where what followed a run begins
+        self.changes: list[list[tuple[tuple[int, ...], int | None]]] = []  # by token: runs, and where they pointed before it
+        self.last: Copy | None = None
+
+
+class PromptLookup:
+    """Copies for the sequences of one call, and how often they came true.
+
+    Args:
+        count: of the sequences.
+        longest, shortest: tokens of a match.
+    """
+
+    def __init__(self, count: int, longest: int = 4, shortest: int = 1):
+        self.longest, self.shortest = longest, shortest
+        self.texts = [Text() for _ in range(count)]
+        lengths = range(shortest, longest + 1)  # hits and tries, by match: of a copy's first token, and of later ones
+        self.first = {length: [2.0 * FIRST[min(length, len(FIRST)) - 1], 2.0] for length in lengths}
+        self.onward = {length: [4.0 * ONWARD[min(length, len(ONWARD)) - 1], 4.0] for length in lengths}
+
+    def read(self, sequence: int, ids: LongTensor, kept: int) -> None:
+        """Read what is new of a text, int64 `(n,)`, the first `kept` of it as they were; learn how the last copy did."""
+        text = self.texts[sequence]
+        while len(text.tokens) > kept:  # something was taken back
+            text.tokens.pop()
+            for run, before in reversed(text.changes.pop()):
+                if before is None:
+                    del text.followers[run]
+                else:
+                    text.followers[run] = before
+        for token in ids[len(text.tokens) :].tolist():
+            changes = []
+            for length in range(self.shortest, min(self.longest, len(text.tokens)) + 1):
+                run = tuple(text.tokens[-length:])
+                changes.append((run, text.followers.get(run)))
+                text.followers[run] = len(text.tokens)
+            text.changes.append(changes)
+            text.tokens.append(token)
+        if text.last is not None and len(text.tokens) > text.last.begin:
+            self._judge(text.last, text.tokens[text.last.begin :])
+            text.last = None
+
+    def following(self, sequence: int, room: int) -> Copied:
+        """What followed the longest earlier occurrence of a text's last tokens, `room` tokens at most, and their chances."""
+        text = self.texts[sequence]
+        text.last = None
+        for length in range(min(self.longest, len(text.tokens)), self.shortest - 1, -1):
+            begin = text.followers.get(tuple(text.tokens[-length:]))
+            if begin is not None and room:
+                copied = text.tokens[begin : begin + room]
+                text.last = Copy(length, copied, len(text.tokens))
+                (hits, tries), (further, judged) = self.first[length], self.onward[length]
+                return copied, [hits / tries] + [further / judged] * (len(copied) - 1)
+        return [], []
+
+    def _judge(self, copy: Copy, tokens: Sequence[int]) -> None:
+        """Learn from what came where a copy was made for."""
+        for index, (guess, token) in enumerate(zip(copy.tokens, tokens, strict=False)):
+            counts = (self.onward if index else self.first)[copy.length]
+            counts[0] += guess == token
+            counts[1] += 1
+            if guess != token:
+                break
+
+
+def _join(draft: Draft, copied: Copied) -> tuple[list[int], list[int], list[float], int]:
+    """Ids, parents and acceptance of a tree with a chain in it, new nodes last; and the chain's end."""
+    ids, parents, acceptance = list(draft.token_ids), list(draft.parents), list(draft.acceptance or [0.5] * len(draft))
+    end = -1
+    for token, chance in zip(*copied, strict=True):
+        same = (node for node, other in enumerate(ids) if parents[node] == end and other == token)
+        if (node := next(same, None)) is None:
+            node = len(ids)
+            ids.append(token)
+            parents.append(end)
+            acceptance.append(chance)
+        else:
+            acceptance[node] = max(acceptance[node], chance)
+        end = node
+    return ids, parents, acceptance, end
+
+
+def with_copied(draft: Draft, copied: Copied, size: int) -> Draft:
+    """A tree with a copied chain in it: nodes that both have count once, and the `size` most probable ones stay.
+
+    Args:
+        draft: with `acceptance`, not drawn.
+        copied: the chain, from the last known token on.
+        size: nodes at most.
+    """
+    ids, parents, acceptance, _ = _join(draft, copied)
+    joined = Draft(draft.tokens.new_tensor(ids), parents, None, acceptance)
+    chances = joined.path_probability
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    order = sorted(range(len(ids)), key=lambda node: (-chances[node], depths[node], node))[:size]
+    new = {-1: -1, **{node: index for index, node in enumerate(order)}}
+    return Draft(joined.tokens[order], [new[parents[node]] for node in order], None, [acceptance[node] for node in order])
+
+
+def with_copied_beside_prompts(draft: Draft, copied: Copied) -> Draft:
+    """A tree with prompt rows and a copied chain behind it, and all prompts below the chain's end: guesses go on from there."""
+    rows = draft.prompt_rows
+    ids, parents, acceptance, end = _join(draft, copied)
+    if not (added := len(ids) - len(draft)):
+        return draft
+    above = [parent if parent < len(draft) else parent + added for parent in rows.parents]
+    count, first = len(rows.all_prompts), len(ids) + len(above)
+    above += [end if prompt < rows.num_ensembles else first + prompt - rows.num_ensembles for prompt in range(count)]
+    embeddings = cat([rows.embeddings.to(rows.all_prompts), rows.all_prompts])
+    more = PromptRows([*rows.nodes, *[end] * count], above, embeddings, rows.all_prompts, rows.num_ensembles)
+    return Draft(draft.tokens.new_tensor(ids), parents, None, acceptance, more)

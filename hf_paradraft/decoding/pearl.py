@@ -1,0 +1,332 @@
+"""Draft while verifying (PEARL, section 3): the drafter works on the next window while the target looks at this one.
+
+The drafter guesses behind the window that is being verified, as if all of it were accepted. If it is, and the target's own next
+token is one of the guesses, what was guessed behind that one is the next window: nobody has waited (*post-verify*). If not, the
+guesses are dropped, and the target reads its newest token alone while the drafter writes a new window (*pre-verify*); or the
+drafter writes first, where it was seen to be so much faster than the target that this brings more.
+
+Drafts are judged by the same rules as ever, and are drawn without looking at the target's draws; so outputs stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import LongTensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from ..hardware import input_device
+from ..protocol import Draft, Drafter, Prefix
+from .batch import Batch
+from .cache import cache_of_call
+from .call import Call, begin_call
+from .loop import SpeculativeOutput, output, step
+from .recurrent import is_recurrent
+from .schedule import OverlapSchedule
+
+_schedules: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, dict[tuple, OverlapSchedule]]] = WeakKeyDictionary()
+
+
+def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> None:
+    """Refuse a drafter that cannot go on without the verification, and a target that cannot be overlapped.
+
+    Raises:
+        ValueError: with what to change.
+    """
+    who = type(drafter).__name__
+    if drafter.needs(model):
+        raise ValueError(
+            f"overlap=True: {who} reads the target's hidden states, so its next window needs this one's: set overlap=False."
+        )
+    if drafter.guesses_in_target:
+        raise ValueError(
+            f"overlap=True: {who} guesses in the target's own forward, and has nothing to do meanwhile: set it False."
+        )
+    if recurrent:
+        raise ValueError(
+            f"overlap=True: {type(model).__name__} has recurrent layers, which cannot be overlapped: set overlap=False."
+        )
+
+
+def device_of(drafter: Any) -> torch.device | None:
+    """Where a drafter's model is: itself, or what it wraps; None for one without a model."""
+    return getattr(getattr(drafter, "model", drafter), "device", None)
+
+
+def schedule_of(target: PreTrainedModel, drafter: Drafter) -> OverlapSchedule:
+    """What is known of overlapping this pair, over all its calls."""
+    config = drafter.speculation_config
+    pairs = _schedules.setdefault(target, WeakKeyDictionary())
+    schedules = pairs.setdefault(drafter, {}) if type(drafter).__hash__ is not None else {}
+    key = config.num_draft_tokens, config.tree_size
+    return schedules.setdefault(key, OverlapSchedule(config.num_draft_tokens))
+
+
+def may_overlap(drafter: Drafter, target: PreTrainedModel) -> bool:
+    """Whether calls are served here: overlapping is asked for, and may win something, or is to be done whatever it wins.
+
+    In one process on one device there is nothing to win.
+    """
+    config = drafter.speculation_config
+    apart = drafter.apart is not None or device_of(drafter) not in (None, input_device(target))
+    return config.overlap and (apart or not config.never_slower)
+
+
+def likely_path(draft: Draft) -> list[int]:
+    """The nodes of a draft from the first one down, always to the most probable child."""
+    path: list[int] = []
+    children = draft.children(-1)
+    while children:
+        path.append(children[0])
+        children = draft.children(children[0])
+    return path
+
+
+def below(draft: Draft, token: int) -> Draft:
+    """What a draft has behind the child of its root that is `token`; nothing if there is none."""
+    ids = draft.token_ids
+    root = next((node for node in draft.children(-1) if ids[node] == token), None)
+    if root is None:
+        return Draft.chain(draft.tokens[:0])
+    index = {root: -1}
+    for node, parent in enumerate(draft.parents):
+        if parent in index and node != root:
+            index[node] = len(index) - 1
+    nodes = [node for node in index if node != root]
+    chosen = torch.tensor(nodes, dtype=torch.long, device=draft.tokens.device)
+    return Draft(
+        draft.tokens[chosen],
+        [index[draft.parents[node]] for node in nodes],
+        None if draft.q is None or not nodes else draft.q[chosen.to(draft.q.device)],
+        None if draft.acceptance is None else [draft.acceptance[node] for node in nodes],
+    )
+
+
+class DrafterThread:
+    """The drafter's thread, one job at a time: it begins with a verification and is waited for behind it.
+
+    What belongs to a thread alone is set in it: no gradients, inference mode, autocast, a stream of its own on a GPU, and half of
+    the CPU threads where both sides share the cores.
+
+    Args:
+        device: of the target.
+        drafter_device: of the drafter; None: it has none, and wants no threads.
+    """
+
+    def __init__(self, device: torch.device, drafter_device: torch.device | None):
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="paradraft-drafter")
+        self.inference = torch.is_inference_mode_enabled()
+        kind = device.type
+        self.autocast = (kind, torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        self.shares = device.type == "cpu" and drafter_device is not None and drafter_device.type == "cpu"
+        self.threads = torch.get_num_threads()
+        on_gpu = drafter_device is not None and drafter_device.type == "cuda"
+        self.stream = torch.cuda.Stream(drafter_device) if on_gpu else None
+        self.begun = self.ended = 0.0
+
+    def _work(self, job: Callable[[], Any]) -> Any:
+        if self.shares and self.threads > 1:
+            torch.set_num_threads(self.threads - self.threads // 2)
+        autocast: Any = nullcontext() if self.autocast is None else torch.autocast(self.autocast[0], dtype=self.autocast[1])
+        with torch.inference_mode() if self.inference else torch.no_grad(), autocast, torch.cuda.stream(self.stream):
+            self.begun = perf_counter()
+            try:
+                done = job()
+                if self.stream is not None:
+                    self.stream.synchronize()
+                return done
+            finally:
+                self.ended = perf_counter()
+
+    @contextmanager
+    def beside(self, job: Callable[[], Any]) -> Iterator[Future]:
+        """Do `job` in the thread while the block runs; behind the block it is over, whatever happens on either side."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        future = self.executor.submit(self._work, job)
+        if self.shares and self.threads > 1:
+            torch.set_num_threads(max(1, self.threads // 2))
+        try:
+            yield future
+        finally:
+            try:
+                if future.exception() is None and self.stream is not None:  # waits
+                    torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+            finally:  # also where the wait is interrupted
+                if self.shares:
+                    torch.set_num_threads(self.threads)
+
+    def __enter__(self) -> DrafterThread:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.executor.shutdown(wait=True, cancel_futures=True)
+
+
+class Windows:
+    """One call's windows: what is verified next, and what the drafter writes meanwhile.
+
+    Args:
+        call: whose drafter it is.
+        thread: in which it works.
+        schedule: how far it guesses.
+        adapts: whether that follows what was measured; not where drafts are drawn, which would then depend on the clock.
+    """
+
+    def __init__(self, call: Call, thread: DrafterThread, schedule: OverlapSchedule, adapts: bool):
+        self.call, self.thread, self.schedule, self.adapts = call, thread, schedule, adapts
+        self.nothing = [Draft.chain(call.buffer[0, :0]) for _ in call.sequences]
+        self.windows = self.nothing  # of each sequence, what is verified next
+        self.ahead = self.nothing  # of each sequence, what was guessed behind what is being verified
+        self.paths: list[list[int]] = []  # of each sequence, the nodes that the drafter takes for accepted
+        self.texts = [sequence.ids[0, :0] for sequence in call.sequences]  # what the drafter was asked about last
+        self.size = 0  # tokens guessed in this round, at most
+        self.drafted_first = False  # in this round
+        self.waited = self.hidden = 0.0  # seconds of this round: behind the verification, and during it
+
+    def ready(self) -> None:
+        """Give each sequence its window; where none has one, draft now, if that pays, but not before the prompt is read."""
+        call = self.call
+        call.builder.asked = self.drafted_first = False
+        prefixes = call.prefixes(call.config.num_draft_tokens if call.may_draft else 0)
+        if self.adapts and self.schedule.drafts_first and not any(map(len, self.windows)) and not call.first:
+            size = self.schedule.size()
+            prefixes = [replace(prefix, room=min(prefix.room, size)) for prefix in prefixes]
+            if any(prefix.room for prefix in prefixes):
+                self.windows, self.drafted_first = self._shape(prefixes), True
+        for sequence, window, nothing, prefix in zip(call.sequences, self.windows, self.nothing, prefixes, strict=True):
+            sequence.draft = window if prefix.room else nothing
+
+    def _shape(self, prefixes: list[Prefix]) -> list[Draft]:
+        """Drafts behind these prefixes, of which some of what the drafter was asked about before may be taken back."""
+        asked = []
+        for index, (before, prefix) in enumerate(zip(self.texts, prefixes, strict=True)):
+            most = min(len(before), prefix.ids.shape[1])
+            wrong = (before[:most] != prefix.ids[0, :most]).nonzero()
+            asked.append(replace(prefix, kept=int(wrong[0]) if len(wrong) else most))
+            self.texts[index] = prefix.ids[0].clone()
+        return self.call.shape(asked, self.call.verifier.branches)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Let the drafter guess on while the block verifies its windows, as if each were accepted as far as it goes."""
+        call = self.call
+        self.waited = self.hidden = 0.0
+        self.size = min(call.config.num_draft_tokens, self.schedule.size()) if self.adapts else call.config.num_draft_tokens
+        self.paths = [likely_path(sequence.draft) for sequence in call.sequences]
+        hoped = []
+        for sequence, path in zip(call.sequences, self.paths, strict=True):
+            ids = sequence.ids[:, sequence.padding : sequence.length]
+            room = 0 if sequence.finished or not call.verifier.may_draft else call.space(sequence) - len(path)
+            # One of the guesses stands for the target's own token.
+            hoped.append(Prefix(torch.cat([ids, sequence.draft.tokens[path][None]], dim=1), max(0, min(self.size, room)), 0))
+        self.ahead = self.nothing
+        if not any(prefix.room for prefix in hoped):
+            self.size = 0
+            yield
+            return
+        with self.thread.beside(lambda: self._shape(hoped)) as future:
+            yield
+            verified = perf_counter()
+        self.ahead, end = future.result(), self.thread.ended
+        self.hidden, self.waited = max(0.0, min(end, verified) - self.thread.begun), max(0.0, end - verified)
+
+    def settle(self) -> None:
+        """Keep what was guessed behind sequences that went as expected; drop the rest."""
+        begin = 0 if self.drafted_first else 1  # a window's first was the target's own token
+        self.windows = []
+        for sequence, likely, ahead, nothing in zip(self.call.sequences, self.paths, self.ahead, self.nothing, strict=True):
+            accepted = sequence.accepted
+            if accepted is None:
+                self.windows.append(nothing)
+                continue
+            for depth in range(min(accepted.judged, len(sequence.draft), self.schedule.most - begin)):
+                self.schedule.observe_guess(begin + depth, depth < len(accepted.path))
+            new = sequence.ids[0, accepted.begin : sequence.length].tolist()
+            fits = accepted.path == likely and len(new) == len(accepted.path) + 1
+            self.windows.append(below(ahead, new[-1]) if fits else nothing)
+            if fits and len(ahead):
+                self.schedule.observe_guess(0, any(ahead.token_ids[node] == new[-1] for node in ahead.children(-1)))
+
+    def observe(self, seconds: float, verify_seconds: float) -> None:
+        """Learn what a round took behind what was drafted first, unless it read the prompt."""
+        if self.size and not self.call.first:
+            drafted = max(len(sequence.draft) for sequence in self.call.sequences)
+            self.schedule.judged += drafted > 0
+            self.schedule.verify.observe(1 + drafted, seconds - self.waited)
+            self.schedule.draft.observe(self.size, self.thread.ended - self.thread.begun + seconds - self.waited - verify_seconds)
+
+
+@torch.no_grad()
+def overlapped_decoding(
+    model: PreTrainedModel,
+    input_ids: LongTensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    drafter: Drafter,
+    streamer: BaseStreamer | None = None,
+    synced_gpus: bool = False,
+    **model_kwargs: Any,
+) -> SpeculativeOutput | LongTensor:
+    """As `speculative_decoding`, with a drafter that works while the target verifies.
+
+    With `never_slower` the faster way is taken, call by call: a drafter would have to read its text on both sides.
+
+    Raises:
+        ValueError: as there; and a drafter that cannot go on without the verification, or a target that cannot be overlapped.
+    """
+    started = perf_counter()
+    drafter.attach(model)
+    check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
+    schedule, config = schedule_of(model, drafter), drafter.speculation_config
+    adaptive = config.never_slower and config.acceptance not in ("rejection", "typical")
+    overlapped = not adaptive or schedule.turn()
+    used = drafter.apart if overlapped and drafter.apart is not None else drafter
+    call = begin_call(
+        model, input_ids, logits_processor, stopping_criteria, generation_config, used, streamer, synced_gpus, model_kwargs
+    )
+    call.drafter = drafter
+    if overlapped and call.builder.sampled:  # the thread's draws are its own: two threads would take turns at torch's generator
+        call.builder.generator = torch.Generator(call.buffer.device).manual_seed(int(torch.randint(2**62, ())))
+    chain = not call.verifier.branches or config.tree_size is None
+    batch, thread = Batch(call), DrafterThread(input_device(model), device_of(used))
+    windows = Windows(call, thread, schedule, chain and config.acceptance not in ("rejection", "typical"))
+    with call.features, thread:
+        call.read_prompt()
+        while not call.finished:
+            begun, reads_prompt = perf_counter(), call.first
+            if overlapped:
+                overlapped_step(batch, windows)
+            else:
+                step(batch)
+            if not reads_prompt and any(len(sequence.draft) or windows.size for sequence in call.sequences):
+                emitted = [len(part.emitted) for part in call.parts()]
+                schedule.observe_round(overlapped, sum(emitted) / len(emitted), perf_counter() - begun)
+    return output(call, started, model_kwargs)
+
+
+def overlapped_step(batch: Batch, windows: Windows) -> None:
+    """As `step`, of a batch of one call: the drafter works beside the verification."""
+    begun = perf_counter()
+    windows.ready()
+    drafted = perf_counter()
+    with windows.beside():
+        clock = perf_counter()
+        logits, choices = batch.verify()
+        verified = perf_counter()
+    try:
+        batch.accept(logits, choices)
+    finally:
+        batch.roll_back()
+    windows.settle()
+    windows.observe(perf_counter() - drafted, verified - clock)
+    batch.tell(logits, begun, drafted - begun + windows.waited, verified - clock, windows.hidden)

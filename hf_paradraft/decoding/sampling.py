@@ -1,0 +1,100 @@
+"""Guessed logits as the target's own: in its ids, and through its warpers."""
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+STATELESS = (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+
+def cut(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tensor:
+    """Logits `(…, V')` with what the target does not have left out, or made impossible where the drafter maps its ids."""
+    if vocabulary is None:
+        return logits[..., :vocab_size]
+    if len(vocabulary) != logits.shape[-1]:
+        raise ValueError(f"A drafter maps {len(vocabulary)} ids of its own, but its logits are for {logits.shape[-1]}.")
+    outside = (vocabulary < 0) | (vocabulary >= vocab_size)
+    return logits.masked_fill(outside.to(logits.device), -torch.inf)
+
+
+def to_target(ids: LongTensor, vocabulary: LongTensor | None) -> LongTensor:
+    """The target's ids of the drafter's."""
+    return ids if vocabulary is None else vocabulary.to(ids.device)[ids]
+
+
+def widen(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tensor:
+    """Logits `(K, V)` float32 over the target's vocabulary; what the drafter does not have is impossible.
+
+    Args:
+        logits: `(K, V')`, from `cut`.
+        vocabulary: int64 `(V',)`, or None where the first V' ids are the same.
+        vocab_size: V.
+    """
+    wide = torch.full((len(logits), vocab_size), -torch.inf, device=logits.device)
+    if vocabulary is None:
+        wide[:, : logits.shape[-1]] = logits
+        return wide
+    inside = (vocabulary >= 0) & (vocabulary < vocab_size)
+    wide[:, vocabulary[inside].to(logits.device)] = logits[:, inside.to(logits.device)].float()
+    return wide
+
+
+def stateless(logits_processor: LogitsProcessorList) -> list[LogitsProcessor]:
+    """Those without a memory: a draft may come from any distribution, but a processor that remembers its calls must see those of
+    plain decoding alone."""
+    return [processor for processor in logits_processor if isinstance(processor, STATELESS)]
+
+
+def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
+    """Distributions float32 `(K, V)` of logits `(K, V)`, all behind the ids `(1, n)`: what a draft is really drawn from."""
+    rows = []
+    for row in logits.float().split(1):  # one by one: a processor may know how many texts there are
+        for warper in stateless(logits_processor):
+            row = warper(ids, row)
+        rows.append(row)
+    return torch.cat(rows).softmax(-1)
+
+
+def sequential_choice(
+    logits: Tensor,
+    ids: LongTensor,
+    logits_processor: LogitsProcessorList,
+    do_sample: bool,
+    generator: torch.Generator | None = None,
+) -> tuple[LongTensor, Tensor]:
+    """Choose one token per row, each row warped as if the earlier choices were the text.
+
+    Args:
+        logits: `(K, V)`.
+        ids: int64 `(1, n)`, the prefix.
+        logits_processor: the target's.
+        do_sample: draw from the processed distribution, or take its maximum.
+        generator: of the draws; default: torch's own.
+
+    Returns:
+        Tokens int64 `(K,)` and the warped scores, float32 `(K, V)`.
+    """
+    rows = []
+    length = ids.shape[1]
+    warpers = stateless(logits_processor)
+    for row in logits.float().split(1):
+        for warper in warpers:
+            row = warper(ids, row)
+        token = torch.multinomial(row.softmax(-1), 1, generator=generator) if do_sample else row.argmax(-1, keepdim=True)
+        ids = torch.cat([ids, token], dim=1)
+        rows.append(row)
+    return ids[0, length:], torch.cat(rows)

@@ -1,0 +1,180 @@
+"""The sequences of a call while they grow: each has its own processors, ends, and results."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
+
+from ..protocol import Draft
+from .accept import Rule, accept
+
+
+@dataclass
+class Accepted:
+    """What a sequence got from a round; filled while it is judged, so that what raises there leaves it as far as it went.
+
+    Attributes:
+        begin: its length before.
+        path: the accepted nodes, from the root down.
+        kept: how many of them plain decoding would have read by now: all but the newest token, if that was drafted.
+        judged: draft positions that were accepted or rejected.
+    """
+
+    begin: int
+    path: list[int] = field(default_factory=list)
+    kept: int = 0
+    judged: int = 0
+
+
+@dataclass
+class Sequence:
+    """One sequence being decoded.
+
+    Attributes:
+        ids: int64 `(1, limit + 1)`, its part of the call's buffer: padding, prompt, tokens so far, room.
+        logits_processor: its own, to be called with this sequence alone.
+        length: tokens so far, the prompt's padding included.
+        padding: tokens before the prompt.
+        finished: whether it has ended.
+        asked: tokens of the last prefix that the drafter was asked about, without padding.
+        observed: its tokens before this one have been shown to the drafter with their features, without padding.
+        scores, logits: `(1, V)` float32 for each new token, where they are asked for.
+        draft: that is verified in this round; None before the first one.
+        accepted: what came of it; None for a sequence that had ended before.
+    """
+
+    ids: LongTensor
+    logits_processor: LogitsProcessorList
+    length: int
+    padding: int = 0
+    finished: bool = False
+    asked: int = 0
+    observed: int = 0
+    scores: list[Tensor] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+    draft: Draft | None = None
+    accepted: Accepted | None = None
+
+    def end_at(self, length: int, begin: int) -> None:
+        """Go back to `length` tokens, `begin` of which are the prompt's, and end there."""
+        self.length, self.finished = length, True
+        del self.scores[length - begin :], self.logits[length - begin :]
+        if (accepted := self.accepted) is not None:
+            del accepted.path[max(0, length - accepted.begin) :]
+            accepted.kept = min(accepted.kept, max(0, length - accepted.begin - 1))
+
+
+@dataclass
+class Ends:
+    """When a sequence ends.
+
+    Attributes:
+        limit: tokens at most.
+        tokens: ids that end a text.
+        criteria: of transformers' own, asked after every token of a sequence, about it alone.
+        keep_scores, keep_logits: what the caller wants back of every token.
+    """
+
+    limit: int
+    tokens: set[int]
+    criteria: StoppingCriteriaList
+    keep_scores: bool = False
+    keep_logits: bool = False
+
+
+def advance(sequence: Sequence, logits: Tensor, rule: Rule, choices: list[int] | None, ends: Ends) -> None:
+    """Take what the target agrees with of the draft, and its own next token; a sequence that ends goes no further.
+
+    Args:
+        sequence: grows.
+        logits: the target's, `(at least N + 1, V)`, as for `accept`.
+        rule: of acceptance.
+        choices: the most probable token of each row of `logits`, where that alone decides.
+        ends: when to stop.
+    """
+    draft, accepted = sequence.draft, sequence.accepted
+    path = accepted.path
+    for emitted in accept(draft, logits, sequence.ids, accepted.begin, sequence.logits_processor, rule, choices):
+        accepted.judged += bool(draft.children(path[-1] if path else -1))
+        accepted.kept = len(path)
+        if emitted.node is not None:
+            path.append(emitted.node)
+        sequence.length += 1
+        if ends.keep_scores:
+            sequence.scores.append(emitted.scores.float().clone())
+        if ends.keep_logits:
+            sequence.logits.append(emitted.logits.float().clone())
+        sequence.finished = sequence.length >= ends.limit or emitted.token in ends.tokens
+        if ends.criteria:
+            stop = ends.criteria(sequence.ids[:, : sequence.length], tuple(sequence.scores) or None)
+            sequence.finished = bool(stop.all()) or sequence.finished
+        if sequence.finished:
+            return
+        accepted.kept = len(path)
+
+
+class Processors(LogitsProcessorList):
+    """One after the other. transformers' own list looks at every processor's signature at every token, which takes longer."""
+
+    def __call__(self, input_ids: LongTensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        """Scores `(1, V)` behind ids `(1, n)`."""
+        for processor in self:
+            scores = processor(input_ids, scores)
+        return scores
+
+
+def processors_of_sequences(logits_processor: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:
+    """The processors for each sequence alone: with memories of their own, and their own part of what was set up by row.
+
+    Raises:
+        ValueError: one cannot be copied; the message names it.
+    """
+    if batch_size == 1:
+        return [Processors(logits_processor)]
+    copies = []
+    for index in range(batch_size):
+        copies.append(Processors(map(_copied, logits_processor)))
+        for processor in copies[-1]:
+            if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(processor.prompt_ignore_length, Tensor):
+                processor.prompt_ignore_length = processor.prompt_ignore_length[index : index + 1]
+    return copies
+
+
+def _copied(processor: Any) -> Any:
+    try:
+        return copy.deepcopy(processor)
+    except Exception as error:  # whatever a foreign object raises that was not made to be copied
+        raise ValueError(
+            f"{type(processor).__name__} cannot be copied ({error}), and in a batch each sequence needs one of its own, for they "
+            "go at their own pace: call generate once per prompt."
+        ) from error
+
+
+def collect(
+    sequences: list[Sequence], buffer: LongTensor, generation_config: GenerationConfig
+) -> tuple[LongTensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
+    """Ids `(B, longest)`, with padding behind sequences that ended early, then scores and logits, `(B, V)` per new token.
+
+    Sequences that have no token there any more have zeros as scores.
+    """
+    ids = padded(sequences, buffer, max(sequence.length for sequence in sequences), generation_config)
+    columns = []
+    for tensors in ([sequence.scores for sequence in sequences], [sequence.logits for sequence in sequences]):
+        steps = max(map(len, tensors))
+        empty = torch.zeros_like(next(rows for rows in tensors if rows)[0]) if steps else None
+        columns.append(tuple(torch.cat([rows[t] if t < len(rows) else empty for rows in tensors]) for t in range(steps)) or None)
+    return ids, *columns
+
+
+def padded(sequences: list[Sequence], buffer: LongTensor, length: int, generation_config: GenerationConfig) -> LongTensor:
+    """The first `length` tokens of a call's buffer, as plain decoding has them: padding behind what has ended."""
+    ids = buffer[:, :length].clone()
+    for index, sequence in enumerate(sequences):
+        if sequence.length < length and generation_config._pad_token_tensor is not None:
+            ids[index, sequence.length :] = generation_config._pad_token_tensor
+    return ids

@@ -1,0 +1,182 @@
+"""Choosing a tree: numbers in, numbers out.
+
+A path is never more probable than its beginning, so the N most probable paths always form a tree. Where distances do not depend
+on each other, walking from the most probable path finds them in O(N log N). Where guesses become known node by node, what is
+not among the best N will never be, for more is only added.
+"""
+
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import exp, inf, log
+
+import numpy
+import torch
+from numpy import ndarray
+from torch import LongTensor, Tensor
+
+ROOT = -1
+
+
+@dataclass
+class Paths:
+    """A tree of guesses by rank, most probable first: parents come before children, and the first n nodes are the best n.
+
+    Attributes:
+        parents: of the nodes; -1 is the root.
+        depths: from 0.
+        ranks: which guess of its depth each node is; 0 is the best.
+        acceptance: the chance of each node, given its parent.
+        path_probability: the chance of the whole path to it.
+    """
+
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    acceptance: list[float] = field(default_factory=list)
+    path_probability: list[float] = field(default_factory=list)
+
+
+def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) -> Paths:
+    """The most probable paths over independent distances.
+
+    Args:
+        scores: by depth and rank, log-probabilities that fall from rank to rank.
+        num_nodes: N; fewer come back only if there are no more.
+        least: probability below which a path is left out, the first one apart.
+    """
+    paths, dearest = Paths(), -log(least) if least > 0 else inf
+    heap = [(-scores[0][0], 0, 0, -1, 0.0)]  # (minus log-probability, depth, rank, parent, the parent's log-probability)
+    while heap and len(paths.parents) < num_nodes and (heap[0][0] <= dearest or not paths.parents):
+        cost, depth, rank, parent, base = heappop(heap)
+        node = len(paths.parents)
+        paths.parents.append(parent)
+        paths.depths.append(depth)
+        paths.ranks.append(rank)
+        paths.acceptance.append(exp(scores[depth][rank]))
+        paths.path_probability.append(exp(-cost))
+        if rank + 1 < len(scores[depth]):
+            heappush(heap, (-(base + scores[depth][rank + 1]), depth, rank + 1, parent, base))
+        if depth + 1 < len(scores):
+            heappush(heap, (cost - scores[depth + 1][0], depth + 1, 0, node, -cost))
+    return paths
+
+
+def draw(q: Tensor, count: int, generator: torch.Generator | None = None) -> LongTensor:
+    """`count` draws without replacement from `q`, float32 `(V,)`, in order: int64 `(count,)`.
+
+    The k largest of log q + Gumbel noise are k such draws (Kool et al., 2019). `q` has as many positive entries at least.
+    """
+    noise = -torch.empty_like(q).exponential_(generator=generator).log()
+    return (q.log() + noise).topk(count).indices
+
+
+def possible(q: Tensor, most: int) -> list[list[float]]:
+    """The largest log-probabilities of each row of `q` `(K, V)`, `most` of them or as many as are possible, falling."""
+    top = q.log().topk(min(most, q.shape[1])).values.tolist()
+    return [[score for score in row if score > -inf] for row in top]
+
+
+def sampled_paths(q: Tensor, num_nodes: int, generator: torch.Generator | None = None) -> tuple[Paths, LongTensor]:
+    """A tree of the best-first shape whose siblings are drawn from `q` without replacement (ParallelSpec, Algorithm 1).
+
+    The shape depends on `q` alone and never on what is drawn, so that the draws are what the rule takes them for.
+
+    Args:
+        q: float32 `(K, V)`, the distribution at each distance.
+        num_nodes: N, at least 1; fewer come back where fewer tokens are possible.
+        generator: of the draws; default: torch's own.
+
+    Returns:
+        The shape, and tokens int64 `(N,)`; siblings stand in the order in which they were drawn.
+    """
+    paths = best_paths(possible(q, num_nodes), num_nodes)
+    tokens = torch.empty(len(paths.parents), dtype=torch.long, device=q.device)
+    for parent in dict.fromkeys(paths.parents):
+        children = [node for node, other in enumerate(paths.parents) if other == parent]
+        tokens[children] = draw(q[paths.depths[children[0]]], len(children), generator)
+    return paths, tokens
+
+
+class GrowingTree:
+    """The best tree over distributions that become known node by node.
+
+    Once every node of it that may have children has been read, no other tree of N nodes promises more. A node stands at a rank
+    among its parent's children. Where tokens are drawn, its promise comes from its parent's distribution and its rank, never from
+    its own token; and it can only be driven out by nodes that promise more: by earlier siblings, its own or its ancestors', by
+    what stands below those, or by what was drawn apart from it. So the draws are what recursive rejection takes them for.
+
+    Args:
+        num_nodes: N, at most.
+        depth: levels, at most.
+
+    Attributes:
+        parents, tokens, depths, scores: of every node that was ever in the tree, in the order in which it came in; a score is the
+            log-chance of the whole path.
+        chosen: the tree, most probable first, so parents before children.
+    """
+
+    def __init__(self, num_nodes: int, depth: int):
+        self.num_nodes, self.depth = num_nodes, depth
+        self.parents: list[int] = []
+        self.tokens: list[int] = []
+        self.depths: list[int] = []
+        self.scores: list[float] = []
+        self.chosen: list[int] = []
+        self.read = {ROOT}
+
+    def grow(self, nodes: list[int], scores: ndarray, tokens: ndarray) -> None:
+        """The children of nodes become known, and the best stay.
+
+        Args:
+            nodes: of the tree, or the root.
+            scores: `(n, r)`, log-chances of children given their parent, falling from rank to rank; -inf where there is none.
+            tokens: int64 `(n, r)`.
+        """
+        self.read.update(nodes)
+        ranks = scores.shape[1]
+        paths = (scores + numpy.array([self.score(node) for node in nodes])[:, None]).ravel()
+        full = len(self.chosen) >= self.num_nodes
+        offered = (paths > (self.scores[self.chosen[-1]] if full else -inf)).nonzero()[0]
+        # Sorted so that what is equal stays in its order: parents before children, and siblings by rank.
+        merged = numpy.concatenate([[self.scores[node] for node in self.chosen], paths[offered]])
+        best = numpy.argsort(-merged, kind="stable")[: self.num_nodes].tolist()
+        before, count = self.chosen, len(self.chosen)
+        self.chosen = []
+        for index in best:
+            if index < count:
+                self.chosen.append(before[index])
+                continue
+            entry = int(offered[index - count])
+            self.chosen.append(len(self.parents))
+            self.parents.append(parent := nodes[entry // ranks])
+            self.tokens.append(int(tokens.flat[entry]))
+            self.depths.append(self.below(parent))
+            self.scores.append(float(paths[entry]))
+
+    def score(self, node: int) -> float:
+        """The log-chance of the path down to `node`."""
+        return 0.0 if node == ROOT else self.scores[node]
+
+    def below(self, node: int) -> int:
+        """How deep the children of `node` stand."""
+        return 1 if node == ROOT else self.depths[node] + 1
+
+    def unread(self) -> list[int]:
+        """Nodes of the tree that may have children and were not read, most probable first."""
+        return [node for node in self.chosen if node not in self.read and self.depths[node] < self.depth]
+
+    def expected_tokens(self, nodes: list[int]) -> float:
+        """How many tokens of `nodes` are accepted on average."""
+        return float(numpy.exp([self.scores[node] for node in nodes]).sum())
+
+    def acceptance(self) -> list[float]:
+        """Of the chosen, their chances given their parents."""
+        return numpy.exp([self.scores[node] - self.score(self.parents[node]) for node in self.chosen]).tolist()
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from below the root down to `node`."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]

@@ -1,1 +1,0 @@
-"""Choosing a tree: numbers in, numbers out."""

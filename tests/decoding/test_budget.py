@@ -1,0 +1,300 @@
+"""How much is drafted, tested by playing rounds with made-up costs: nothing here knows how a budget decides."""
+
+import numpy
+import pytest
+import torch
+from lossless import assert_lossless
+from tiny import EOS, MASK, near_copy, tiny_model
+
+import hf_paradraft as pd
+from hf_paradraft.decoding.budget import Budget, budget_of
+from hf_paradraft.decoding.drafts import DraftBuilder, best_first_tree
+from hf_paradraft.decoding.latency import RowLatency
+from hf_paradraft.protocol import Draft, Prefix, PromptRows, Round, SequenceRound
+
+K = 8
+FLAT, STEEP = RowLatency([1, 64], [1.0, 1.0]), RowLatency([1, 64], [1.0, 64.0])
+
+
+def table(slope):
+    """A plain forward takes a second, each further row `slope` seconds."""
+    return RowLatency([1, 64], [1.0, 1.0 + 63 * slope])
+
+
+def one_round(draft, path, draft_seconds, verify_seconds, asked=None, first=False):
+    """The record of a round of one sequence."""
+    emitted = [0] * (len(path) + 1)
+    part = SequenceRound(0, draft, list(path), emitted, min(len(draft), len(path) + 1))
+    asked = draft_seconds > 0 if asked is None else asked
+    return Round([part], draft_seconds, verify_seconds, draft_seconds + verify_seconds + 0.02, 0.0, asked, first)
+
+
+def play(budget, tokens, accepted, draft=0.4, row=0.02, chances=0.8, begin=True):
+    """Decode `tokens` with chains of up to K whose drafter believes each guess with `chances`: seconds, and what was drafted."""
+    done = seconds = 0
+    lengths = []
+    if begin:
+        budget.begin()
+    while done < tokens:
+        length = 0
+        if not budget.rest():
+            believed = numpy.minimum(1.0, chances * budget.calibration[1 : K + 1])
+            length = budget.size([numpy.cumprod(believed).tolist()])
+        lengths.append(length)
+        promised = (chances * budget.calibration[1 : length + 1]).tolist()
+        guess = Draft.chain(torch.arange(length), None, promised)
+        record = one_round(guess, range(min(length, accepted(done))), draft if length else 0.0, 1 + row * length)
+        budget.observe(record)
+        seconds += record.total_seconds
+        done += len(record.sequences[0].emitted)
+    return seconds, lengths
+
+
+def test_a_hopeless_drafter_costs_little():
+    seconds, lengths = play(Budget(table(0.02), K), 256, lambda done: 0)
+    assert seconds < 1.03 * 256 * 1.02
+    assert lengths[-40:].count(0) > 30
+    assert any(lengths[20:])  # it still looks again
+
+
+def test_a_good_drafter_is_hardly_interrupted():
+    seconds, lengths = play(Budget(table(0.02), K), 400, lambda done: 4)
+    assert lengths.count(0) <= 2  # to see what a plain round takes
+    assert seconds < 400 / 3
+
+
+def test_drafting_comes_back():
+    _, lengths = play(Budget(table(0.02), K), 2000, lambda done: 0 if done < 300 else 5)
+    assert lengths[:250].count(0) > 150
+    assert lengths[-50:].count(0) == 0
+
+
+def test_a_wrong_table_is_found_out():
+    """It says that rows are free and the forward slow; plain rounds show that drafting loses."""
+    budget = Budget(RowLatency([1, 64], [1.45, 1.5]), K)
+    seconds, lengths = play(budget, 400, lambda done: 1 if done % 5 == 0 else 0, draft=0.3, row=0.03)
+    assert lengths[-100:].count(0) > 80
+    assert seconds < 1.06 * 400 * 1.02
+
+
+def test_a_chain_is_shortened_where_rows_are_dear():
+    _, lengths = play(Budget(table(0.15), K), 400, lambda done: 2, draft=0.1, row=0.15)
+    assert set(lengths[-20:]) <= {2, 3}
+
+
+@pytest.mark.parametrize("chances", [0.3, 0.95])
+def test_luck_decides_little(chances):
+    """A drafter that is right in two rounds of five, and then pays, is not given up for a few rounds without a hit."""
+    asked = []
+    for seed in range(12):
+        generator, budget = numpy.random.default_rng(seed), Budget(table(0.04), K)
+        for _ in range(4):
+            _, lengths = play(budget, 90, lambda done, own=generator: int(own.random() < 0.4), 0.1, 0.01, chances)
+            asked.append(numpy.mean(numpy.array(lengths) > 0))
+    assert numpy.mean(asked) > 0.9
+
+
+def test_good_calls_do_not_pay_for_a_hopeless_one():
+    """What they brought is soon forgotten where the text has changed."""
+    budget, generator = Budget(table(0.01), K), numpy.random.default_rng(0)
+    for _ in range(6):
+        play(budget, 128, lambda done: 2 if generator.random() < 0.8 else 0, draft=0.1, row=0.01)
+    seconds, lengths = play(budget, 256, lambda done: 0, draft=0.1, row=0.01)
+    assert seconds < 1.03 * 256 * 1.02
+    assert lengths[60:].count(0) > 0.8 * len(lengths[60:])
+
+
+def test_a_call_remembers_that_drafting_did_not_pay():
+    budget, asked = Budget(table(0.3), K), []
+    for _ in range(3):
+        _, lengths = play(budget, 60, lambda done: 0, draft=0.1, row=0.3)
+        asked.append(sum(length > 0 for length in lengths))
+    assert asked[0] > asked[1] >= asked[2] >= 1
+
+
+def test_good_rounds_are_not_paid_for_with_bad_ones():
+    """Trees by what rounds bring in the long run beat trees that are each as fast as they can be by themselves."""
+
+    def speed(by_itself, most=32):
+        latency, tokens, seconds = RowLatency([1, 64], [1.0, 8.0]), 0.0, 0.0
+        shared = Budget(latency, most)
+        for sure in [0.98, 0.8] * 100:
+            budget = Budget(latency, most) if by_itself else shared
+            chances = [sure**depth for depth in range(1, most + 1)]
+            size = budget.size([chances], 0.2)
+            brought, verify = 1 + sum(chances[:size]), float(latency(1 + size))
+            path = range(round(brought) - 1)
+            budget.observe(one_round(Draft.chain(torch.arange(size), None, [sure] * size), path, 0.2, verify))
+            tokens, seconds = tokens + brought, seconds + 0.2 + verify
+        return tokens / seconds
+
+    assert speed(False) > 1.03 * speed(True)
+
+
+def tree_of(size=64):
+    logits = torch.randn(K, 100, generator=torch.Generator().manual_seed(0)) * 2
+    return best_first_tree(logits, size)
+
+
+@pytest.mark.parametrize(("slope", "expected"), [(0.0, range(40, 65)), (1.0, range(1, 3)), (0.02, range(3, 64))])
+def test_a_trees_size_follows_the_latency(slope, expected):
+    assert Budget(table(slope), K).size([tree_of().path_probability]) in expected
+
+
+def test_a_batch_has_one_size():
+    """What a sure sequence wants, an unsure one pays for."""
+    sure, unsure = [0.99**depth for depth in range(1, 21)], [0.1**depth for depth in range(1, 21)]
+    budget = Budget(RowLatency([1, 64], [1.0, 7.3]), 20, batch_size=3)
+    assert budget.size([sure, unsure, unsure]) < budget.size([sure])
+    assert budget.size([]) == 0
+
+
+def test_the_first_nodes_of_a_best_first_tree_are_the_smaller_tree():
+    big, small = tree_of(64).first(20), tree_of(20)
+    assert big.token_ids == small.token_ids
+    assert big.parents == small.parents
+
+
+def test_promises_that_do_not_come_true_are_corrected():
+    budget = Budget(FLAT, 2)
+    for turn in range(400):
+        tree = Draft(torch.tensor([1, 2]), [-1, -1], None, [chance * budget.calibration[1] for chance in (0.6, 0.3)])
+        budget.observe(one_round(tree, [0] if turn % 3 == 0 else [], 0.1, 1.0))
+    assert budget.calibration[1] == pytest.approx((1 / 3) / 0.9, rel=0.15)
+
+
+def test_a_slower_machine_is_noticed():
+    """The table was made when it was three times as fast; a single round that was disturbed says nothing."""
+    budget = Budget(table(0.02), K)
+    before = float(budget.cost(9))
+    for _ in range(20):
+        budget.observe(one_round(tree_of(8), [], 0.1, 3 * before))
+    budget.observe(one_round(tree_of(8), [], 0.1, 1e6))
+    assert float(budget.cost(9)) == pytest.approx(3 * before, rel=0.05)
+
+
+def test_calls_of_one_pair_share_a_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path)
+    target, other, drafter = tiny_model(), tiny_model(), pd.NgramDrafter()
+    shared = budget_of(target, drafter, True, K, 1, None, "greedy")
+    assert budget_of(target, drafter, True, K, 1, None, "greedy") is shared
+    for pair in ((other, drafter, True, K, 1), (target, pd.NgramDrafter(), True, K, 1), (target, drafter, True, K, 2)):
+        assert budget_of(*pair, None, "greedy") is not shared
+
+
+def test_paths_that_cannot_pay_are_not_followed():
+    for slope in (0.0, 0.02):
+        budget = Budget(table(slope), K)
+        assert budget.least == 0
+        size = budget.size([tree_of().path_probability])
+        budget.observe(one_round(tree_of(size), [], 0.4, float(budget.cost(1 + size))))
+        assert (0 < budget.least < min(tree_of(size).path_probability)) if slope else budget.least == 0
+
+
+def test_trees_have_few_sizes():
+    """Each number of rows may be compiled once."""
+    chances, sizes = [0.9**depth for depth in range(1, 33)], set()
+    for most in numpy.linspace(1.1, 8.0, 40):
+        sizes.add(Budget(RowLatency([1, 64], [1.0, float(most)]), 32).size([chances]))
+    assert len(sizes) > 3
+    assert all(size < 4 or size % 4 == 3 or size == 32 for size in sizes)
+
+
+def test_compiled_forwards_cost_what_their_padded_rows_cost():
+    """Of 17 rows, 16 beside the last token's are paid for in any case."""
+    chances = [0.7**depth for depth in range(1, 33)]
+    assert Budget(table(0.05), 32).size([chances]) < 12
+    assert Budget(table(0.05), 32, row_counts=[1, 17, 33, 65]).size([chances]) >= 11
+
+
+def prompts_alone(count):
+    """A draft of prompt rows without a token."""
+    rows = PromptRows([-1] * count, [-1] * count, torch.zeros(count, 4), torch.zeros(count, 4))
+    return Draft(torch.arange(0), [], prompt_rows=rows)
+
+
+def test_prompt_tokens_come_back_from_a_pause():
+    """After a plain round they know nothing: the first drafted round only asks, and is not held against them."""
+    budget, drafted, known = Budget(table(0.05), 3), [], False
+    for turn in range(400):
+        good, rests = turn > 60, budget.rest()
+        draft = Draft.chain(torch.arange(0)) if rests else Draft.chain(torch.arange(3)) if known else prompts_alone(3)
+        path = range(3) if good and known and not rests else []
+        budget.observe(one_round(draft, path, 0.0, 1.0 if rests else 1.2, asked=not rests))
+        known = not rests
+        drafted.append(known)
+    assert sum(drafted[20:60]) < 20
+    assert all(drafted[-200:])
+
+
+class Scripted(pd.Drafting):
+    """Guesses what it is told to."""
+
+    def __init__(self, guess):
+        self.guess, self.asked = guess, 0
+
+    def propose(self, prefixes):
+        self.asked += 1
+        return [self.guess] * len(prefixes)
+
+
+REPEATS = [5, 6, 7] * 9
+
+
+@pytest.mark.parametrize(("draft_seconds", "text", "asked"), [(4.0, REPEATS, False), (0.01, REPEATS, True), (4.0, [5], True)])
+def test_copies_alone_where_a_draft_costs_more_than_it_brings(draft_seconds, text, asked):
+    """A sure copy spares a dear drafter its forward; without one it is asked, whatever it takes."""
+    budget = Budget(table(0.02), 12)
+    for turn in range(40):  # a guess is right in three of ten rounds
+        budget.observe(one_round(Draft.chain(torch.arange(4), None, [0.3] * 4), [0] if turn % 3 == 0 else [], draft_seconds, 1.1))
+    builder = DraftBuilder(pd.SpeculationConfig(4, "auto", prompt_lookup=True), "greedy", budget, 32)
+    drafting = Scripted(pd.GuessedLogits(torch.zeros(4, 32)))
+    for length in range(max(1, len(text) - 8), len(text) + 1):  # copies earn their credit
+        ids = torch.tensor([text[:length]])
+        builder(drafting, [Prefix(ids, 4, 0)], [[]], True, [20])
+    before = drafting.asked
+    builder(drafting, [Prefix(torch.tensor([text]), 4, 0)], [[]], True, [20])
+    assert (drafting.asked > before) == asked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_automatic_trees_are_lossless(tmp_path, monkeypatch, batch_size):
+    monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path)
+    target = tiny_model()
+    drafter = near_copy(target, 0.05)
+    drafter.speculation_config.tree_size = "auto"
+    for seed in range(6):
+        ids = torch.randint(1, EOS, (batch_size, 7), generator=torch.Generator().manual_seed(seed))
+        assert_lossless(target, drafter, ids, attention_mask=torch.ones_like(ids), pad_token_id=0)
+
+
+def test_a_worse_than_useless_drafter_is_rarely_asked(prompt):
+    target = tiny_model()
+    drafter = pd.PardDrafter.from_causal_lm(tiny_model(seed=5, num_hidden_layers=8), mask_token_id=MASK)
+    drafter.speculation_config = pd.SpeculationConfig(tree_size=None)
+    assert_lossless(target, drafter, prompt, max_new_tokens=200, eos_token_id=None)
+    assert drafter.last_stats.num_drafted < 40 * drafter.speculation_config.num_draft_tokens
+    assert drafter.last_stats.num_rounds > 150
+
+
+@pytest.mark.parametrize("tree_size", [None, 6, "auto"])
+def test_no_drafts_at_all(tree_size, prompt):
+    target = tiny_model()
+    drafter = near_copy(target, 0.0)
+    drafter.speculation_config = pd.SpeculationConfig(0, tree_size)
+    assert_lossless(target, drafter, prompt, max_new_tokens=12, eos_token_id=None)
+    assert drafter.last_stats.num_drafted == 0
+
+
+def test_a_call_says_itself_how_many_tokens_it_wants(prompt):
+    target = tiny_model()
+    drafter = near_copy(target, 0.0)
+    drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, trace=True)
+    for asked, drafted in ((2, 2), (7, 7), (20, 20), (None, 4)):
+        more = {} if asked is None else {"num_assistant_tokens": asked}
+        assert_lossless(target, drafter, prompt, max_new_tokens=60, eos_token_id=None, **more)
+        assert len(drafter.last_stats.trace[1].drafted) == drafted
+    assert drafter.speculation_config.num_draft_tokens == 4
+    with pytest.raises(ValueError, match="num_draft_tokens"):
+        target.generate(prompt, max_new_tokens=4, assistant_model=drafter, num_assistant_tokens=-1)

@@ -1,0 +1,99 @@
+"""How much a reader has to hold: files and tokens of code (no comments, no docstrings), of the loop and of the package.
+
+`python tests/package/size.py` prints the table; `--check` fails where a limit is passed.
+"""
+
+import argparse
+import ast
+import io
+import sys
+import tokenize
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "hf_paradraft"
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+LIMITS = {"loop files": 28, "loop tokens": 26_030, "package tokens": 127_900}
+
+
+def docstrings(tree: ast.Module) -> set[tuple[int, int]]:
+    """Where the docstrings of a file begin: line and column."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    firsts = (node.body[0] for node in ast.walk(tree) if isinstance(node, kinds) and node.body)
+    return {
+        (first.lineno, first.col_offset)
+        for first in firsts
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    }
+
+
+def count(file: Path) -> int:
+    """Tokens of code."""
+    text = file.read_text()
+    skipped = docstrings(ast.parse(text))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return sum(token.type not in LAYOUT and token.start not in skipped for token in tokens)
+
+
+def module(parts: tuple[str, ...]) -> list[Path]:
+    """The files that importing a dotted name runs, as far as they are the package's and hold code."""
+    path = PACKAGE.joinpath(*parts)
+    if path.with_suffix(".py").is_file():
+        return [path.with_suffix(".py")]
+    return [path / "__init__.py"] if (path / "__init__.py").is_file() else []
+
+
+def imports(file: Path) -> set[Path]:
+    """The package's files that a file imports, anywhere in it."""
+    here = file.relative_to(PACKAGE).parent.parts
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = (*here[: len(here) - node.level + 1], *(node.module.split(".") if node.module else ()))
+        found.update(module(base))
+        for alias in node.names:
+            found.update(module((*base, alias.name)))
+    return found
+
+
+def reached(start: Path) -> set[Path]:
+    """A file and all that it imports, directly or not."""
+    found, open_ = {start}, [start]
+    while open_:
+        new = imports(open_.pop()) - found
+        found |= new
+        open_ += new
+    return {file for file in found if count(file)}
+
+
+def main() -> None:
+    """Print the figures; with `--check`, fail where one passes its limit."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="fail where a limit is passed")
+    parser.add_argument("--files", action="store_true", help="list the files that the loop imports")
+    options = parser.parse_args()
+    loop, package = reached(PACKAGE / "decoding" / "loop.py"), list(PACKAGE.rglob("*.py"))
+    sizes = {file: count(file) for file in {*loop, *package}}
+    figures = {
+        "loop files": len(loop),
+        "loop tokens": sum(sizes[file] for file in loop),
+        "package tokens": sum(sizes[file] for file in package),
+    }
+    if options.files:
+        for file in sorted(loop, key=sizes.__getitem__):
+            print(f"{sizes[file]:7,}  {file.relative_to(PACKAGE)}")
+    for name, figure in figures.items():
+        print(f"{name:15} {figure:8,}  at most {LIMITS[name]:,}")
+    if options.check and (passed := [name for name, figure in figures.items() if figure > LIMITS[name]]):
+        sys.exit(f"Larger than allowed: {', '.join(passed)}.")
+
+
+if __name__ == "__main__":
+    main()
