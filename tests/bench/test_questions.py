@@ -7,10 +7,10 @@ import torch
 from tiny import tiny_model
 from transformers import AutoTokenizer
 
+from examples.family.held_out import lessons, pretraining, runs
 from hf_paradraft.bench.questions import Question, ask, load_questions
 from hf_paradraft.chat import encode_question
 from hf_paradraft.demo import FAMILY, GENERAL, QUESTIONS
-from hf_paradraft.demo.build.held_out import lessons, pretraining, runs
 from hf_paradraft.demo.tasks import CATEGORIES, is_held_out
 
 

@@ -14,13 +14,15 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ...drafters.pard.model import PardDrafter
-from ...drafters.pard.run import train_pard
-from ...drafters.ppd.drafter import PpdDrafter
-from ...drafters.ppd.run import train_ppd
-from ...hardware import fast_dtype
-from ...training.regenerate import regenerate
-from ..tasks import CATEGORIES, tasks
+from hf_paradraft.demo.tasks import CATEGORIES, tasks
+from hf_paradraft.drafters.pard.model import PardDrafter
+from hf_paradraft.drafters.pard.training import PardTraining
+from hf_paradraft.drafters.ppd.drafter import PpdDrafter
+from hf_paradraft.drafters.ppd.training import PpdTraining
+from hf_paradraft.hardware import fast_dtype
+from hf_paradraft.training.regenerate import regenerate
+from hf_paradraft.training.run import train
+
 from .corpus import MASK, Corpus, library_files, train_tokenizer
 from .pretrain import answer_loss, grow, new_model, pretrain
 from .quality import measure
@@ -142,10 +144,11 @@ def build(
     lessons.write_text(answers.read_text() + references.read_text())
     held_out = write_tasks(work_dir / "held_out.jsonl", seed, 10, held_out=True)
     if not (work_dir / "pard" / "model.safetensors").exists():
-        train_pard(
-            work_dir / "draft",
-            lessons,
-            work_dir / "pard",
+        train(
+            PardTraining,
+            model=work_dir / "draft",
+            train_file=lessons,
+            output_dir=work_dir / "pard",
             mask_token_id=tokenizer.convert_tokens_to_ids(MASK),
             eval_file=held_out,
             target=work_dir / "target",
@@ -166,10 +169,11 @@ def build(
     calibration = write_tasks(work_dir / "calibration.jsonl", seed + 3, CALIBRATION_PER_CATEGORY, held_out=False)
     for base, folder, num_prompts in (("target", "ppd", 3), ("draft", "ppd-draft", 7)):
         if not (work_dir / folder / "adapter_model.safetensors").exists():
-            train_ppd(
-                work_dir / base,
-                lessons,
-                work_dir / folder,
+            train(
+                PpdTraining,
+                target=work_dir / base,
+                train_file=lessons,
+                output_dir=work_dir / folder,
                 eval_file=calibration,
                 num_prompt_tokens=num_prompts,
                 max_length=320,

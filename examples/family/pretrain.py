@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ...hardware import fast_dtype
+from hf_paradraft.hardware import fast_dtype
+
 from .corpus import Corpus
-from .muon import Muon
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, num_layers: int, hidden_size: int = 256, intermediate_size: int = 512):
@@ -81,7 +81,7 @@ def pretrain(
     """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = [Muon(matrices, lr=lr, weight_decay=0.01), torch.optim.AdamW(others, lr=lr * 0.1, betas=(0.9, 0.95))]
+    optimizers = [torch.optim.Muon(matrices, lr=lr, weight_decay=0.01), torch.optim.AdamW(others, lr=lr * 0.1, betas=(0.9, 0.95))]
     state_file, start = output_dir / "state.pt", 0
     if state_file.exists():
         state = torch.load(state_file, weights_only=True)

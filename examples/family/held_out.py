@@ -1,6 +1,6 @@
 """The embedded family's questions: held out, and without a run of 13 words in common with any task that it was trained on.
 
-`python -m hf_paradraft.demo.build.held_out` writes them anew, in Spec-Bench's format.
+`python -m examples.family.held_out` writes them anew, in Spec-Bench's format.
 """
 
 import json
@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from statistics import quantiles
 
-from .. import QUESTIONS
-from ..tasks import CATEGORIES, tasks
+from hf_paradraft.demo import QUESTIONS
+from hf_paradraft.demo.tasks import CATEGORIES, tasks
 
 RUN = 13  # words; what GPT-3's authors took for a sign of contamination (Brown et al. 2020, appendix C)
 PER_CATEGORY, CANDIDATES = 16, 6000
