@@ -1,7 +1,9 @@
 """Set the environment before any Hugging Face import; the fixtures that most tests share."""
 
+import json
 import logging
 import os
+import shutil
 import tempfile
 
 from loopback import TOKEN, LoopbackHub
@@ -23,7 +25,7 @@ import pytest
 import setuptools  # noqa: F401  # first: it refuses to load where something has imported the standard distutils
 import torch
 from hypothesis import settings
-from tiny import near_copy, tiny_model
+from tiny import make_tokenizer, near_copy, tiny_model
 
 settings.register_profile("test", derandomize=True, database=None)  # the same cases in every run
 settings.register_profile("fuzz", print_blob=True)  # `make fuzz`: new ones
@@ -77,3 +79,24 @@ def hub():
     """The real client talks to this one; empty at first."""
     HUB.reset()
     return HUB
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A target, and rows that it wrote."""
+    folder = tmp_path_factory.mktemp("made")
+    target = tiny_model("llama", num_hidden_layers=6, initializer_range=0.15)  # milder: what it says can be learned
+    target.save_pretrained(folder / "target")
+    make_tokenizer().save_pretrained(folder / "target")
+    prompts = torch.cat([torch.randint(0, 8, (1, 3), generator=torch.Generator().manual_seed(seed)) for seed in range(24)])
+    written = target.generate(prompts, do_sample=False, max_new_tokens=40, eos_token_id=None)
+    rows = [json.dumps({"text": make_tokenizer().decode(ids)}) + "\n" for ids in written]
+    (folder / "rows.jsonl").write_text("".join(rows))
+    (folder / "some.jsonl").write_text("".join(rows[:2]))
+    return folder
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A copy of them, to be written into."""
+    return shutil.copytree(made, tmp_path / "made")

@@ -11,12 +11,13 @@ import torch
 import typer
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typer.core import TyperCommand
 
 from ..hardware import fast_dtype
 from ..protocol import Drafter
 from ..training.target import open_model, open_tokenizer
 
-console = Console()
+console, err_console = Console(), Console(stderr=True)
 
 
 class Dtype(StrEnum):
@@ -52,6 +53,28 @@ MaxLength = Annotated[int, typer.Option(min=2, help="Tokens of a sample at most;
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; one each where several run at a time.")]
 Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that has files.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+
+
+def accepting(**renamed: str) -> type[TyperCommand]:
+    """A command that takes old names of its options too, for one version, with a warning.
+
+    Args:
+        renamed: an option's name of today by the old one, as parameters.
+    """
+    flags = {f"--{old}".replace("_", "-"): f"--{new}".replace("_", "-") for old, new in renamed.items()}
+
+    class Accepting(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            for place, word in enumerate(args):
+                name, sign, value = word.partition("=")
+                if name in flags:
+                    err_console.print(
+                        f"{name} is called {flags[name]} now; the old name goes with the next version.", style="yellow"
+                    )
+                    args[place] = f"{flags[name]}{sign}{value}"
+            return super().parse_args(ctx, args)
+
+    return Accepting
 
 
 def open_target(name: str, place: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

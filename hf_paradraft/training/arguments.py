@@ -7,33 +7,23 @@ import torch
 from transformers import PreTrainedConfig, TrainingArguments
 
 
-def check_context(config: PreTrainedConfig, max_length: int, whose: str = "model") -> None:
+def check_context(config: PreTrainedConfig, max_length: int) -> None:
     """Refuse samples that a model has no positions for.
 
     Args:
         config: of the model.
         max_length: tokens of a sample at most.
-        whose: what to call it.
 
     Raises:
         ValueError: they are longer than its context.
     """
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if context is not None and max_length > context:
-        raise ValueError(f"max_length={max_length} is longer than the {whose}'s context of {context} tokens: lower it.")
+        raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
 
 
 def training_arguments(output_dir: Path, usual: dict[str, Any], asked: dict[str, Any]) -> TrainingArguments:
-    """The arguments of a run: what all methods start from, then what one method usually takes, then what is asked for.
-
-    Raises:
-        ValueError: nothing would be trained with them.
-    """
-    for name in ("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"):
-        if asked.get(name) is not None and not asked[name] > 0:
-            raise ValueError(f"{name} must be more than 0, but is {asked[name]}.")
-    if asked.get("max_steps", -1) == 0:
-        raise ValueError("max_steps=0 trains nothing: give a number of steps, or -1 to go by epochs.")
+    """The arguments of a run: what all methods start from, then what one method usually takes, then what is asked for."""
     common = {
         "report_to": "none",
         "logging_steps": 20,

@@ -50,7 +50,24 @@ class CountEpochs(TrainerCallback):
 
 
 class ResumableTrainer(Trainer):
-    """A `Trainer` whose resumed run is the run that would have been; datasets have a column `length`."""
+    """A `Trainer` whose resumed run is the run that would have been; datasets have a column `length`.
+
+    It stops where the loss is no number any more, before weights that are none are saved.
+    """
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As `Trainer.training_step`.
+
+        Raises:
+            ValueError: the loss is not finite.
+        """
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss).all():
+            raise ValueError(
+                f"The loss is {loss.item()} in step {self.state.global_step + 1}: lower the learning rate "
+                f"({self.args.learning_rate:g}). What was saved before is as it was."
+            )
+        return loss
 
     def _get_train_sampler(self, train_dataset=None) -> LengthGroups:
         dataset = self.train_dataset if train_dataset is None else train_dataset

@@ -1,18 +1,26 @@
-"""The folder of a training run: new, resumed or written over, but never mixed up."""
+"""The folder of a training run: no source is an output, only whole checkpoints count, and a model is replaced at once."""
 
+from __future__ import annotations
+
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from transformers import TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
 from ..files import PUBLISHED, read_json
+from ..whole_files import write_whole
 
 logger = logging.get_logger(__name__)
-MADE_OF_THEM = ("tau.png", "training_args.bin")
+RUN = "run.json"  # in every whole checkpoint, written last: how its run was made
+FORMER = "former"  # where what belonged to the weights before goes
+NOT_OURS = ("LICENSE", "README.md")  # unless it is a card of ours
 
 
-def check_output(output_dir: Path, resume: bool, overwrite: bool, *sources: str | Path | None) -> str | None:
+def check_output(output_dir: Path, resume: bool, overwrite: bool, *sources: str | Path | None) -> None:
     """Refuse a folder that must not be written to.
 
     Args:
@@ -20,9 +28,6 @@ def check_output(output_dir: Path, resume: bool, overwrite: bool, *sources: str 
         resume: go on from the newest whole checkpoint.
         overwrite: use a folder that has files.
         sources: models that the run reads, and its cache, as folders or Hub ids; None for none.
-
-    Returns:
-        The checkpoint to resume, if there is one.
 
     Raises:
         ValueError: it is a file, or has files; it is one of the run's sources, or holds one; or `resume` and `overwrite` are both
@@ -41,52 +46,115 @@ def check_output(output_dir: Path, resume: bool, overwrite: bool, *sources: str 
         raise ValueError(f"{output_dir} is a file; the output must be a folder.")
     if output_dir.is_dir() and any(output_dir.iterdir()) and not (resume or overwrite):
         raise ValueError(f"{output_dir} already has files: pass --resume to go on, --overwrite to replace, or another folder.")
-    return _newest_whole(output_dir) if resume else None
 
 
-def _newest_whole(output_dir: Path) -> str | None:
-    """The checkpoint with the most steps that was written to its end; a run may have been killed in the middle of one."""
+def _checkpoints(output_dir: Path) -> list[Path]:
+    """All checkpoints, whole or not, the newest first."""
     numbers = [(file.name.removeprefix("checkpoint-"), file) for file in output_dir.glob("checkpoint-*")]
-    for _, checkpoint in sorted(((int(n), file) for n, file in numbers if n.isdigit()), reverse=True):
-        if _is_whole(checkpoint):
+    return [file for _, file in sorted(((int(number), file) for number, file in numbers if number.isdigit()), reverse=True)]
+
+
+def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
+    """The checkpoint of this run with the most steps that was written to its end; None if there is none.
+
+    Args:
+        output_dir: of the run.
+        settings: of the run.
+
+    Raises:
+        ValueError: all whole ones are of runs that were made otherwise.
+    """
+    others: list[dict[str, Any]] = []
+    for checkpoint in _checkpoints(output_dir):
+        if not (checkpoint / RUN).exists():
+            logger.warning("%s is not whole, for its run was stopped while it was written: it is left aside.", checkpoint)
+        elif (made := read_json(checkpoint / RUN)) == settings:
             return str(checkpoint)
-        logger.warning("%s is not whole, for its run was stopped while it was written: it is left aside.", checkpoint)
+        else:
+            others.append(made)
+    if others:
+        names = sorted(settings.keys() | others[0].keys())
+        differ = [
+            f"{name}: {others[0].get(name)} there, {settings.get(name)} now"
+            for name in names
+            if others[0].get(name) != settings.get(name)
+        ]
+        raise ValueError(
+            f"The checkpoints in {output_dir} are of a run with other settings ({'; '.join(differ)}): use those again to go on, "
+            "pass --overwrite to begin anew, or name another folder."
+        )
     return None
 
 
-def _is_whole(checkpoint: Path) -> bool:
-    """Whether the trainer's state is there, which is written last, and all weights can be read."""
-    try:
-        read_json(checkpoint / "trainer_state.json")
-        for file in checkpoint.glob("*.safetensors"):
-            with safe_open(file, framework="pt"):
-                pass
-    except (OSError, SafetensorError):
-        return False
-    return True
+class Checkpoints(TrainerCallback):
+    """Marks a checkpoint as whole once all of it is written, and removes those that it replaces, no others.
 
-
-def left_from_before(output_dir: Path) -> list[Path]:
-    """What a former run left that would be loaded or published with the new one's weights, to be given to `drop`."""
-    return [file for pattern in (*PUBLISHED, *MADE_OF_THEM) for file in output_dir.glob(pattern)]
-
-
-def drop(left: list[Path], written_since: float) -> None:
-    """Remove what a former run left and the new one, all of whose files are there by now, did not write itself.
+    The trainer's own rotation goes by numbers, and would take a new run's first checkpoints for the oldest.
 
     Args:
-        left: from `left_from_before`.
-        written_since: when the new files began to be written, as `time.time` has it.
+        settings: of the run.
+        arguments: of the trainer; their `save_total_limit` is obeyed here.
     """
-    for file in left:
-        if file.exists() and file.stat().st_mtime < written_since:
-            file.unlink()
+
+    def __init__(self, settings: dict[str, Any], arguments: TrainingArguments):
+        self.settings, self.limit = settings, arguments.save_total_limit
+        arguments.save_total_limit = None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if control.should_save and state.is_world_process_zero:  # one of that number that is there is whole no longer
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / RUN).unlink(missing_ok=True)
+
+    def on_save(self, args, state, control, **kwargs):
+        if not state.is_world_process_zero:
+            return
+        output_dir = Path(args.output_dir)
+        write_whole(output_dir / f"checkpoint-{state.global_step}" / RUN, json.dumps(self.settings, indent=1) + "\n")
+        whole = [checkpoint for checkpoint in _checkpoints(output_dir) if (checkpoint / RUN).exists()]
+        ours = [checkpoint for checkpoint in whole if read_json(checkpoint / RUN) == self.settings]
+        reached = [checkpoint for checkpoint in ours if int(checkpoint.name.removeprefix("checkpoint-")) <= state.global_step]
+        best = Path(state.best_model_checkpoint or "")
+        for old in {*whole} - {*reached[: self.limit], best}:
+            (old / RUN).unlink()  # first: half of it is left if this is stopped
+            shutil.rmtree(old)
 
 
-def drop_old_checkpoints(output_dir: Path) -> None:
-    """Remove a former run's checkpoints, once nothing can fail any more, so that no later resume takes one of them."""
-    for old in output_dir.glob("checkpoint-*"):
-        shutil.rmtree(old)
+def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
+    """Put a new model into its folder, all of it or nothing; what was said of the weights before goes to `former/`.
+
+    Measurements, plots, and a card that this library wrote, speak of the former weights; so do files of another kind of model.
+    All else in the folder stays.
+
+    Args:
+        output_dir: made if need be.
+        save: writes the model into the folder that it is given.
+
+    Raises:
+        OSError: it cannot be written; then the folder is as it was.
+    """
+    made = output_dir / ".new"
+    shutil.rmtree(made, ignore_errors=True)  # of a run that was stopped here
+    try:
+        made.mkdir(parents=True)
+        save(made)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    mode = made.stat().st_mode & 0o666  # safetensors' files are readable by their owner alone
+    new = {file.relative_to(made) for file in made.rglob("*") if file.is_file()}
+    for name in new:
+        (made / name).chmod(mode)
+    stale = [file for pattern in (*PUBLISHED, "tau.png", "training_args.bin") for file in output_dir.glob(pattern)]
+    for file in stale:
+        if file.relative_to(output_dir) not in new and (file.name not in NOT_OURS or _is_our_card(file)):
+            (output_dir / FORMER).mkdir(exist_ok=True)
+            file.replace(output_dir / FORMER / file.name)
+    move_into(made, output_dir)
+    shutil.rmtree(made)
+
+
+def _is_our_card(file: Path) -> bool:
+    """Whether this library rendered it."""
+    return file.name == "README.md" and "\n- paradraft\n" in file.read_text(encoding="utf-8", errors="replace")
 
 
 def move_into(made: Path, output_dir: Path) -> None:

@@ -43,14 +43,19 @@ def _prompt_ids(row: dict, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return tokenizer(render_chat(tokenizer, row["messages"], True), add_special_tokens=False)["input_ids"]
 
 
-def fingerprint(model: PreTrainedModel) -> str:
-    """A few numbers of every weight, hashed: another model of the same shape has another."""
+def fingerprint(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
+    """A few numbers of every weight, hashed: another model of the same shape has another.
+
+    Args:
+        model: some of its weights may be offloaded.
+        dtype: that they are rounded to first.
+    """
     digest = hashlib.sha256()
     for name, tensor in model.named_parameters():
         digest.update(name.encode())
         if tensor.device.type != "meta":
             some = tensor.detach().flatten()[:: max(1, tensor.numel() // 8)][:8]
-            digest.update(some.float().cpu().numpy().tobytes())
+            digest.update(some.to(dtype).float().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -9,14 +9,14 @@ from datasets import Dataset
 from lossless import assert_lossless
 from peft import get_peft_model
 from tiny import ARCHITECTURES, EOS, make_tokenizer, tiny_model
+from trained import train_ppd
 from transformers import TrainingArguments
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.drafters.ppd.guess import guess_at
-from hf_paradraft.drafters.ppd.rows import insertion_points, prompt_rows
-from hf_paradraft.drafters.ppd.run import train_ppd
-from hf_paradraft.drafters.ppd.training import PpdTrainer, PpdTraining, PromptCollator
+from hf_paradraft.drafters.ppd.rows import PromptCollator, insertion_points, prompt_rows
+from hf_paradraft.drafters.ppd.training import PpdTrainer, PpdTraining
 from hf_paradraft.drafters.ppd.tuner import prompt_embedding
 
 
@@ -44,14 +44,13 @@ def samples(count=24, length=18):
     return Dataset.from_list([{"input_ids": ids, "labels": [-100] * 3 + ids[3:], "length": length} for ids in texts])
 
 
-def trainer_of(tmp_path, model=None, e=1, options=None, **arguments):
+def trainer_of(tmp_path, model=None, e=1, points=32, hard_labels=False, **arguments):
     torch.manual_seed(0)
     model = model or get_peft_model(tiny_model(dtype=torch.float32), PpdConfig(num_prompt_tokens=2, num_ensembles=e))
     settings = {"per_device_train_batch_size": 8, "report_to": "none", "use_cpu": True, "save_strategy": "no", **arguments}
     settings = {"learning_rate": 0.05, "logging_strategy": "no", "disable_tqdm": True, **settings}
-    return PpdTrainer(
-        model, TrainingArguments(output_dir=str(tmp_path), **settings), options, train_dataset=samples(), eval_dataset=samples(8)
-    )
+    arguments = TrainingArguments(output_dir=str(tmp_path), **settings)
+    return PpdTrainer(model, arguments, points, 0.8, hard_labels, train_dataset=samples(), eval_dataset=samples(8))
 
 
 @pytest.mark.parametrize("e", [1, 2])
@@ -111,7 +110,7 @@ def test_only_answers_are_guessed():
 @pytest.mark.slow
 @pytest.mark.parametrize("hard_labels", [False, True])
 def test_training_lowers_its_loss(tmp_path, hard_labels):
-    trainer = trainer_of(tmp_path, options=PpdTraining(points=8, hard_labels=hard_labels), max_steps=120, learning_rate=0.1)
+    trainer = trainer_of(tmp_path, points=8, hard_labels=hard_labels, max_steps=120, learning_rate=0.1)
     base_before = trainer.model.get_base_model().lm_head.weight.clone()
     before = trainer.evaluate()
     trainer.train()
@@ -125,7 +124,7 @@ def test_training_lowers_its_loss(tmp_path, hard_labels):
 @pytest.mark.parametrize("options", [{"points": 0}, {"decay": 0.0}, {"decay": 1.5}])
 def test_options_out_of_range(options):
     with pytest.raises(ValueError, match="must be"):
-        PpdTraining(**options)
+        PpdTraining(target="x", train_file="y", output_dir="z", **options).check()
 
 
 def test_from_files_to_a_drafter(tmp_path, prompt):

@@ -10,24 +10,20 @@ import torch
 from safetensors.torch import load_file
 from tiny import make_tokenizer, tiny_model
 
-import hf_paradraft as pd
-
+ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 import torch
-from hf_paradraft.drafters.dspark.training import train_dspark
-from hf_paradraft.drafters.eagle3.training import train_eagle3
-from hf_paradraft.drafters.parallelspec.training import train_parallelspec
-from hf_paradraft.drafters.pard.run import train_pard
+from trained import train_dspark, train_eagle3, train_pard, train_parallelspec
 for run in sys.argv[1:]:
     out, batch, parts = run.split(",")
     options = {"max_steps": 3, "per_device_train_batch_size": int(batch), "gradient_accumulation_steps": int(parts),
                "max_length": 64, "learning_rate": 1e-3, "use_cpu": True, "seed": 3, "lr_scheduler_type": "constant",
                "save_strategy": "no"}
     train_pard("small", "rows.jsonl", out + "/pard", **options)
-    for train in (train_parallelspec, train_dspark, train_eagle3):
-        kept, judged = f"{out}/states-{train.__name__}", "one.jsonl" if out == "two" else None
-        train("target", "rows.jsonl", f"{out}/{train.__name__}", cache_dir=kept, eval_file=judged, **options)
+    for name, train in (("parallelspec", train_parallelspec), ("dspark", train_dspark), ("eagle3", train_eagle3)):
+        judged = "one.jsonl" if out == "two" else None
+        train("target", "rows.jsonl", f"{out}/{name}", cache_dir=f"{out}/states-{name}", eval_file=judged, **options)
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()  # one that just leaves may abort
 """
@@ -41,12 +37,16 @@ def test_parts_and_processes_train_what_one_does(folder):
     make_tokenizer().save_pretrained(folder / "small")
     (folder / "one.jsonl").write_text((folder / "some.jsonl").read_text().splitlines()[0])
     (folder / "train.py").write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(pd.__file__).parents[1])}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+    }
     two = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
     for words in ([sys.executable, "train.py", "one,4,1", "parts,2,2"], [*two, "train.py", "two,2,1"]):
         result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
         assert result.returncode == 0, result.stderr[-3000:]
-    for kind in ("pard", "train_parallelspec", "train_dspark", "train_eagle3"):
+    for kind in ("pard", "parallelspec", "dspark", "eagle3"):
         one, *others = (load_file(folder / out / kind / "model.safetensors") for out in ("one", "parts", "two"))
         for other in others:
             for name, tensor in one.items():

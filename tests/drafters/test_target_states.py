@@ -3,9 +3,8 @@
 import pytest
 import torch
 from tiny import tiny_model
+from trained import train_dspark, train_parallelspec
 
-from hf_paradraft.drafters.dspark.training import train_dspark
-from hf_paradraft.drafters.parallelspec.training import train_parallelspec
 from hf_paradraft.drafters.target_states import TargetStates
 
 OPTIONS = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "use_cpu": True, "max_length": 64}

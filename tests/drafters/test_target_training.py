@@ -6,20 +6,26 @@ import pytest
 import torch
 from lossless import assert_lossless
 from tiny import EOS, make_tokenizer, tiny_model
+from trained import train_dspark, train_eagle3, train_parallelspec
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 import hf_paradraft as pd
 from hf_paradraft.cli import app
 from hf_paradraft.drafters.dspark.calibration import calibration_error, temperatures
-from hf_paradraft.drafters.dspark.training import train_dspark
-from hf_paradraft.drafters.eagle3.training import eagle_drafter, train_eagle3
-from hf_paradraft.drafters.feature_training import unused_token
+from hf_paradraft.drafters.eagle3.training import eagle_drafter
 from hf_paradraft.drafters.kinds import kind_of_folder
-from hf_paradraft.drafters.parallelspec.training import train_parallelspec
+from hf_paradraft.drafters.target_training import unused_token
 from hf_paradraft.training.losses import cross_entropy, rejection
 
-OPTIONS = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "use_cpu": True, "max_length": 64}
+OPTIONS = {
+    "per_device_train_batch_size": 4,
+    "warmup_steps": 0,
+    "seed": 42,
+    "learning_rate": 3e-3,
+    "use_cpu": True,
+    "max_length": 64,
+}
 RUNS = {"parallelspec": train_parallelspec, "dspark": train_dspark, "eagle3": train_eagle3}
 SMALL = {
     "parallelspec": {"style": "eagle", "num_masks": 2},
@@ -71,7 +77,7 @@ def test_eagle3_learns(folder):
     kind_of_folder(folder / "out").check(folder / "out")
     with pytest.raises(ValueError, match="7 are needed"):
         eagle_drafter(tiny_model("llama", dtype=torch.float32))
-    with pytest.raises(ValueError, match="an anchor at least"):
+    with pytest.raises(ValueError, match="num_anchors must be at least 1"):
         train_eagle3(folder / "target", rows, folder / "none", num_anchors=0)
 
 
@@ -154,14 +160,14 @@ def test_the_command(folder):
 
 
 BAD = {
-    "style": (train_parallelspec, {"style": "hydra"}, "style is 'hydra'"),
-    "loss": (train_parallelspec, {"loss": "kl"}, "ce or tv"),
-    "masks": (train_parallelspec, {"num_masks": 0}, "a mask and a layer at least"),
-    "context": (train_parallelspec, {"max_length": 4096}, "longer than the target's context"),
+    "style": (train_parallelspec, {"style": "hydra"}, "style is 'hydra', and has to be medusa or eagle"),
+    "loss": (train_parallelspec, {"loss": "kl"}, "loss is 'kl', and has to be ce or tv"),
+    "masks": (train_parallelspec, {"num_masks": 0}, "num_masks must be at least 1, but is 0"),
+    "context": (train_parallelspec, {"max_length": 4096}, "longer than the model's context"),
     "vocabulary": (train_parallelspec, {"vocab": 1}, "special ones"),
-    "block": (train_dspark, {"block_size": 1}, "2 rows at least"),
+    "block": (train_dspark, {"block_size": 1}, "block_size must be at least 2"),
     "features": (train_dspark, {"num_features": 9}, "9 of them cannot be read"),
-    "head": (train_dspark, {"markov_type": "lstm"}, "vanilla, gated or rnn"),
+    "head": (train_dspark, {"markov_type": "lstm"}, "vanilla or gated or rnn"),
     "steps": (train_dspark, {"max_steps": 0}, "trains nothing"),
 }
 

@@ -1,6 +1,7 @@
 """Where a run may write, and what it goes on from: no source is an output, and only whole checkpoints count."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -10,34 +11,65 @@ from typer.testing import CliRunner
 
 import hf_paradraft as pd
 from hf_paradraft.cli import app
-from hf_paradraft.training.output import check_output
+from hf_paradraft.training.output import check_output, newest_checkpoint, replace_model
 from hf_paradraft.training.target import open_model
 
+SETTINGS = {"kind": "pard", "seed": 0}
 
-def checkpoint(folder, step, whole=True):
+
+def checkpoint(folder, step, settings=SETTINGS):
     folder = folder / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     save_file({"weight": torch.zeros(3)}, folder / "model.safetensors")
-    if whole:
-        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    if settings is not None:
+        (folder / "run.json").write_text(json.dumps(settings))
     return folder
 
 
-def test_the_newest_whole_checkpoint_is_resumed(tmp_path):
-    """One without the trainer's state, with half of it, or half of its weights, was being written when its run was killed."""
-    assert check_output(tmp_path / "none", True, False) is None
+def test_the_newest_whole_checkpoint_is_resumed(tmp_path, caplog):
+    """One without the record that is written last was being written when its run was killed."""
+    assert newest_checkpoint(tmp_path / "none", SETTINGS) is None
+    half = checkpoint(tmp_path, 6, settings=None)
+    assert newest_checkpoint(tmp_path, SETTINGS) is None
+    assert f"{half} is not whole" in caplog.text
     first = checkpoint(tmp_path, 2)
-    checkpoint(tmp_path, 4, whole=False)
-    assert check_output(tmp_path, True, False) == str(first)
-    half = checkpoint(tmp_path, 6)
-    (half / "trainer_state.json").write_text('{"global')
-    cut = checkpoint(tmp_path, 8)
-    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-2])
     (tmp_path / "checkpoint-best").mkdir()
-    assert check_output(tmp_path, True, False) == str(first)
-    assert check_output(tmp_path, True, False) != check_output(tmp_path, False, True)
+    assert newest_checkpoint(tmp_path, SETTINGS) == str(first)
     last = checkpoint(tmp_path, 10)
-    assert check_output(tmp_path, True, False) == str(last)
+    assert newest_checkpoint(tmp_path, SETTINGS) == str(last)
+
+
+def test_a_run_with_other_settings_is_not_resumed(tmp_path):
+    """Other data changed the vocabulary under a trained head, silently."""
+    checkpoint(tmp_path, 2, {**SETTINGS, "seed": 1})
+    with pytest.raises(ValueError, match=r"other settings.*seed: 1 there, 0 now"):
+        newest_checkpoint(tmp_path, SETTINGS)
+    ours = checkpoint(tmp_path, 1)
+    assert newest_checkpoint(tmp_path, SETTINGS) == str(ours)
+
+
+def test_a_model_is_replaced_whole_or_not_at_all(tmp_path):
+    """A full disk, in the middle of the weights."""
+    (tmp_path / "model.safetensors").write_text("old")
+    (tmp_path / "bench.json").write_text("old")
+
+    def save(folder):
+        (folder / "config.json").write_text("new")
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        replace_model(tmp_path, save)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"model.safetensors": "old", "bench.json": "old"}
+    replace_model(tmp_path, lambda folder: (folder / "model.safetensors").write_text("new"))
+    assert (tmp_path / "model.safetensors").read_text() == "new"
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask()
+    assert (tmp_path / "former" / "bench.json").read_text() == "old"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["former", "model.safetensors"]
+
+
+def umask():
+    os.umask(mask := os.umask(0))
+    return mask
 
 
 def test_no_source_is_an_output(tmp_path):
@@ -47,12 +79,12 @@ def test_no_source_is_an_output(tmp_path):
         (tmp_path / "x").mkdir(exist_ok=True)
         with pytest.raises(ValueError, match="folder of its own"):
             check_output(output, False, True, "user/name", None, source)
-    assert check_output(model / "drafter", False, True, model, "user/name", None) is None
+    check_output(model / "drafter", False, True, model, "user/name", None)
 
 
 KINDS = {
     "pard": ["--model", "{model}", "--mask-token-id", "31"],
-    "ppd": ["--model", "{model}"],
+    "ppd": ["--target", "{model}"],
     "eagle3": ["--target", "{model}"],
     "parallelspec": ["--target", "{model}"],
     "dspark": ["--target", "{model}"],
@@ -82,9 +114,10 @@ def test_the_version_is_said():
 
 
 def test_a_parallelspec_drafter_needs_a_mask_and_a_layer(tmp_path):
-    for options in (["--num-masks", "-1"], ["--num-layers", "0"]):
-        command = ["train", "parallelspec", "--target", "x", "--train-file", "y", "--output-dir", str(tmp_path / "out"), *options]
-        assert "a mask and a layer at least" in str(CliRunner().invoke(app, command).exception)
+    for name, value in (("num_masks", "-1"), ("num_layers", "0")):
+        command = ["train", "parallelspec", "--target", "x", "--train-file", "y", "--output-dir", str(tmp_path / "out")]
+        raised = CliRunner().invoke(app, [*command, f"--{name.replace('_', '-')}", value]).exception
+        assert f"{name} must be at least 1, but is {value}" in str(raised)
 
 
 def test_info_shows_no_control_sequences(tmp_path):
@@ -126,7 +159,5 @@ def test_a_report_replaces_no_measurements(tmp_path):
 
 
 def test_samples_have_a_length(tmp_path):
-    command = ["train", "pard", "--train-file", "y", "--output-dir", str(tmp_path / "out"), "--max-length", "-5"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2
-    assert "greater than or equal" in result.output
+    command = ["train", "pard", "--model", "x", "--train-file", "y", "--output-dir", str(tmp_path / "out"), "--max-length", "-5"]
+    assert "max_length must be at least 2, but is -5" in str(CliRunner().invoke(app, command).exception)

@@ -1,7 +1,6 @@
 """Training end to end on tiny models: it learns, resumes as if never stopped, and refuses what cannot work."""
 
 import json
-import os
 import random
 
 import pytest
@@ -10,12 +9,11 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from tiny import MASK, make_tokenizer, tiny_model
+from trained import train_pard, train_ppd
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 import hf_paradraft as pd
-from hf_paradraft.drafters.pard.run import train_pard
 from hf_paradraft.drafters.pard.training import PardTrainer
-from hf_paradraft.drafters.ppd.run import train_ppd
 from hf_paradraft.training.regenerate import regenerate
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator, block_mask
 from hf_paradraft.training.rows import may_attend
@@ -196,10 +194,12 @@ def test_output_folders_are_not_overwritten(model_dir, texts, tmp_path):
         ({"num_depths": 0}, "num_depths"),
         ({"mask_token_id": 99}, "no embedding"),
         ({"max_length": 257}, "longer than the model's context of 256"),
-        ({"max_length": 1}, "None of the 64 rows"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be more than 0"),
+        ({"max_length": 1}, "max_length must be at least 2"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1"),
         ({"num_train_epochs": -1.0}, "num_train_epochs must be more than 0"),
         ({"max_steps": 0}, "max_steps=0 trains nothing"),
+        ({"learning_rate": float("nan")}, "learning_rate must be more than 0"),
+        ({"num_train_epochs": float("inf")}, "num_train_epochs must be a finite number"),
         ({"target": "nowhere"}, "pass an evaluation file too"),
     ],
 )
@@ -224,24 +224,24 @@ def test_a_target_that_fails_costs_no_training(model_dir, texts, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pard", "ppd"])
-def test_overwriting_leaves_nothing_that_would_be_published_with_the_new_weights(kind, model_dir, texts, tmp_path):
-    """An old card, benchmark or adapter beside new weights; and nothing goes before the new ones are there."""
+def test_what_was_said_of_former_weights_is_laid_aside(kind, model_dir, texts, tmp_path):
+    """An old card, benchmark or adapter would be published with the new weights; and nothing moves before these are there."""
     out = tmp_path / "out"
     out.mkdir()
-    stale = ["bench.json", "README.md", "tau.png", "adapter_config.json" if kind == "pard" else "config.json", "vocab.txt"]
-    for name in (*stale, "notes.txt"):
-        (out / name).write_text("old")
-    os.utime(out / "notes.txt", (1, 1))
-    for name in stale:
-        os.utime(out / name, (1, 1))
+    card = "---\ntags:\n- speculative-decoding\n- paradraft\n---\n"
+    stale = dict.fromkeys(("bench.json", "tau.png", "config.json" if kind == "ppd" else "adapter_config.json"), "old")
+    stale |= {"README.md": card, "vocab.txt": "old"}
+    for name, text in {**stale, "notes.txt": "mine", "LICENSE": "mine"}.items():
+        (out / name).write_text(text)
     run = {"pard": train_pard, "ppd": train_ppd}[kind]
     options = {"max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True, "overwrite": True, "max_length": 64}
     with pytest.raises(OSError, match="There is no file"):
         run(model_dir, tmp_path / "none.jsonl", out, **options)
-    assert all((out / name).read_text() == "old" for name in stale)
+    assert all((out / name).read_text() == text for name, text in stale.items())
     run(model_dir, texts, out, **options)
-    assert not any((out / name).exists() and (out / name).read_text() == "old" for name in stale)
-    assert (out / "notes.txt").read_text() == "old"
+    assert not any((out / name).exists() for name in stale)
+    assert {file.name: file.read_text() for file in (out / "former").iterdir()} == stale
+    assert (out / "notes.txt").read_text() == (out / "LICENSE").read_text() == "mine"
     assert pd.AutoDrafter.from_pretrained(out) is not None
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import LongTensor, Tensor
@@ -12,12 +12,13 @@ from transformers import PreTrainedModel, Qwen3Config
 
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
+from ...training.run import RunInputs, option
 from ..anchors import AnchorTrainer
 from ..borrowed import final_scale
 from ..dflash.config import BlockConfig, spread
 from ..dflash.model import DFlashDrafter
-from ..feature_training import Setting, train_on_target, unused_token
 from ..stack import sizes_of
+from ..target_training import TargetTraining, unused_token
 from .blocks import slots
 from .calibration import calibrate
 from .model import DSparkDrafter
@@ -100,53 +101,57 @@ def block_drafter(
     return drafter
 
 
-def train_dspark(
-    target: str | Path,
-    train_file: str | Path,
-    output_dir: Path,
-    num_layers: int = 2,
-    block_size: int = 7,
-    num_features: int = 5,
-    num_anchors: int = 32,
-    markov_rank: int = 64,
-    markov_type: str = "vanilla",
-    confidence: bool = True,
-    **options: Any,
-) -> DFlashDrafter:
-    """Train a drafter of blocks for `target`; it and its record are saved in `output_dir`.
+@dataclass(kw_only=True)
+class DSparkTraining(TargetTraining):
+    """Train a drafter of blocks on a target's hidden states; --markov-rank 0 --no-confidence is DFlash."""
 
-    Args:
-        target: folder or Hub id of the causal LM, with its tokenizer; it is not changed.
-        train_file: JSON lines or a Hub dataset, as for `load_rows`; best answered by the target itself.
-        output_dir: new or empty, unless told otherwise.
-        num_layers, block_size, num_features, markov_rank, markov_type, confidence: as for `block_drafter`.
-        num_anchors: blocks in each text, at most.
-        options: as for `train_on_target`.
+    kind: ClassVar[str] = "dspark"
+    example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
 
-    Raises:
-        ValueError, OSError: something about the inputs is wrong; nothing has been written then.
-    """
-    if block_size < 2 or num_layers < 1 or num_anchors < 1 or markov_rank < 0 or markov_type not in ("vanilla", "gated", "rnn"):
-        raise ValueError(
-            f"A block has 2 rows at least, and a drafter a layer, an anchor and a head that is vanilla, gated or rnn; these are "
-            f"{block_size}, {num_layers}, {num_anchors} and {markov_type!r} of rank {markov_rank}."
-        )
+    learning_rate: float = option("The highest of the run.", 6e-4, above=0)
+    num_layers: int = option("Of the drafter.", 2, least=1)
+    block_size: int = option("Tokens that a block guesses.", 7, least=2)
+    num_features: int = option("Layers of the target that are read.", 5, least=1)
+    num_anchors: int = option("Blocks in each text, at most.", 32, least=1)
+    markov_rank: int = option("Of the head that looks at the token before; 0: none, which is DFlash.", 64, least=0)
+    markov_type: Literal["vanilla", "gated", "rnn"] = option("What that head is.", "vanilla")
+    confidence: bool = option("Learn how sure each guess is.", True)
 
-    def make(setting: Setting) -> tuple[DFlashDrafter, AnchorTrainer]:
-        mask = unused_token(setting.tokenizer, setting.target.config.get_text_config().vocab_size)
+    def prepare(self, inputs: RunInputs) -> tuple[DFlashDrafter, AnchorTrainer]:
+        """As `TrainingOptions.prepare`."""
         drafter = block_drafter(
-            setting.target, mask, num_layers, block_size, num_features, markov_rank, markov_type, confidence, setting.vocabulary
+            inputs.model,
+            unused_token(inputs.tokenizer, inputs.model.config.get_text_config().vocab_size),
+            self.num_layers,
+            self.block_size,
+            self.num_features,
+            self.markov_rank,
+            self.markov_type,
+            self.confidence,
+            self.vocabulary(inputs),
         )
-        sets = {"train_dataset": setting.train_set, "eval_dataset": setting.eval_set}
-        states, fading = setting.states(drafter.features), math.exp(-1 / FADING)
-        return drafter, AnchorTrainer(Blocks(drafter), setting.arguments, states, block_size, fading, num_anchors, **sets)
+        trainer = AnchorTrainer(
+            Blocks(drafter),
+            inputs.arguments,
+            self.states(inputs, drafter.features, drafter.vocabulary),
+            self.block_size,
+            math.exp(-1 / FADING),
+            self.num_anchors,
+            train_dataset=inputs.train_set,
+            eval_dataset=inputs.eval_set,
+        )
+        return drafter, trainer
 
-    def finish(drafter: DFlashDrafter, setting: Setting) -> None:
+    def record(self) -> dict[str, Any]:
+        """As `TrainingOptions.record`."""
+        names = ("num_layers", "block_size", "num_anchors", "markov_rank")
+        method = "dspark" if self.markov_rank or self.confidence else "dflash"
+        return {**super().record(), "method": method, **{name: getattr(self, name) for name in names}}
+
+    def measure(self, drafter: DFlashDrafter, inputs: RunInputs) -> dict[str, Any]:
+        """Temperatures of the confidences, and the acceptance with them."""
+        heat: dict[str, Any] = {}
         if isinstance(drafter, DSparkDrafter) and drafter.confidence is not None:
-            heat = calibrate(drafter, setting.target, setting.eval_set, num_anchors)
-            drafter.remember({**drafter.paradraft.get("training", {}), "temperatures": heat})
-
-    usual = {"learning_rate": 6e-4, "lr_scheduler_type": "cosine"}
-    record = {"num_layers": num_layers, "block_size": block_size, "num_anchors": num_anchors, "markov_rank": markov_rank}
-    name = "dspark" if markov_rank or confidence else "dflash"
-    return train_on_target(name, make, target, train_file, output_dir, usual=usual, record=record, finish=finish, **options)
+            heat["temperatures"] = calibrate(drafter, inputs.model, inputs.eval_set, self.num_anchors)
+            drafter.remember({**drafter.paradraft.get("training", {}), **heat})
+        return {**heat, **super().measure(drafter, inputs)}

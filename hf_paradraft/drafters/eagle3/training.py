@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import LongTensor, Tensor
@@ -13,10 +13,11 @@ from ...decoding.features import layers_of
 from ...decoding.tree_attention import additive
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ...training.run import RunInputs, option
 from ..anchors import AnchorTrainer
 from ..borrowed import final_scale
-from ..feature_training import Setting, train_on_target
 from ..stack import sizes_of
+from ..target_training import TargetTraining
 from .config import Eagle3Config
 from .model import Eagle3Drafter
 
@@ -98,41 +99,39 @@ class Unrolled(torch.nn.Module):
         return {"logits": torch.stack(logits, dim=2)}
 
 
-def train_eagle3(
-    target: str | Path,
-    train_file: str | Path,
-    output_dir: Path,
-    num_draft_tokens: int = 5,
-    num_layers: int = 1,
-    num_anchors: int = 32,
-    **options: Any,
-) -> Eagle3Drafter:
-    """Train a drafter for `target`; it and its record are saved in `output_dir`.
+@dataclass(kw_only=True)
+class Eagle3Training(TargetTraining):
+    """Train one decoder layer on three of a target's layers, which guesses one token after the other."""
 
-    Args:
-        target: folder or Hub id of the causal LM, with its tokenizer; it is not changed.
-        train_file: JSON lines or a Hub dataset, as for `load_rows`; best answered by the target itself.
-        output_dir: new or empty, unless told otherwise.
-        num_draft_tokens, num_layers: as for `eagle_drafter`.
-        num_anchors: places in each text from which it goes on, at most.
-        options: as for `train_on_target`.
+    kind: ClassVar[str] = "eagle3"
+    example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
 
-    Raises:
-        ValueError, OSError: something about the inputs is wrong; nothing has been written then.
-    """
-    if min(num_draft_tokens, num_layers, num_anchors) < 1:
-        raise ValueError(
-            f"A drafter has a layer, a step and an anchor at least, but these are {num_layers}, {num_draft_tokens} and "
-            f"{num_anchors}."
+    num_draft_tokens: int = option("K: tokens drafted one after the other, in training too.", 5, least=1)
+    num_layers: int = option("Of the drafter.", 1, least=1)
+    num_anchors: int = option("Places in each text from which it goes on, at most.", 32, least=1)
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """As ParallelSpec's of this style."""
+        return {"adam_beta2": 0.95}
+
+    def prepare(self, inputs: RunInputs) -> tuple[Eagle3Drafter, AnchorTrainer]:
+        """As `TrainingOptions.prepare`."""
+        drafter = eagle_drafter(inputs.model, self.num_draft_tokens, self.num_layers, self.vocabulary(inputs))
+        drafter.speculation_config = SpeculationConfig(self.num_draft_tokens)
+        trainer = AnchorTrainer(
+            Unrolled(drafter, self.num_draft_tokens),
+            inputs.arguments,
+            self.states(inputs, drafter.features, drafter.vocabulary),
+            self.num_draft_tokens,
+            FADING,
+            self.num_anchors,
+            train_dataset=inputs.train_set,
+            eval_dataset=inputs.eval_set,
         )
+        return drafter, trainer
 
-    def make(setting: Setting) -> tuple[Eagle3Drafter, AnchorTrainer]:
-        drafter = eagle_drafter(setting.target, num_draft_tokens, num_layers, setting.vocabulary)
-        drafter.speculation_config = SpeculationConfig(num_draft_tokens)
-        states, unrolled = setting.states(drafter.features), Unrolled(drafter, num_draft_tokens)
-        sets = {"train_dataset": setting.train_set, "eval_dataset": setting.eval_set}
-        return drafter, AnchorTrainer(unrolled, setting.arguments, states, num_draft_tokens, FADING, num_anchors, **sets)
-
-    usual = {"lr_scheduler_type": "cosine", "adam_beta2": 0.95}
-    record = {"num_layers": num_layers, "num_draft_tokens": num_draft_tokens, "num_anchors": num_anchors}
-    return train_on_target("eagle3", make, target, train_file, output_dir, usual=usual, record=record, **options)
+    def record(self) -> dict[str, Any]:
+        """As `TrainingOptions.record`."""
+        names = ("num_layers", "num_draft_tokens", "num_anchors")
+        return {**super().record(), **{name: getattr(self, name) for name in names}}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,9 @@ from transformers import TrainingArguments
 from ...training.data import IGNORED
 from ...training.losses import cross_entropy, rejection
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer
-from ..feature_training import Setting, train_on_target
+from ...training.run import RunInputs, option
 from ..target_states import TargetStates
+from ..target_training import TargetTraining
 from .config import Style
 from .model import ParallelSpecDrafter
 
@@ -85,56 +86,44 @@ class ParallelSpecTrainer(RowTrainer):
         return losses * self.decay ** depths.clamp(min=0), logits
 
 
-def train_parallelspec(
-    target: str | Path,
-    train_file: str | Path,
-    output_dir: Path,
-    style: Style = "medusa",
-    num_masks: int = 4,
-    num_layers: int = 1,
-    cod_ratio: float = 1.0,
-    cod_min_ratio: float = 0.2,
-    decay: float = 1.0,
-    loss: Loss = "ce",
-    **options: Any,
-) -> ParallelSpecDrafter:
-    """Train a drafter for `target`; it and its record are saved in `output_dir`.
+@dataclass(kw_only=True)
+class ParallelSpecTraining(TargetTraining):
+    """Train one decoder layer on a target's own embedding and head, which guesses several tokens in one forward."""
 
-    Args:
-        target: folder or Hub id of the causal LM, with its tokenizer; it is not changed.
-        train_file: JSON lines or a Hub dataset, as for `load_rows`; best answered by the target itself.
-        output_dir: new or empty, unless told otherwise.
-        style: `medusa` reads tokens alone, `eagle` the target's states too.
-        num_masks: M.
-        num_layers: of the drafter.
-        cod_ratio, cod_min_ratio: of conditional output dropping; 1 keeps every row.
-        decay: λ.
-        loss: `ce` or `tv`.
-        options: as for `train_on_target`.
+    kind: ClassVar[str] = "parallelspec"
+    example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --style eagle"
 
-    Raises:
-        ValueError, OSError: something about the inputs is wrong; nothing has been written then.
-    """
-    if num_masks < 1 or num_layers < 1:
-        raise ValueError(f"A ParallelSpec drafter has a mask and a layer at least, but they are {num_masks} and {num_layers}.")
-    cod = CodConfig(num_masks + 1, cod_ratio, cod_min_ratio)
-    if loss not in ("ce", "tv") or not 0 < decay <= 1:
-        raise ValueError(f"loss has to be ce or tv, and decay in (0, 1], but they are {loss!r} and {decay}.")
+    lr_scheduler_type: str = option("How it falls: cosine, linear, constant, …", "linear")
+    style: Style = option("medusa: reads tokens alone; eagle: the target's states too.", "medusa")
+    num_masks: int = option("M: a forward guesses M + 1 tokens.", 4, least=1)
+    num_layers: int = option("Of the drafter.", 1, least=1)
+    cod_ratio: float = option("r of conditional output dropping; 1 keeps every row.", 1.0, above=0, most=1)
+    cod_min_ratio: float = option("r_min, the least share of rows of a depth.", 0.2, above=0, most=1)
+    decay: float = option("λ, of the weight of each further distance.", 1.0, above=0, most=1)
+    loss: Loss = option("ce: cross-entropy; tv: the chance of being rejected.", "ce")
 
-    def make(setting: Setting) -> tuple[ParallelSpecDrafter, ParallelSpecTrainer]:
-        drafter = ParallelSpecDrafter.from_target(setting.target, style, num_masks, num_layers, setting.vocabulary)
+    @property
+    def usual(self) -> dict[str, Any]:
+        """The paper's."""
+        return {"adam_beta2": 0.95 if self.style == "eagle" else 0.999}
+
+    def prepare(self, inputs: RunInputs) -> tuple[ParallelSpecDrafter, ParallelSpecTrainer]:
+        """As `TrainingOptions.prepare`."""
+        vocabulary = self.vocabulary(inputs)
+        drafter = ParallelSpecDrafter.from_target(inputs.model, self.style, self.num_masks, self.num_layers, vocabulary)
         trainer = ParallelSpecTrainer(
             drafter.float(),
-            setting.arguments,
-            setting.states(("normed",)),
-            cod,
-            decay,
-            loss,
-            train_dataset=setting.train_set,
-            eval_dataset=setting.eval_set,
+            inputs.arguments,
+            self.states(inputs, ("normed",), vocabulary),
+            CodConfig(self.num_masks + 1, self.cod_ratio, self.cod_min_ratio),
+            self.decay,
+            self.loss,
+            train_dataset=inputs.train_set,
+            eval_dataset=inputs.eval_set,
         )
         return drafter, trainer
 
-    usual = {"adam_beta2": 0.95 if style == "eagle" else 0.999}
-    record = {"style": style, "num_masks": num_masks, "cod_ratio": cod_ratio, "decay": decay, "loss": loss}
-    return train_on_target("parallelspec", make, target, train_file, output_dir, usual=usual, record=record, **options)
+    def record(self) -> dict[str, Any]:
+        """As `TrainingOptions.record`."""
+        names = ("style", "num_masks", "cod_ratio", "decay", "loss")
+        return {**super().record(), **{name: getattr(self, name) for name in names}}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ...training.data import IGNORED, encode_rows, load_rows
-from ...training.output import left_from_before, move_into
+from ...training.output import replace_model
 from ...training.target import open_model, open_tokenizer
 from .trim import most_frequent, trim_head
 
@@ -114,14 +112,10 @@ def shrink(
         ends = model.generation_config.eos_token_id
         always = [*tokenizer.all_special_ids, *(ends if isinstance(ends, list) else [] if ends is None else [ends])]
         trim_head(small, most_frequent(texts, vocab, always, small.config.get_text_config().vocab_size))
-    output_dir.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output_dir.parent) as place:
-        made, new = Path(place) / "made", Path(place) / "new"
-        small.save_pretrained(made)
-        tokenizer.save_pretrained(made)
-        shutil.copytree(made, new, copy_function=shutil.copyfile)  # readable as other files are: safetensors' are their owner's
-        left = [file for file in left_from_before(output_dir) if not (made / file.name).exists()]
-        move_into(new, output_dir)
-        for file in left:
-            file.unlink()
+
+    def save(folder: Path) -> None:
+        small.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    replace_model(output_dir, save)
     return small

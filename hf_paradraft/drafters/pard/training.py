@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import TrainingArguments
+from transformers import AutoConfig, PreTrainedTokenizerBase, TrainingArguments
+from transformers.utils import find_adapter_config_file
 
 from ...decoding.tree_attention import additive
+from ...hub.card import hub_name
+from ...training.metrics import acceptance
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer, block_mask
+from ...training.run import RunInputs, TrainingOptions, option
+from ...training.target import is_packed, refuse_packed, refuse_trimmed
+from .config import MASK_KEYS
 from .model import PardDrafter
+
+JUDGED = 64  # evaluation rows whose acceptance is measured
 
 
 def read_rows(model: Any, inputs: dict[str, Any], columns: Tensor, attention: str, dtype: torch.dtype) -> Any:
@@ -57,3 +68,89 @@ class PardTrainer(RowTrainer):
         outputs = read_rows(model, inputs, columns, self.attention, self.model.dtype)
         losses = F.cross_entropy(outputs.logits.float().flatten(0, 1), labels.flatten(), reduction="none")
         return losses.view_as(labels), outputs
+
+
+@dataclass(kw_only=True)
+class PardTraining(TrainingOptions):
+    """Teach a small causal LM to draft K tokens in one forward. Many devices: run it under `accelerate launch`."""
+
+    kind: ClassVar[str] = "pard"
+    example: ClassVar[str] = "--model DIR --train-file answers.jsonl --output-dir OUT --mask-token-id 4"
+
+    model: str = option("The small causal LM to teach: folder or Hub id.")
+    target: str | None = option("Measure acceptance against this model; needs --eval-file.", None)
+    mask_token_id: int | None = option("Id of the mask token; default: the config's or tokenizer's.", None)
+    num_depths: int = option("K: tokens drafted in training.", 8, least=1)
+    cod_ratio: float = option("r of conditional output dropping; 1 keeps every row.", 0.7, above=0, most=1)
+    cod_min_ratio: float = option("r_min, the least share of rows of a depth.", 0.2, above=0, most=1)
+    learning_rate: float = option("The highest of the run.", 1e-4, above=0)
+    lr_scheduler_type: str = option("How it falls: cosine, linear, constant, …", "linear")
+
+    @property
+    def source(self) -> str:
+        """As `TrainingOptions.source`."""
+        return self.model
+
+    @property
+    def sources(self) -> tuple[str | Path | None, ...]:
+        """As `TrainingOptions.sources`."""
+        return (self.model, self.target)
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """The paper's; and fp32 but on a GPU."""
+        bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        return {"weight_decay": 0.01, "adam_beta2": 0.95, "bf16": bf16}
+
+    def check(self) -> None:
+        """As `TrainingOptions.check`; a target that is not there is noticed before training."""
+        super().check()
+        refuse_packed(self.model, "a PARD drafter is trained of ordinary ones")
+        if self.target is None:
+            return
+        if self.eval_file is None:
+            raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
+        if not is_packed(self.target) and find_adapter_config_file(self.target) is None:
+            refuse_trimmed(AutoConfig.from_pretrained(self.target, trust_remote_code=False).to_dict(), self.target)
+
+    def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PardDrafter:
+        """The small model as a drafter, in fp32: AdamW's small steps vanish in bf16."""
+        config, mask = AutoConfig.from_pretrained(self.model, trust_remote_code=False), self.mask_token_id
+        if mask is None and all(getattr(config, key, None) is None for key in MASK_KEYS):
+            mask = tokenizer.mask_token_id
+        attention = {"attn_implementation": "flex_attention"} if torch.cuda.is_available() else {}  # no mask of R² entries
+        return PardDrafter.from_causal_lm(self.model, mask_token_id=mask, dtype=torch.float32, **attention)
+
+    def prepare(self, inputs: RunInputs) -> tuple[PardDrafter, PardTrainer]:
+        """As `TrainingOptions.prepare`."""
+        drafter = cast(PardDrafter, inputs.model)
+        options = drafter.speculation_config
+        options.num_draft_tokens = max(options.num_draft_tokens, self.num_depths)
+        trainer = PardTrainer(
+            drafter,
+            inputs.arguments,
+            CodConfig(self.num_depths, self.cod_ratio, self.cod_min_ratio),
+            train_dataset=inputs.train_set,
+            eval_dataset=inputs.eval_set,
+        )
+        return drafter, trainer
+
+    def record(self) -> dict[str, Any]:
+        """As `TrainingOptions.record`."""
+        names = {"base_model": hub_name(self.model), "target": hub_name(self.target)}
+        return {**names, **{name: getattr(self, name) for name in ("num_depths", "cod_ratio", "cod_min_ratio")}}
+
+    def save(self, drafter: PardDrafter, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
+        """A whole causal LM, with its tokenizer."""
+        drafter.config.paradraft = {**drafter.paradraft, "training": record}
+        drafter.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    def measure(self, drafter: PardDrafter, inputs: RunInputs) -> dict[str, Any]:
+        """The acceptance of chains on evaluation rows, if there is a target."""
+        if self.target is None or inputs.eval_set is None:
+            return {}
+        judged = inputs.eval_set.select(range(min(JUDGED, len(inputs.eval_set))))
+        measured = acceptance(self.target, drafter, inputs.tokenizer, judged)
+        print(json.dumps(measured, indent=1))
+        return {"acceptance": measured}

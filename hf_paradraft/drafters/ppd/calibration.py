@@ -18,7 +18,7 @@ from ...training.target import open_model, refuse_packed
 from .config import PpdConfig
 from .drafting import MAX_RANKS
 from .guess import check_takes_masks, guess_at
-from .training import PromptCollator
+from .rows import PromptCollator
 
 LEAST_POINTS = 50
 

@@ -1,6 +1,9 @@
 """Prompt tokens inserted at many positions of a text, all trained in one forward (PPD, section 4.4)."""
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import BoolTensor, LongTensor, Tensor
 
 
@@ -55,3 +58,33 @@ def prompt_rows(length: int, points: LongTensor, num_prompt_tokens: int, num_ens
         "prompts": index.repeat(len(points)),
         "teachers": teachers,
     }
+
+
+class PromptCollator:
+    """Encoded samples to a padded batch of texts with their insertion points.
+
+    Args:
+        num_prompt_tokens: m.
+        points: at most, in each text.
+        seed: of the choice; the same sample in the same epoch always gets the same points.
+    """
+
+    def __init__(self, num_prompt_tokens: int, points: int, seed: int = 0):
+        self.m, self.points, self.seed, self.epoch = num_prompt_tokens, points, seed, 0
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """Texts padded on the right, and points padded with -1.
+
+        Returns:
+            `input_ids` int64 `(B, n)` and `points` int64 `(B, P)`, positions of labelled tokens or the one before.
+        """
+        width = max(len(sample["input_ids"]) for sample in samples)
+        ids = [F.pad(torch.tensor(sample["input_ids"]), (0, width - len(sample["input_ids"]))) for sample in samples]
+        points = []
+        for sample in samples:
+            generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
+            # A chat's prompt is never written, so there is nothing to guess in it.
+            begin = max(0, next(t for t, label in enumerate(sample["labels"]) if label != -100) - 1)
+            found = begin + insertion_points(len(sample["input_ids"]) - begin, self.m, self.points, generator)
+            points.append(F.pad(found, (0, self.points - len(found)), value=-1))
+        return {"input_ids": torch.stack(ids), "points": torch.stack(points)}

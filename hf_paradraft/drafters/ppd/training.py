@@ -2,70 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from peft import PeftModel
-from torch import Tensor
-from transformers import TrainingArguments
+from peft import PeftModel, get_peft_model
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers.utils import logging
 
+from ...hardware import fast_dtype
+from ...hub.card import hub_name
 from ...training.epochs import CountEpochs, ResumableTrainer
+from ...training.run import RunInputs, TrainingOptions, option
+from ...training.target import open_model, refuse_packed
+from ...whole_files import write_whole
+from .calibration import calibrate
+from .config import PpdConfig
+from .drafter import PpdDrafter
 from .guess import check_takes_masks, guess_at
-from .rows import insertion_points
+from .rows import PromptCollator
 
-
-@dataclass
-class PpdTraining:
-    """Options of training.
-
-    Args:
-        points: where prompts are inserted in each text, at most.
-        decay: α, the weight of distance `i` (from 0) is `αⁱ`.
-        hard_labels: learn the text's own tokens, instead of the model's distribution; for comparison; the paper finds it worse.
-
-    Raises:
-        ValueError: an option out of range.
-    """
-
-    points: int = 32
-    decay: float = 0.8
-    hard_labels: bool = False
-
-    def __post_init__(self):
-        if self.points < 1 or not 0 < self.decay <= 1:
-            raise ValueError(f"points must be at least 1 and decay in (0, 1], but they are {self.points} and {self.decay}.")
-
-
-class PromptCollator:
-    """Encoded samples to a padded batch of texts with their insertion points.
-
-    Args:
-        num_prompt_tokens: m.
-        points: at most, in each text.
-        seed: of the choice; the same sample in the same epoch always gets the same points.
-    """
-
-    def __init__(self, num_prompt_tokens: int, points: int, seed: int = 0):
-        self.m, self.points, self.seed, self.epoch = num_prompt_tokens, points, seed, 0
-
-    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Texts padded on the right, and points padded with -1.
-
-        Returns:
-            `input_ids` int64 `(B, n)` and `points` int64 `(B, P)`, positions of labelled tokens or the one before.
-        """
-        width = max(len(sample["input_ids"]) for sample in samples)
-        ids = [F.pad(torch.tensor(sample["input_ids"]), (0, width - len(sample["input_ids"]))) for sample in samples]
-        points = []
-        for sample in samples:
-            generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
-            # A chat's prompt is never written, so there is nothing to guess in it.
-            begin = max(0, next(t for t, label in enumerate(sample["labels"]) if label != -100) - 1)
-            found = begin + insertion_points(len(sample["input_ids"]) - begin, self.m, self.points, generator)
-            points.append(F.pad(found, (0, self.points - len(found)), value=-1))
-        return {"input_ids": torch.stack(ids), "points": torch.stack(points)}
+logger = logging.get_logger(__name__)
 
 
 class PpdTrainer(ResumableTrainer):
@@ -74,15 +34,25 @@ class PpdTrainer(ResumableTrainer):
     Args:
         model: with an active PPD adapter; all else is frozen.
         args: any `TrainingArguments`.
-        options: see `PpdTraining`.
+        points: where prompts are inserted in each text, at most.
+        decay: α, the weight of distance `i` (from 0) is `αⁱ`.
+        hard_labels: learn the text's own tokens, instead of the model's distribution; for comparison; the paper finds it worse.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 
-    def __init__(self, model: PeftModel, args: TrainingArguments, options: PpdTraining | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        model: PeftModel,
+        args: TrainingArguments,
+        points: int = 32,
+        decay: float = 0.8,
+        hard_labels: bool = False,
+        **kwargs: Any,
+    ):
         args.remove_unused_columns = False
-        self.options, self.config = options or PpdTraining(), model.active_peft_config
+        self.decay, self.hard_labels, self.config = decay, hard_labels, model.active_peft_config
         check_takes_masks(model.get_base_model())
-        collator = PromptCollator(self.config.num_prompt_tokens, self.options.points, args.seed)
+        collator = PromptCollator(self.config.num_prompt_tokens, points, args.seed)
         super().__init__(model=model, args=args, data_collator=collator, **kwargs)
         self.add_callback(CountEpochs(collator))
 
@@ -91,11 +61,11 @@ class PpdTrainer(ResumableTrainer):
         base = self.accelerator.unwrap_model(model).get_base_model()
         model.eval()  # a teacher without dropout; prompts have none
         guesses, teachers, tokens, _ = guess_at(model, base, self.config, inputs["input_ids"], inputs["points"])
-        if self.options.hard_labels:
+        if self.hard_labels:
             losses = F.cross_entropy(guesses.flatten(0, 1), tokens.flatten(), reduction="none").view(tokens.shape)
         else:
             losses = F.kl_div(guesses.log_softmax(-1), teachers.log_softmax(-1), log_target=True, reduction="none").sum(-1)
-        weights = self.options.decay ** torch.arange(losses.shape[1], device=losses.device)
+        weights = self.decay ** torch.arange(losses.shape[1], device=losses.device)
         loss = (losses * weights).sum(1).sum() / max(1, len(losses))
         return (loss, (guesses, teachers)) if return_outputs else loss
 
@@ -116,3 +86,70 @@ class PpdTrainer(ResumableTrainer):
             metrics |= {f"{metric_key_prefix}_@{distance}_top1": first, f"{metric_key_prefix}_@{distance}_top5": five}
         self.log(dict(metrics))
         return metrics
+
+
+@dataclass(kw_only=True)
+class PpdTraining(TrainingOptions):
+    """Train prompt tokens that let a model draft for itself: a PEFT adapter of a few kilobytes."""
+
+    kind: ClassVar[str] = "ppd"
+    example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT"
+    renamed: ClassVar[dict[str, str]] = {"model": "target"}
+
+    target: str = option("The causal LM to speed up: folder or Hub id. It is not changed.")
+    num_prompt_tokens: int = option("m: how far ahead is guessed.", 3, least=1)
+    num_ensembles: int = option("E: embeddings per prompt token.", 1, least=1)
+    points: int = option("Insertion points in each text, at most.", 32, least=1)
+    decay: float = option("α, of the weight of each further distance.", 0.8, above=0, most=1)
+    hard_labels: bool = option("Learn the text's tokens, not the model's distribution.", False)
+    num_train_epochs: float = option("Times that every sample is read.", 1.0, above=0)
+    per_device_train_batch_size: int = option("Samples of a forward.", 4, least=1)
+    learning_rate: float = option("The highest of the run.", 1e-2, above=0)
+
+    @property
+    def source(self) -> str:
+        """As `TrainingOptions.source`."""
+        return self.target
+
+    def check(self) -> None:
+        """As `TrainingOptions.check`."""
+        super().check()
+        refuse_packed(self.target, "prompt tokens are trained for ordinary ones")
+
+    def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
+        """The target, in the number format that this hardware is fast at."""
+        dtype = fast_dtype()
+        logger.warning("The model is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
+        return open_model(self.target, dtype=dtype)
+
+    def prepare(self, inputs: RunInputs) -> tuple[PeftModel, PpdTrainer]:
+        """As `TrainingOptions.prepare`."""
+        config = PpdConfig(num_prompt_tokens=self.num_prompt_tokens, num_ensembles=self.num_ensembles)
+        adapted = get_peft_model(inputs.model, config)
+        if Path(self.target).exists():  # wherever the adapter is loaded or published from
+            adapted.active_peft_config.base_model_name_or_path = str(Path(self.target).resolve())
+        sets = {"train_dataset": inputs.train_set, "eval_dataset": inputs.eval_set}
+        return adapted, PpdTrainer(adapted, inputs.arguments, self.points, self.decay, self.hard_labels, **sets)
+
+    def record(self) -> dict[str, Any]:
+        """As `TrainingOptions.record`."""
+        names = ("points", "decay", "hard_labels")
+        return {"base_model": hub_name(self.target), **{name: getattr(self, name) for name in names}}
+
+    def save(self, drafter: PeftModel, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
+        """The adapter as PEFT saves it, without PEFT's card."""
+        drafter.save_pretrained(folder)
+        (folder / "README.md").unlink(missing_ok=True)
+        write_whole(folder / "paradraft.json", json.dumps({"training": record}, indent=1) + "\n")
+
+    def measure(self, drafter: PeftModel, inputs: RunInputs) -> dict[str, Any]:
+        """The calibration goes into the adapter's own config."""
+        try:
+            calibrate(drafter, inputs.eval_set)
+        except ValueError as error:
+            logger.warning("The adapter is saved without calibration. %s", error)
+        return {}
+
+    def result(self, drafter: PeftModel) -> PpdDrafter:
+        """The drafter that the adapter is."""
+        return PpdDrafter.from_model(drafter)

@@ -1,0 +1,240 @@
+"""One training run, for every kind of drafter: check, data, model, trainer, checkpoints, save, evaluate.
+
+A kind describes its run in a dataclass of options, of which `paradraft train KIND` is made too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+
+from .arguments import check_context, training_arguments
+from .data import encode_rows, load_rows
+from .epochs import ResumableTrainer
+from .output import Checkpoints, check_output, newest_checkpoint, replace_model
+from .regenerate import fingerprint
+from .target import open_tokenizer
+
+
+def option(
+    help: str, default: Any = MISSING, least: float | None = None, above: float | None = None, most: float | None = None
+) -> Any:
+    """A field of a run's options.
+
+    Args:
+        help: one line, for the command line and the docs.
+        default: none if it has to be given.
+        least, above, most: what its number may be.
+    """
+    return field(default=default, metadata={"help": help, "least": least, "above": above, "most": most})
+
+
+@dataclass
+class RunInputs:
+    """What a run has read, of which a kind makes its drafter and its trainer.
+
+    Attributes:
+        model: what the kind's options opened.
+        tokenizer: the model's.
+        arguments: of the trainer.
+        train_set, eval_set: from `encode_rows`.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    arguments: TrainingArguments
+    train_set: Dataset
+    eval_set: Dataset | None
+
+
+@dataclass(kw_only=True)
+class TrainingOptions(ABC):
+    """The options of every run; a kind adds its own, and says how its drafter is made and saved."""
+
+    kind: ClassVar[str]
+    example: ClassVar[str]
+    renamed: ClassVar[dict[str, str]] = {}  # old names of options, which the command line takes for one version
+
+    train_file: str = option("JSON lines with 'text' or 'messages', or a Hub dataset; best answered by the target.")
+    output_dir: Path = option("Where the drafter and its checkpoints go.")
+    eval_file: str | None = option("Rows for the loss by depth, and the prompts of the acceptance.", None)
+    max_length: int = option("Tokens of a sample at most; longer ones are cut.", 512, least=2)
+    max_steps: int = option("Optimiser steps; -1: by epochs.", -1, least=-1)
+    num_train_epochs: float = option("Times that every sample is read.", 4.0, above=0)
+    per_device_train_batch_size: int = option("Samples of a forward.", 8, least=1)
+    gradient_accumulation_steps: int = option("Forwards of a step.", 1, least=1)
+    learning_rate: float = option("The highest of the run.", 5e-4, above=0)
+    lr_scheduler_type: str = option("How it falls: cosine, linear, constant, …", "cosine")
+    warmup_steps: int = option("Steps in which it rises.", 20, least=0)
+    save_steps: int = option("Steps between checkpoints.", 500, least=1)
+    seed: int = option("Of everything that is drawn.", 0, least=0)
+    resume: bool = option("Go on from the newest whole checkpoint.", False)
+    overwrite: bool = option("Write into an output folder that has files.", False)
+
+    def __post_init__(self):
+        for item in fields(self):  # a folder may be given as a Path, and is a name like a Hub id from here on
+            if isinstance(value := getattr(self, item.name), Path) and "str" in item.type:
+                setattr(self, item.name, str(value))
+
+    @property
+    @abstractmethod
+    def source(self) -> str:
+        """The model that the run begins with, whose tokenizer it takes: a folder or a Hub id."""
+
+    @property
+    def sources(self) -> tuple[str | Path | None, ...]:
+        """Everything that is read and must not be written to."""
+        return (self.source,)
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """What the kind's paper takes for arguments of the trainer that are no options here."""
+        return {}
+
+    def check(self) -> None:
+        """Refuse what cannot be meant.
+
+        Raises:
+            ValueError: a number out of range, or a word that is not among those that can be chosen.
+        """
+        kinds = get_type_hints(type(self))
+        for item in fields(self):
+            value, rule = getattr(self, item.name), item.metadata
+            if get_origin(kinds[item.name]) is Literal and value not in (words := get_args(kinds[item.name])):
+                raise ValueError(f"{item.name} is {value!r}, and has to be {' or '.join(words)}.")
+            if not isinstance(value, int | float):
+                continue
+            bounds = [
+                f"{word} {bound}"
+                for word, bound, holds in (
+                    ("at least", rule["least"], rule["least"] is None or value >= rule["least"]),
+                    ("more than", rule["above"], rule["above"] is None or value > rule["above"]),
+                    ("at most", rule["most"], rule["most"] is None or value <= rule["most"]),
+                )
+                if not holds
+            ]
+            if bounds or not math.isfinite(value):
+                raise ValueError(f"{item.name} must be {bounds[0] if bounds else 'a finite number'}, but is {value}.")
+        if self.max_steps == 0:
+            raise ValueError("max_steps=0 trains nothing: give a number of steps, or -1 to go by epochs.")
+
+    @abstractmethod
+    def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
+        """The model of `source`: what is trained, or the frozen one that a drafter is trained for."""
+
+    @abstractmethod
+    def prepare(self, inputs: RunInputs) -> tuple[Any, ResumableTrainer]:
+        """The untrained drafter and its trainer."""
+
+    @abstractmethod
+    def record(self) -> dict[str, Any]:
+        """What is kept of the options, with the drafter."""
+
+    def save(self, drafter: Any, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
+        """Write the drafter and the record of its training."""
+        drafter.remember(record)
+        drafter.save_pretrained(folder)
+
+    def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
+        """More for the record, once the drafter is saved: a calibration, an acceptance."""
+        return {}
+
+    def result(self, drafter: Any) -> Any:
+        """What `train` gives back."""
+        return drafter
+
+
+def train(kind: type[TrainingOptions], **options: Any) -> Any:
+    """Train a drafter; it and the record of its training are saved in the output folder.
+
+    Args:
+        kind: dataclass of the kind's options.
+        options: its fields, and any of `TrainingArguments`.
+
+    Returns:
+        The drafter, in evaluation mode.
+
+    Raises:
+        ValueError, OSError: something about the inputs is wrong; nothing has been written then. Or the loss is no number any
+            more; then what had been written before stays.
+    """
+    names = {item.name for item in fields(kind)}
+    more = {name: options.pop(name) for name in list(options) if name not in names}
+    run = kind(**options)
+    run.output_dir = Path(run.output_dir)
+    run.check()
+    check_output(run.output_dir, run.resume, run.overwrite, *run.sources)
+    passed = {item.name: getattr(run, item.name) for item in fields(TrainingArguments) if item.name in names - {"output_dir"}}
+    arguments = training_arguments(run.output_dir, run.usual, {**passed, **more})
+    tokenizer = open_tokenizer(run.source)
+    train_set = encode_rows(load_rows(run.train_file), tokenizer, run.max_length)
+    eval_set = encode_rows(load_rows(run.eval_file), tokenizer, run.max_length) if run.eval_file else None
+    model = run.open_model(tokenizer, arguments.device)
+    check_context(model.config, run.max_length)
+    settings = _settings(run, model, train_set, arguments)
+    checkpoint = newest_checkpoint(run.output_dir, settings) if run.resume else None
+    torch.manual_seed(run.seed)
+    inputs = RunInputs(model, tokenizer, arguments, train_set, eval_set)
+    drafter, trainer = run.prepare(inputs)
+    trainer.add_callback(Checkpoints(settings, arguments))
+    begun = time.time()
+    trainer.train(resume_from_checkpoint=checkpoint)
+    record: dict[str, Any] = {
+        "method": run.kind,
+        **run.record(),
+        "samples": len(train_set),
+        "steps": trainer.state.global_step,
+        "learning_rate": arguments.learning_rate,
+        "seed": run.seed,
+        "seconds": round(time.time() - begun, 1),
+    }
+
+    def save() -> None:
+        if trainer.is_world_process_zero():
+            replace_model(run.output_dir, lambda folder: run.save(drafter, tokenizer, record, folder))
+
+    drafter.eval()
+    save()  # before anything is measured, which may fail
+    if eval_set is not None:
+        record["eval"] = trainer.evaluate()
+        drafter.eval()
+        record |= run.measure(drafter, inputs)
+        save()
+    return run.result(drafter)
+
+
+# What a resumed run must have in common with the one that it goes on with: how long either is does not matter.
+SAME_ARGUMENTS = (
+    "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "optim",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed",
+)  # fmt: skip
+FREE = {
+    "train_file", "eval_file", "output_dir", "max_steps", "num_train_epochs", "save_steps", "resume", "overwrite", "cache_dir",
+    "cache_gb", "target_id",
+}  # fmt: skip
+
+
+def _settings(run: TrainingOptions, model: PreTrainedModel, train_set: Dataset, arguments: TrainingArguments) -> dict[str, Any]:
+    """How a run is made: its kind, data, model and options. Whoever resumes it must have the same."""
+    data = hashlib.sha256()
+    for row in train_set:
+        data.update(json.dumps([row["input_ids"], row["labels"]]).encode())
+    own = {item.name: getattr(run, item.name) for item in fields(run) if item.name not in FREE}
+    settings = {
+        "kind": run.kind,
+        "data": data.hexdigest()[:16],
+        "weights": fingerprint(model, torch.bfloat16),  # whatever number format this hardware is fast at
+        **own,
+        **{name: getattr(arguments, name) for name in SAME_ARGUMENTS},
+    }
+    return json.loads(json.dumps(settings, default=str))  # as they are read back

@@ -1,0 +1,135 @@
+"""A training run of any kind: what it checks first, what it goes on from, and what it leaves behind when it fails."""
+
+import json
+import shutil
+from dataclasses import fields
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import MASK, tiny_model
+from trained import train_dspark, train_eagle3, train_parallelspec, train_pard, train_ppd
+from transformers import Trainer
+from typer.testing import CliRunner
+
+from hf_paradraft.cli import app
+from hf_paradraft.cli.train import KINDS
+from hf_paradraft.drafters.ppd.training import PpdTraining
+from hf_paradraft.training.epochs import ResumableTrainer
+
+OPTIONS = {"per_device_train_batch_size": 4, "use_cpu": True, "max_length": 64, "save_steps": 2, "lr_scheduler_type": "constant"}
+RUNS = {
+    "pard": (train_pard, {"mask_token_id": MASK, "num_depths": 3}),
+    "ppd": (train_ppd, {"num_prompt_tokens": 2}),
+    "parallelspec": (train_parallelspec, {"style": "eagle", "num_masks": 2}),
+    "dspark": (train_dspark, {"block_size": 3, "num_features": 2}),
+    "eagle3": (train_eagle3, {"num_draft_tokens": 2}),
+}
+
+
+@pytest.fixture(params=RUNS)
+def run(request, folder):
+    """A kind's training of the tiny target, as a function of the output's name and options."""
+    if request.param == "eagle3":
+        tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(folder / "target")
+    train, own = RUNS[request.param]
+
+    def called(name, rows="rows.jsonl", **options):
+        return train(folder / "target", folder / rows, folder / name, **{**OPTIONS, **own, **options})
+
+    return called
+
+
+def weights(folder):
+    return {name: tensor for file in sorted(folder.glob("*model.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def checkpoints(folder):
+    return sorted(file.name for file in folder.glob("checkpoint-*"))
+
+
+def test_a_run_that_was_killed_in_a_checkpoint_goes_on_from_the_one_before(run, folder):
+    """`--resume` took the newest, which was half there, and failed for ever; the resumed run is the one that would have been."""
+    run("whole", max_steps=4)
+    shutil.copytree(folder / "whole" / "checkpoint-2", folder / "part" / "checkpoint-2")
+    shutil.copytree(folder / "whole" / "checkpoint-4", folder / "part" / "checkpoint-4")
+    (folder / "part" / "checkpoint-4" / "run.json").unlink()
+    next((folder / "part" / "checkpoint-4").glob("*.safetensors")).write_bytes(b"half")
+    run("part", max_steps=4, resume=True)
+    whole, part = weights(folder / "whole"), weights(folder / "part")
+    assert whole.keys() == part.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, part[name]), name
+    assert checkpoints(folder / "part") == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_a_run_with_other_data_or_options_is_not_resumed(run, folder):
+    run("out", max_steps=2)
+    before = weights(folder / "out")
+    for changes, name in (({"rows": "some.jsonl"}, "data"), ({"seed": 5}, "seed"), ({"learning_rate": 0.1}, "learning_rate")):
+        with pytest.raises(ValueError, match=f"other settings.*{name}: .* there, .* now"):
+            run("out", max_steps=2, resume=True, **changes)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(folder / "out").items())
+
+
+def test_nothing_is_removed_before_its_successor_is_there(run, folder, monkeypatch):
+    """`--overwrite` removed all checkpoints before a first step that ran out of memory, and a user's own files with them."""
+    run("out", max_steps=4)
+    for name in ("checkpoint-best", "checkpoint-12"):
+        (folder / "out" / name).mkdir()
+        (folder / "out" / name / "mine").write_text("mine")
+    (folder / "out" / "checkpoint-notes.txt").write_text("mine")
+    before = {file: file.read_bytes() for file in (folder / "out").rglob("*") if file.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableTrainer, "training_step", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        with pytest.raises(MemoryError):
+            run("out", max_steps=2, seed=1, overwrite=True)
+    assert {file: file.read_bytes() for file in (folder / "out").rglob("*") if file.is_file()} == before
+    run("out", max_steps=2, seed=1, overwrite=True)
+    assert checkpoints(folder / "out") == ["checkpoint-12", "checkpoint-2", "checkpoint-best", "checkpoint-notes.txt"]
+    assert all((folder / "out" / name / "mine").exists() for name in ("checkpoint-best", "checkpoint-12"))
+
+
+def test_a_loss_that_is_no_number_replaces_nothing(run, folder, monkeypatch):
+    """The run went on, ended with 0, and its weights were nothing."""
+    run("out", max_steps=2)
+    before = weights(folder / "out")
+    monkeypatch.setattr(Trainer, "training_step", lambda *_: torch.tensor(float("nan")))
+    with pytest.raises(ValueError, match="loss is nan in step 1: lower the learning rate"):
+        run("out", max_steps=4, seed=1, overwrite=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(folder / "out").items())
+
+
+def test_measurements_of_former_weights_are_laid_aside(run, folder):
+    """`--resume` left the old table beside new weights, and `push` put it on their card."""
+    run("out", max_steps=2)
+    (folder / "out" / "bench.json").write_text("[]")
+    run("out", max_steps=4, resume=True)
+    assert not (folder / "out" / "bench.json").exists()
+    assert (folder / "out" / "former" / "bench.json").read_text() == "[]"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option_can_be_read_at_80_columns(kind):
+    result = CliRunner().invoke(app, ["train", kind, "--help"], terminal_width=80)
+    assert result.exit_code == 0
+    assert "Example: paradraft train" in " ".join(result.output.split())
+    assert max(map(len, result.output.splitlines())) <= 80
+    options = result.output.split("Options:")[1].split("Example")[0].split("\n  --")[1:]
+    assert len(options) > 15
+    for words in options:
+        name, _, said = " ".join(words.split()).partition("> " if "<" in words else " ")
+        assert "…" not in name
+        assert len(said.split()) >= 3, f"--{name} has no help"
+
+
+def test_old_names_of_options_are_taken_with_a_warning(folder, capfd):
+    assert PpdTraining.renamed == {"model": "target"}
+    assert "target" in {item.name for item in fields(PpdTraining)}
+    common = ["--train-file", str(folder / "rows.jsonl"), "--max-steps", "1", "--max-length", "64"]
+    for words in (["--model", str(folder / "target")], [f"--model={folder / 'target'}"]):
+        out = folder / f"out{len(words)}"
+        result = CliRunner().invoke(app, ["train", "ppd", *words, *common, "--output-dir", str(out)])
+        assert result.exit_code == 0, result.output
+        assert json.loads((out / "paradraft.json").read_text())["training"]["steps"] == 1
+        assert "--model is called --target now" in capfd.readouterr().err + result.output
