@@ -57,12 +57,12 @@ def names_folder(load: Callable[P, T]) -> Callable[P, T]:
     Weights of other sizes than their config's, and a config's numbers that are none, are a ValueError then.
 
     Args:
-        load: a function of a class and a folder.
+        load: a function of a folder, or of a class and a folder.
     """
 
     @wraps(load)
     def loaded(*args: P.args, **kwargs: P.kwargs) -> T:
-        name = str(args[1] if len(args) > 1 else kwargs.get("repo_or_dir"))
+        name = str(kwargs.get("repo_or_dir") or args[min(1, len(args) - 1)])
         try:
             return load(*args, **kwargs)
         except (OSError, ValueError) as error:
@@ -100,15 +100,6 @@ def read_json(file: Path, kind: type = dict) -> Any:
         raise OSError(f"{file.parent} has no {file.name}: it is not a saved model.") from None
     except ValueError as error:
         raise OSError(f"{file} is not valid JSON ({error}): download or save it again.") from None
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of `folder`.
-
-    Raises:
-        OSError: it is missing or not JSON.
-    """
-    return read_json(folder / "config.json")
 
 
 def tensor_names(folder: Path) -> list[str]:

@@ -16,13 +16,14 @@ from torch import LongTensor, Tensor, nn
 from transformers import PreTrainedModel
 
 from ..decoding.features import layers_of
-from ..files import names_folder, read_config
+from ..files import names_folder
 from ..hub.card import CardFields, provenance_of
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from ..whole_files import write_whole
 from .borrowed import Borrowed, finished, pair
+from .config_file import read_config
 from .fits import check_ids
 from .published import drafter_folder, proposal
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..files import read_config
 from ..hub.card import provenance_of
 from ..protocol import Drafter
+from .config_file import read_config
 from .feature_drafter import FeatureDrafter, card_fields
 from .kind import Kind, Variant, chains_and_trees
 from .published import identify, kind_in, names_in, refuse_pickles

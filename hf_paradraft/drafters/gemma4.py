@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import Gemma4TextConfig
+from transformers import Gemma4TextConfig, PreTrainedConfig
+
+from .config_file import transformers_config
 
 GEMMA4 = "gemma4_text"
 ITS_OWN = "layer_scalar"  # a tensor that other layers do not have
@@ -17,7 +19,7 @@ def is_gemma4(config: Mapping[str, Any], tensors: Iterable[str]) -> bool:
     return any(name.endswith(ITS_OWN) for name in tensors) or str(first).startswith("Gemma4")
 
 
-def gemma4_config(described: Mapping[str, Any]) -> Gemma4TextConfig:
+def gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
     """The layers' own config: all of full attention, with the heads of the target's full layers.
 
     Raises:
@@ -36,7 +38,8 @@ def gemma4_config(described: Mapping[str, Any]) -> Gemma4TextConfig:
         "num_global_key_value_heads": described.get("num_global_key_value_heads") or wide.get("num_key_value_heads"),
     }
     kinds = ["full_attention"] * described["num_hidden_layers"]
-    return Gemma4TextConfig(**{**own, **heads, "layer_types": kinds, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0})
+    ours = {"layer_types": kinds, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+    return transformers_config(Gemma4TextConfig, {**own, **heads, **ours})
 
 
 def behind_attention(layer: nn.Module, states: Tensor, attended: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import LongTensor, Tensor, nn
 
-from ..files import local_folder, read_config, tensor_names
+from ..files import local_folder, tensor_names
+from .config_file import read_config
 
 DFLASH, DSPARK, EAGLE3, PEAGLE = "a DFlash drafter", "a DSpark drafter", "an EAGLE-3 drafter", "a P-EAGLE drafter"
 PARD2 = "a PARD-2 drafter"
@@ -54,10 +55,8 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
         return PARD2
     if any(name.split(".")[-1] == "mask_hidden" for name in names) or "parallel_drafting_mask" in config:
         return PEAGLE
-    own = config.get("architectures") or [""]
-    first = own[0] if isinstance(own, list) and own and isinstance(own[0], str) else ""
-    nested = config.get("dflash_config")
-    projector = nested.get("projector_type") if isinstance(nested, Mapping) else None
+    first = (config.get("architectures") or [""])[0]
+    projector = (config.get("dflash_config") or {}).get("projector_type")
     if projector not in (None, "dflash"):
         return {"dspark": DSPARK, "domino": "a Domino drafter"}.get(projector, f"a DFlash relative ({projector})")
     if (by_tensors := _by_tensors(names)) == "a DFlash2 drafter":

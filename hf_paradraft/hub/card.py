@@ -38,11 +38,21 @@ class CardFields:
 
 
 def provenance_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config keeps under `paradraft`, with a dict under `training`; whatever else stands there counts as nothing."""
-    kept = config.get("paradraft")
-    kept = dict(kept) if isinstance(kept, Mapping) else {}
-    training = kept.get("training")
-    return {**kept, "training": training if isinstance(training, Mapping) else {}}
+    """What a config keeps under `paradraft`, with dicts under `training`, its `acceptance`, and `speculation_config`.
+
+    Whatever else stands there counts as nothing.
+    """
+    kept = _named(config.get("paradraft"))
+    training = _named(kept.get("training"))
+    if "acceptance" in training:
+        training["acceptance"] = _named(training["acceptance"])
+    if "speculation_config" in kept:
+        kept["speculation_config"] = _named(kept["speculation_config"])
+    return {**kept, "training": training}
+
+
+def _named(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
 def hub_name(name: str | None) -> str | None:

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError, HTTPError
 from safetensors.torch import save_file
 
 from ..drafters.kinds import kind_of_folder
-from ..files import read_json
+from ..files import names_folder, read_json
 
 WEIGHTS = {"model.safetensors", "model.safetensors.index.json"}
 
@@ -45,6 +45,7 @@ def _outline(repo_id: str) -> Iterator[Path]:
         yield folder
 
 
+@names_folder
 def describe(repo_or_dir: str) -> list[tuple[str, Any]]:
     """What there is to say of a drafter, as (name, value) pairs.
 

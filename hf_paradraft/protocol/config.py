@@ -50,13 +50,13 @@ class SpeculationConfig:
     trace: bool = False
 
     def __post_init__(self):
-        if not isinstance(self.num_draft_tokens, int) or self.num_draft_tokens < 0:
+        if type(self.num_draft_tokens) is not int or self.num_draft_tokens < 0:
             raise ValueError(f"num_draft_tokens must be an integer of at least 0, but is {self.num_draft_tokens!r}.")
         if self.num_draft_tokens > MOST or (isinstance(self.tree_size, int) and self.tree_size > MOST):
             raise ValueError(
                 f"num_draft_tokens={self.num_draft_tokens}, tree_size={self.tree_size}: at most {MOST} tokens can be drafted."
             )
-        if self.tree_size not in (None, "auto") and (not isinstance(self.tree_size, int) or self.tree_size < 1):
+        if self.tree_size not in (None, "auto") and (type(self.tree_size) is not int or self.tree_size < 1):
             raise ValueError(f"tree_size must be None, 'auto' or an integer of at least 1, but is {self.tree_size!r}.")
         if self.acceptance not in ACCEPTANCE_RULES:
             raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCE_RULES)}, but is {self.acceptance!r}.")

@@ -13,11 +13,12 @@ from torch import LongTensor, Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...decoding.tree_attention import attention_windows, or_sdpa
-from ...files import local_folder, names_folder, read_config, tensor_names
+from ...files import local_folder, names_folder, tensor_names
 from ...protocol import Drafter, Drafting, GuessedLogits, Prefix, SpeculationConfig
 from ...training.target import refuse_missing, refuse_trimmed
 from ...whole_files import write_whole
 from ..causal_lm import push_with_tokenizer
+from ..config_file import read_config
 from ..lm import LmReader, check_drafts, logits_behind
 from .publish import KIND, card_fields, check_folder, is_autoregressive, options_of
 

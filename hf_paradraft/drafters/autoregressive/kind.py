@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from ...files import read_config
+from ..config_file import read_config
 from ..kind import Kind, chains_and_trees
 from .drafter import AutoregressiveDrafter
 from .publish import KIND, card_fields, check_folder, describe, is_autoregressive

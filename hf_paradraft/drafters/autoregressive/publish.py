@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...files import read_config, tensor_names
+from ...files import tensor_names
 from ...hub.card import CardFields, provenance_of
 from ..causal_lm import check_files
+from ..config_file import read_config
 
 KIND = "autoregressive"
 

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from ...protocol.drafter import FeatureKey
+from ..config_file import transformers_config
 from ..gemma4 import gemma4_config, is_gemma4
 from ..published import DEEPSPEC
 
@@ -78,18 +79,18 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     if described.get("is_neox_style") is False:
         raise ValueError("This drafter's rotary embedding is interleaved (is_neox_style false), which is not served.")
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-        if not isinstance(described.get(name), int):
-            raise ValueError(f"The drafter's config has no {name}: save or download it again.")
+        if not isinstance(size := described.get(name), int):
+            raise ValueError(f"The drafter's config has no {name} (it is {size!r}): save or download it again.")
     if is_gemma4(described, tensors):
         return gemma4_config(described)
     kind = Qwen3Config if any(name.endswith("q_norm.weight") for name in tensors) else LlamaConfig
     known = kind().to_dict().keys() | {"rope_theta", "rope_scaling", "partial_rotary_factor"}
     own = {name: value for name, value in described.items() if name in known and name not in ("model_type", "dtype")}
     kinds = described.get("layer_types")
-    if isinstance(kinds, list):  # Llama's own config has none, and goes by them all the same
+    if kinds is not None:  # Llama's own config has none, and goes by them all the same
         own["layer_types"] = kinds[: described.get("num_hidden_layers", len(kinds))]
     if "sliding_attention" in (own.get("layer_types") or ()):
-        if not isinstance(described.get("sliding_window"), int):
+        if described.get("sliding_window") is None:
             raise ValueError("The drafter's config has sliding layers and no sliding_window: save or download it again.")
         own |= {"sliding_window": described["sliding_window"], "use_sliding_window": True}
     elif kind is LlamaConfig:
@@ -98,13 +99,13 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     own.setdefault("num_key_value_heads", own["num_attention_heads"])
     if own["head_dim"] is None:
         own["head_dim"] = own["hidden_size"] // own["num_attention_heads"]
-    return kind(**own)
+    return transformers_config(kind, own)
 
 
 def _mask_token(*places: Mapping[str, Any]) -> int:
     for place in places:
         for name in MASK_KEYS:
-            if isinstance(place.get(name), int):
+            if place.get(name) is not None:
                 return place[name]
     raise ValueError(
         "This drafter's config names no mask token (mask_token_id): it cannot be guessed. Ask its publisher, and add it there."
@@ -115,8 +116,8 @@ def _layers_of(ids: Any, offset: int) -> tuple[FeatureKey, ...] | None:
     """Feature keys from a file's numbers, which count the outputs of layers after `offset` is added."""
     if ids is None:
         return None
-    if not isinstance(ids, list) or not ids or not all(type(index) is int and index + offset >= -1 for index in ids):
-        raise ValueError(f"The drafter's layer list is {ids!r}: wanted numbers of the target's layers.")
+    if min(ids) + offset < -1:
+        raise ValueError(f"The drafter's layer list is {ids}, which counts from {-1 - offset}: save or download it again.")
     return tuple(index + offset for index in ids)
 
 
@@ -127,7 +128,7 @@ def spread(count: int, layers: int) -> tuple[int, ...]:
     return tuple(round(1 + index * (layers - 4) / (count - 1)) for index in range(count))
 
 
-def read_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConfig:
+def block_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConfig:
     """What a `config.json` of DFlash or DSpark says, whoever wrote it.
 
     Args:
@@ -235,8 +236,7 @@ def _deepspec(config: Mapping[str, Any], names: list[str]) -> BlockConfig:
 
 
 def _zlab(config: Mapping[str, Any], names: list[str]) -> BlockConfig:
-    nested = config.get("dflash_config")
-    nested = nested if isinstance(nested, Mapping) else {}
+    nested = config.get("dflash_config") or {}
     projector = nested.get("projector_type")
     if projector not in PROJECTORS or nested.get("shift_label") or nested.get("attention_sink_bias"):
         raise ValueError(f"A relative of DFlash (projector_type {projector!r}) that is not served.")
@@ -257,7 +257,7 @@ def _zlab(config: Mapping[str, Any], names: list[str]) -> BlockConfig:
     features, notes = _layers_of(nested.get("target_layer_ids", config.get("target_layer_ids")), 0), []
     if features is None:
         count, total = config.get("num_hidden_layers"), config.get("num_target_layers")
-        if not isinstance(count, int) or not isinstance(total, int):
+        if count is None or total is None:
             raise ValueError("This DFlash drafter names neither its layers (target_layer_ids) nor num_target_layers.")
         features = spread(count, total)
         notes.append(("layers", "default: none are named"))
@@ -280,10 +280,10 @@ def _zlab(config: Mapping[str, Any], names: list[str]) -> BlockConfig:
 
 def _block_size(*places: Mapping[str, Any]) -> int:
     for place in places:
-        if type(size := place.get("block_size")) is int and size >= 2:
-            return size
+        if (place.get("block_size") or 0) >= 2:
+            return place["block_size"]
     raise ValueError("The drafter's config has no block_size of at least 2: save or download it again.")
 
 
 def _smaller(size: Any, vocab_size: int) -> int | None:
-    return size if isinstance(size, int) and size < vocab_size else None
+    return size if size is not None and size < vocab_size else None

@@ -4,13 +4,13 @@ from typing import Any
 
 from ..feature_kind import feature_kind, feature_names
 from ..published import DFLASH
-from .config import read_config
+from .config import block_config
 from .model import DFlashDrafter
 
 
 def described(config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
     """What was understood of a block drafter's files."""
-    block = read_config(config, names)
+    block = block_config(config, names)
     readings = {True: "fills masks in", False: "guesses from the newest token on", None: "not in the files: probed when attached"}
     head = f"{block.markov_type}, rank {block.markov_rank}" if block.markov_rank else "none"
     return [

@@ -16,15 +16,15 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ...decoding.cache import RaggedCache
 from ...decoding.tree_attention import attention_windows
-from ...files import read_config as read_json_config
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ..config_file import read_config
 from ..drafter_cache import compiled_method, make_room, plain_cache
 from ..feature_drafter import FeatureDrafter
 from ..gemma4 import GEMMA4
 from ..published import check_width, load_strictly, vocabulary_of, weights_in
 from ..stack import StackMasks, decoder_stack, embedding_of, run, turns
-from .config import BlockConfig, read_config
+from .config import BlockConfig, block_config
 from .drafting import BlockDrafting
 from .layouts import published, renamed
 
@@ -70,7 +70,7 @@ class DFlashDrafter(FeatureDrafter):
     def read_folder(cls, folder: Path) -> DFlashDrafter:
         """As `FeatureDrafter.read_folder`; every layout that `BlockConfig` knows."""
         tensors = weights_in(folder)
-        config = read_config(read_json_config(folder), tensors)
+        config = block_config(read_config(folder), tensors)
         offsets, mask = tensors.get("d2t"), tensors.get("t2d")
         weights = renamed(tensors)
         padded = config.draft_vocab_size is None or not len(offsets if offsets is not None else ())

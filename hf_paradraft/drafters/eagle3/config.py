@@ -80,7 +80,7 @@ class Eagle3Config:
         )
 
 
-def read_config(config: Mapping[str, Any], tensors: Iterable[str]) -> Eagle3Config:
+def eagle3_config(config: Mapping[str, Any], tensors: Iterable[str]) -> Eagle3Config:
     """What a `config.json` of EAGLE-3 or P-EAGLE says, whoever wrote it.
 
     Args:
@@ -97,14 +97,13 @@ def read_config(config: Mapping[str, Any], tensors: Iterable[str]) -> Eagle3Conf
     if not speculators and "draft_num_hidden_layers" in config:
         described["num_hidden_layers"] = config["draft_num_hidden_layers"]
     layers = layers_config(described, names)
-    nested = config.get("eagle_config")
-    nested = nested if isinstance(nested, Mapping) else {}
+    nested = config.get("eagle_config") or {}
     if nested.get("use_aux_hidden_state") is False:
         raise ValueError(
             "This EAGLE drafter reads the last state alone (use_aux_hidden_state false): a variant that is not served."
         )
     parallel = any(name.split(".")[-1] == "mask_hidden" for name in names) or config.get("speculators_model_type") == "peagle"
-    mask = next((config[key] for key in MASK_KEYS if isinstance(config.get(key), int)), None)
+    mask = next((config[key] for key in MASK_KEYS if config.get(key) is not None), None)
     if parallel and mask is None:
         raise ValueError("This P-EAGLE drafter's config names no mask token (mask_token_id): it cannot be guessed.")
     record = Eagle3Config(
@@ -144,7 +143,7 @@ def _with_features(record: Eagle3Config, config: Mapping[str, Any], nested: Mapp
         record.notes.append(("layers", "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named"))
     chosen = record.features if record.features is not None else record.ambiguous
     if chosen is not None:
-        if not chosen or not all(type(index) is int and index >= -1 for index in chosen):
-            raise ValueError(f"The drafter's layer list is {list(chosen)!r}: wanted numbers of the target's layers.")
+        if any(isinstance(layer, int) and layer < -1 for layer in chosen):
+            raise ValueError(f"The drafter's layer list is {inputs}, which counts from 0: save or download it again.")
         record.num_features = len(chosen)
     return record

@@ -4,13 +4,13 @@ from typing import Any
 
 from ..feature_kind import feature_kind, feature_names
 from ..published import EAGLE3, PEAGLE
-from .config import read_config
+from .config import eagle3_config
 from .model import Eagle3Drafter
 
 
 def described(config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
     """What was understood of its files."""
-    eagle = read_config(config, names)
+    eagle = eagle3_config(config, names)
     flags = [name for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output") if getattr(eagle, name)]
     return [
         ("layout", eagle.layout),

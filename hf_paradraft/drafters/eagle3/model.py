@@ -14,16 +14,16 @@ from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from ...decoding.features import layers_of
-from ...files import read_config as read_json_config
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..borrowed import pair
+from ..config_file import read_config
 from ..feature_drafter import FeatureDrafter
 from ..gemma4 import GEMMA4, behind_attention
 from ..pairs import PairDrafting, PairModel, read_whole
 from ..published import check_width, load_strictly, vocabulary_of, weights_in
 from ..stack import decoder_stack, embedding_of, turns
-from .config import Eagle3Config, read_config
+from .config import Eagle3Config, eagle3_config
 
 RENAMED = {
     "midlayer.hidden_norm.": "hidden_norm.",
@@ -88,7 +88,7 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
     def read_folder(cls, folder: Path) -> Eagle3Drafter:
         """As `FeatureDrafter.read_folder`; every layout that `Eagle3Config` knows."""
         tensors = {name.removeprefix("model."): tensor for name, tensor in weights_in(folder).items()}
-        config = read_config(read_json_config(folder), tensors)
+        config = eagle3_config(read_config(folder), tensors)
         offsets = tensors.get("d2t")
         vocabulary = None
         if config.draft_vocab_size is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...decoding.features import layers_of
+from ..config_file import transformers_config
 
 STYLES = ("medusa", "eagle")
 # Of a layer, what makes its states other ones; some models have no such thing.
@@ -64,8 +65,12 @@ class ParallelSpecConfig(PreTrainedConfig):
 
     @property
     def layer_config(self) -> PreTrainedConfig:
-        """As transformers has it."""
-        return AutoConfig.for_model(**copy.deepcopy(self.layers))
+        """As transformers has it.
+
+        Raises:
+            ValueError: it has none of them.
+        """
+        return transformers_config(AutoConfig.for_model, copy.deepcopy(self.layers))
 
     @property
     def vocab_size(self) -> int:

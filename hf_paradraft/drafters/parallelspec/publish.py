@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from ...files import read_config, tensor_names
+from ...files import tensor_names
 from ...hub.card import CardFields, provenance_of
+from ..config_file import read_config
 from ..feature_drafter import card_fields as feature_card
 
 NAME, TITLE = "parallelspec", "ParallelSpec drafter"

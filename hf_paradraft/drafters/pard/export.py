@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer
 
-from ...files import FILES, read_config
+from ...files import FILES
+from ..config_file import read_config
 from .model import PardDrafter
 
 # vLLM takes a drafter for another kind if one of these is in its path.

@@ -20,11 +20,12 @@ from ...decoding.cache import empty_cache
 from ...decoding.features import layers_of
 from ...decoding.recurrent import is_recurrent
 from ...decoding.sampling import sequential_choice, widen
-from ...files import names_folder, read_config, tensor_names
+from ...files import names_folder, tensor_names
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..borrowed import last_target, remember_target
 from ..causal_lm import push_with_tokenizer
+from ..config_file import read_config
 from ..lm import check_drafts, logits_behind, read_with_masks
 from ..pairs import PairDrafting, read_whole
 from ..published import PARD2, drafter_folder, identify, refuse_foreign

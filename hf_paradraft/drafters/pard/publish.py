@@ -5,9 +5,10 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from ...files import read_config, tensor_names
+from ...files import tensor_names
 from ...hub.card import CardFields, provenance_of
 from ..causal_lm import check_files
+from ..config_file import read_config
 from ..published import PARD2, identify, refuse_foreign
 from .config import MASK_KEYS, read_mask_token_id
 
@@ -62,7 +63,7 @@ def describe(folder: Path) -> list[tuple[str, Any]]:
         fits += " alone: vLLM and TensorRT-LLM have no place for a head over fewer ids"
     else:
         fits += "; vLLM and TensorRT-LLM with a target of the same vocabulary size"
-    tau = (training.get("acceptance") or {}).get("mean_emitted")
+    tau = training.get("acceptance", {}).get("mean_emitted")
     return [
         ("kind", "PARD drafter" if reads is None else "PARD-2 drafter"),
         *([] if reads is None else [("reads", f"entries {reads} of the target's hidden states, -1 the normed last one")]),
@@ -72,7 +73,7 @@ def describe(folder: Path) -> list[tuple[str, Any]]:
         *([("guesses ids", raw["draft_vocab_size"])] if "draft_vocab_size" in raw else []),
         ("adapted from", training.get("base_model") or "not recorded"),
         ("trained with K", training.get("num_depths") or "not recorded"),
-        ("τ on held-out rows", f"{tau:.2f}" if tau else "not recorded"),
+        ("τ on held-out rows", f"{tau:.2f}" if isinstance(tau, float) else "not recorded"),
         ("drafts K", (ours.get("speculation_config") or {}).get("num_draft_tokens", 12)),
         ("fits", fits),
     ]
