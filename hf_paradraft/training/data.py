@@ -1,5 +1,7 @@
 """Texts and chats as tokens with loss masks: only what the drafter will have to write carries a label."""
 
+import hashlib
+import json
 import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,12 +15,14 @@ from ..chat import render_chat
 from ..files import rows_of
 
 IGNORED = -100
+ANSWER = "paradraftanswer"  # no template has it
 
 
 def load_rows(source: str | Path, split: str = "train") -> list[dict[str, Any]]:
     """Rows `{"text": …}` or `{"messages": […]}` of a JSON-lines file or a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
 
-    A row may have `finished`, false where its last answer was cut off and must not be learned to end there.
+    A row may have `finished`, false where its last answer was cut off and must not be learned to end there. What `regenerate`
+    wrote has `ids`, `prompt_tokens` and `tokenizer` too: the tokens themselves.
 
     Raises:
         OSError: there is no such file or dataset.
@@ -49,7 +53,21 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
         if not isinstance(message.get("role"), str) or not (isinstance(content, str) or says_nothing):
             raise ValueError(f"A turn needs 'role' and 'content', both texts, but this one is {reprlib.repr(dict(message))}.")
         turns.append({**message, "content": content})
+        whole_characters(content or "")
     return turns
+
+
+def whole_characters(text: str) -> str:
+    """The text itself.
+
+    Raises:
+        ValueError: it has half a character, as JSON may write one, and no tokenizer reads it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"The text has half a character at place {error.start}: {reprlib.repr(text)}.") from None
+    return text
 
 
 def text_of(row: Mapping[str, Any]) -> str:
@@ -61,7 +79,7 @@ def text_of(row: Mapping[str, Any]) -> str:
     text = row.get("text")
     if not isinstance(text, str | None):
         raise ValueError(f"'text' must be a text, but is {reprlib.repr(text)}.")
-    return text or ""
+    return whole_characters(text or "")
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, finished: bool = True) -> dict[str, list[int]]:
@@ -77,40 +95,72 @@ def encode_chat(
 ) -> dict[str, list[int]]:
     """Assistant turns labelled, with the token that ends them; everything else ignored.
 
+    The last answer stands as it is behind what opens its turn, whatever the template would make of it: some leave out what was
+    thought, or put an empty thought in front. Where a template rewrites earlier turns, only what follows is learned.
+
     Args:
         tokenizer: has a chat template.
         messages: from `turns_of`.
         finished: False if the last answer was cut off: then nothing after it is kept.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or one that rewrites earlier turns.
+        ValueError: the tokenizer has no chat template, or one that does not show answers.
     """
     ids: list[int] = []
     labels: list[int] = []
     text = ""
 
-    def append(until: str, labelled: bool) -> None:
+    def append(more: str, labelled: bool) -> None:
         nonlocal text
-        if not until.startswith(text):
-            raise ValueError("The chat template rewrites earlier turns, so the assistant's tokens cannot be told apart.")
-        piece = tokenizer(until[len(text) :], add_special_tokens=False)["input_ids"]
+        piece = tokenizer(more, add_special_tokens=False)["input_ids"]
         ids.extend(piece)
         labels.extend(piece if labelled else [IGNORED] * len(piece))
-        text = until
+        text += more
 
-    for count, message in enumerate(messages, 1):
-        if message["role"] == "assistant":
-            append(render_chat(tokenizer, messages[: count - 1], True), False)
-            turn = render_chat(tokenizer, messages[:count], False)
-            if count == len(messages) and not finished:
-                answer = (message["content"] or "").strip()  # some templates trim
-                turn = turn[: turn.rindex(answer) + len(answer)]
-            append(turn, True)
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        opened = render_chat(tokenizer, messages[:place], True)
+        if not opened.startswith(text):
+            ids, labels, text = [], [], ""
+        append(opened[len(text) :], False)
+        if place + 1 == len(messages) and not message.get("tool_calls"):
+            append(message["content"] + (_closing(tokenizer, messages) if finished else ""), True)
+        elif (turn := render_chat(tokenizer, messages[: place + 1], False)).startswith(opened):
+            append(turn[len(opened) :], True)
     return {"input_ids": ids, "labels": labels}
+
+
+def _closing(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]]) -> str:
+    """What a template puts behind the last answer."""
+    *before, last = messages
+    shown = render_chat(tokenizer, [*before, {**last, "content": ANSWER}], False)
+    if ANSWER not in shown:
+        raise ValueError("The chat template does not show the assistant's answer, so it cannot be learned.")
+    return shown.rpartition(ANSWER)[2]
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Tells tokenizers apart whose ids mean other tokens."""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+
+
+def encode_written(row: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The tokens that the target wrote, as `regenerate` keeps them; the prompt of a chat carries no labels.
+
+    Raises:
+        ValueError: they are no tokens.
+    """
+    ids, unlabelled = row["ids"], row.get("prompt_tokens", 0)
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in [*ids, unlabelled]):
+        raise ValueError(f"'ids' must be a list of token ids, and 'prompt_tokens' a number, but are {reprlib.repr(ids)}.")
+    return {"input_ids": list(ids), "labels": [IGNORED] * unlabelled + ids[unlabelled:]}
 
 
 def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
     """Tokenise every row; cut at `max_length`; leave out rows in which nothing is left to learn.
+
+    Rows that `regenerate` wrote with this tokenizer have their tokens already.
 
     Returns:
         Columns `input_ids`, `labels` (`labels[t]` belongs to token `t`) and `length`.
@@ -119,14 +169,17 @@ def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBa
         ValueError: no row carries a label, or one is neither a text nor a chat; the message says which.
     """
     kept: dict[str, list] = {"input_ids": [], "labels": [], "length": []}
-    count = 0
+    count, ours = 0, tokenizer_hash(tokenizer)
     for count, row in enumerate(tqdm(rows, desc="tokenise", unit="rows", leave=False), 1):
-        finished = row.get("finished") is not False
         try:
-            if row.get("messages"):
-                encoded = encode_chat(tokenizer, turns_of(row["messages"]), finished)
+            if row.get("finished") not in (True, False, None):
+                raise ValueError(f"'finished' must be true or false, but is {reprlib.repr(row['finished'])}.")
+            if row.get("tokenizer") == ours and "ids" in row:
+                encoded = encode_written(row)
+            elif row.get("messages"):
+                encoded = encode_chat(tokenizer, turns_of(row["messages"]), row.get("finished") is not False)
             else:
-                encoded = encode_text(tokenizer, text_of(row), finished)
+                encoded = encode_text(tokenizer, text_of(row), row.get("finished") is not False)
         except ValueError as error:
             raise ValueError(f"Row {count}: {error}") from None
         ids, labels = encoded["input_ids"][:max_length], encoded["labels"][:max_length]

@@ -3,11 +3,14 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -16,7 +19,7 @@ from ..chat import render_chat
 from ..files import read_json, rows_of
 from ..protocol import Drafter
 from ..whole_files import write_whole
-from .data import load_rows, text_of, turns_of
+from .data import load_rows, text_of, tokenizer_hash, turns_of
 from .disjoint import WORDS, disjoint
 
 logger = logging.get_logger(__name__)
@@ -26,14 +29,16 @@ USUAL = 256  # tokens of a prompt; a batch of longer ones has fewer rows
 
 def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict]:
     """`{"messages": turns before the last answer}` or `{"text": its first prompt_tokens tokens}` for every row."""
-    for row in load_rows(source):
-        if row.get("messages"):
-            turns = turns_of(row["messages"])
-            while turns and turns[-1]["role"] == "assistant":
-                turns.pop()
-            if turns:
-                yield {"messages": [{k: v for k, v in turn.items() if v is not None or k == "content"} for turn in turns]}
-        elif text := text_of(row):
+    for count, row in enumerate(load_rows(source), 1):
+        try:
+            turns, text = turns_of(row["messages"]) if row.get("messages") else [], text_of(row)
+        except ValueError as error:
+            raise ValueError(f"{source}, row {count}: {error}") from None
+        while turns and turns[-1]["role"] == "assistant":
+            turns.pop()
+        if turns:
+            yield {"messages": [{k: v for k, v in turn.items() if v is not None or k == "content"} for turn in turns]}
+        elif text and not row.get("messages"):
             yield {"text": tokenizer.decode(tokenizer(text)["input_ids"][:prompt_tokens], skip_special_tokens=True)}
 
 
@@ -120,22 +125,65 @@ def batches(lengths: dict[int, int], batch_size: int, max_new_tokens: int) -> It
         yield waiting
 
 
+@dataclass
+class Answer:
+    """What the target wrote to a prompt.
+
+    Attributes:
+        ids: its tokens, the one that ended it last.
+        text: without special tokens.
+        ended: whether it came to an end.
+    """
+
+    ids: list[int]
+    text: str
+    ended: bool
+
+
 def _answers(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], max_new_tokens: int, **arguments: Any
-) -> list[tuple[str, bool]]:
-    """The target's answer to each prompt, and whether it came to an end."""
+) -> list[Answer]:
+    """The target's answer to each prompt."""
     batch = tokenizer.pad({"input_ids": prompts}, return_tensors="pt")
-    ids = target.generate(**batch.to(target.device), max_new_tokens=max_new_tokens, **arguments)
-    ids = ids[:, batch["input_ids"].shape[1] :]
-    eos_token_id = target.generation_config.eos_token_id
-    ends = torch.tensor([] if eos_token_id is None else eos_token_id, device=ids.device)
-    return list(zip(tokenizer.batch_decode(ids, skip_special_tokens=True), torch.isin(ids, ends).any(1).tolist(), strict=True))
+    written = target.generate(**batch.to(target.device), max_new_tokens=max_new_tokens, **arguments)
+    ends = target.generation_config.eos_token_id
+    ends = {*ends} if isinstance(ends, list) else {ends}
+    answers = []
+    for ids in written[:, batch["input_ids"].shape[1] :].tolist():
+        last = next((place for place, token in enumerate(ids) if token in ends), None)
+        ids = ids if last is None else ids[: last + 1]
+        answers.append(Answer(ids, tokenizer.decode(ids, skip_special_tokens=True), last is not None))
+    return answers
 
 
-def _with_answer(prompt: dict, answer: str, ended: bool) -> dict[str, Any]:
-    if "text" in prompt:
-        return {"text": prompt["text"] + answer, "finished": ended}
-    return {"messages": [*prompt["messages"], {"role": "assistant", "content": answer}], "finished": ended}
+def _with_answer(row: dict, prompt: list[int], answer: Answer, tokenizer: str) -> dict[str, Any]:
+    """The row, answered: as text for people and other tokenizers, and as the tokens that were written."""
+    written = {"finished": answer.ended, "ids": [*prompt, *answer.ids], "tokenizer": tokenizer}
+    if "text" in row:
+        return {"text": row["text"] + answer.text, **written}
+    messages = [*row["messages"], {"role": "assistant", "content": answer.text}]
+    return {"messages": messages, **written, "prompt_tokens": len(prompt)}
+
+
+def _decided_by(target: PreTrainedModel) -> dict[str, Any]:
+    """What of a target's own generation config decides its answers, as JSON has it."""
+    config = target.generation_config.to_diff_dict()
+    config.pop("transformers_version", None)
+    return json.loads(json.dumps(config, default=str, sort_keys=True))
+
+
+@contextmanager
+def only_writer(file: Path) -> Iterator[None]:
+    """Keep other processes from writing the same file, for the time of the block.
+
+    Raises:
+        OSError: one is writing it.
+    """
+    try:
+        with FileLock(file.with_name(f".{file.name}.lock"), timeout=0):
+            yield
+    except Timeout:
+        raise OSError(f"Another process is writing {file}: wait for it, or name another output.") from None
 
 
 @torch.no_grad()
@@ -161,7 +209,8 @@ def regenerate(
         tokenizer: the target's; padded on the left here.
         source: a JSON-lines file or a Hub dataset, as for training.
         output: grows in the order of the source; what is finished before its turn waits in `OUTPUT.part`. Rows that are there
-            are not made again. Answers that were cut off at `max_new_tokens` are marked `"finished": false`.
+            are not made again. Answers that were cut off at `max_new_tokens` are marked `"finished": false`. Each row has the
+            tokens too, for templates do not give back what was written.
         max_new_tokens: of an answer.
         batch_size: prompts answered together.
         prompt_tokens: for `text` rows, how much of the text is the prompt.
@@ -203,43 +252,47 @@ def regenerate(
         "prompts": hashlib.sha256(json.dumps(encoded).encode()).hexdigest()[:16],
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
+        "generation_config": _decided_by(target),
         "drawn": [batch_size, seed] if temperature > 0 else None,  # what decides the draws
     }
-    if output.exists() and not overwrite:
-        check_same_run(output, run, settings)
-        done = cut_half_line(output)
-        if done > len(prompts):
-            raise ValueError(f"{output} has {done} rows, and {source} only {len(prompts)} prompts: name another output.")
-        written = waiting_in(part, done)
-    else:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        for old in (output, part):  # first: old answers must not be found beside new settings
-            old.unlink(missing_ok=True)
-        write_whole(run, json.dumps(settings, indent=1) + "\n")
-    sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
-    before = done
-    bar = tqdm(total=len(prompts), initial=done + len(written), desc="regenerate", unit="rows")
-    arguments: dict[str, Any] = sampling if drafter is None else {**sampling, "assistant_model": drafter}
-    window = WINDOW * batch_size
-    with output.open("a", encoding="utf-8") as file, part.open("a", encoding="utf-8") as ahead:
-        for begin in range(done - done % window, len(prompts), window):  # what was drawn before is drawn alike
-            lengths = {index: len(encoded[index]) for index in range(begin, min(begin + window, len(prompts)))}
-            for some in batches(lengths, batch_size, max_new_tokens):
-                if missing := [index for index in some if index >= done and index not in written]:
-                    torch.manual_seed(seed + some[0])
-                    made = _answers(target, tokenizer, [encoded[index] for index in some], max_new_tokens, **arguments)
-                    new = dict(zip(some, made, strict=True))
-                    for index in missing:
-                        written[index] = _with_answer(prompts[index], *new[index])
-                        ahead.write(json.dumps({"index": index, "row": written[index]}, ensure_ascii=False) + "\n")
-                    ahead.flush()
-                    bar.update(len(missing))
-                while done in written:  # the file's order stays
-                    file.write(json.dumps(written.pop(done), ensure_ascii=False) + "\n")
-                    done += 1
-                file.flush()
-            if not written:
-                ahead.truncate(0)
-    part.unlink()
-    bar.close()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with only_writer(output):
+        if output.exists() and not overwrite:
+            check_same_run(output, run, settings)
+            done = cut_half_line(output)
+            if done > len(prompts):
+                raise ValueError(f"{output} has {done} rows, and {source} only {len(prompts)} prompts: name another output.")
+            written = waiting_in(part, done)
+        else:
+            for old in (output, part):  # first: old answers must not be found beside new settings
+                if old.exists():
+                    old.replace(old.with_name(f"{old.name}.former"))
+            write_whole(run, json.dumps(settings, indent=1) + "\n")
+        sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+        before, ours = done, tokenizer_hash(tokenizer)
+        bar = tqdm(total=len(prompts), initial=done + len(written), desc="regenerate", unit="rows")
+        arguments: dict[str, Any] = sampling if drafter is None else {**sampling, "assistant_model": drafter}
+        window = WINDOW * batch_size
+        with output.open("a", encoding="utf-8") as file, part.open("a", encoding="utf-8") as ahead:
+            for begin in range(done - done % window, len(prompts), window):  # what was drawn before is drawn alike
+                lengths = {index: len(encoded[index]) for index in range(begin, min(begin + window, len(prompts)))}
+                for some in batches(lengths, batch_size, max_new_tokens):
+                    if missing := [index for index in some if index >= done and index not in written]:
+                        torch.manual_seed(seed + some[0])
+                        made = _answers(target, tokenizer, [encoded[index] for index in some], max_new_tokens, **arguments)
+                        new = dict(zip(some, made, strict=True))
+                        for index in missing:
+                            written[index] = _with_answer(prompts[index], encoded[index], new[index], ours)
+                            ahead.write(json.dumps({"index": index, "row": written[index]}, ensure_ascii=False) + "\n")
+                        ahead.flush()
+                        bar.update(len(missing))
+                    while done in written:  # the file's order stays
+                        file.write(json.dumps(written.pop(done), ensure_ascii=False) + "\n")
+                        done += 1
+                    file.flush()
+                if not written:
+                    ahead.truncate(0)
+        for former in (part, *(old.with_name(f"{old.name}.former") for old in (output, part))):
+            former.unlink(missing_ok=True)
+        bar.close()
     return len(prompts) - before

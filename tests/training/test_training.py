@@ -169,7 +169,7 @@ def test_regenerate_continues_an_unfinished_file(model_dir, texts, tmp_path):
     assert regenerate(target, tokenizer, texts, output, **options) == 64
     whole = output.read_text()
     lines = whole.splitlines(keepends=True)
-    assert {"text", "finished"} == set(json.loads(lines[0]))
+    assert {"text", "finished", "ids", "tokenizer"} == set(json.loads(lines[0]))
     output.write_text("".join(lines[:16]) + lines[16][:9])
     assert regenerate(target, tokenizer, texts, output, **options) == 48
     assert output.read_text() == whole

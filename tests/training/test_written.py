@@ -1,0 +1,160 @@
+"""What is learned is what the target wrote, whatever its chat template makes of answers."""
+
+import json
+import multiprocessing
+
+import pytest
+import torch
+from filelock import FileLock
+from tiny import make_tokenizer, tiny_model
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as Bytes
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
+from hf_paradraft.training.data import IGNORED, encode_rows, tokenizer_hash
+from hf_paradraft.training.regenerate import regenerate
+
+# What Qwen3's template does with answers: a thought is shown behind the last question, an empty one where there is none.
+QWEN3 = """
+{%- set last = namespace(question=-1) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set last.question = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}
+    {%- set said, thought = m.content, '' %}
+    {%- if '</think>' in said %}
+        {%- set thought = said.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+        {%- set said = said.split('</think>')[-1].lstrip('\n') %}
+    {%- endif %}
+    {%- if m.role == 'assistant' and loop.index0 > last.question %}
+        {%- set said = '<think>\n' + thought.strip('\n') + '\n</think>\n\n' + said.lstrip('\n') %}
+    {%- endif %}
+    {{- '<|im_start|>' + m.role + '\n' + said + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+# DeepSeek-R1's: the turn is opened with a thought, and thoughts are left out of what was answered.
+R1 = """
+{%- for m in messages %}
+    {%- if m.role == 'user' %}{{ '<|User|>' + m.content }}
+    {%- else %}{{ '<|Assistant|>' + m.content.split('</think>')[-1] + '<|end|>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}"""
+PLAIN = """
+{%- for m in messages %}{{ m.role + ': ' + m.content | trim + '<end>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"""
+ENDS = {"qwen3": (QWEN3, "<|im_end|>\n"), "r1": (R1, "<|end|>"), "plain": (PLAIN, "<end>")}
+THOUGHT = "<think>\nOkay, they greet.\n</think>\n\nHi!"
+ANSWERS = ("Hi!", THOUGHT, "<think>\nOkay, they", "<think>\nOkay\n</think>", "", "end", "<end", " so ")
+
+
+@pytest.fixture(params=ENDS)
+def chat(request):
+    """A tokenizer of bytes with a template, and what that puts behind an answer."""
+    template, end = ENDS[request.param]
+    alphabet = sorted(ByteLevel.alphabet())
+    bytes_alone = Tokenizer(BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    bytes_alone.pre_tokenizer, bytes_alone.decoder = ByteLevel(add_prefix_space=False, use_regex=False), Bytes()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_alone, pad_token=alphabet[0], eos_token=alphabet[1])
+    tokenizer.chat_template = template
+    return tokenizer, end
+
+
+def labelled(tokenizer, row):
+    encoded = encode_rows([row, {"text": "a b c"}], tokenizer, 4096)
+    if len(encoded) == 1:
+        return ""
+    return tokenizer.decode([label for label in encoded[0]["labels"] if label != IGNORED])
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_is_learned_as_it_stands(chat, answer, finished):
+    """Cut-off answers got an empty thought in front, finished ones lost theirs, a cut-off "end" learned the end's beginning."""
+    tokenizer, end = chat
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": answer}]
+    assert labelled(tokenizer, {"messages": messages, "finished": finished}) == answer + (end if finished else "")
+
+
+def test_chats_whose_earlier_turns_are_rewritten_are_learned_from(chat):
+    """One of them refused the whole run."""
+    tokenizer, end = chat
+    turns = [("user", "Hello"), ("assistant", THOUGHT), ("user", "And?"), ("assistant", "Bye.")]
+    row = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    learned = labelled(tokenizer, row)
+    assert learned.endswith("Bye." + end)
+    assert learned in ("Bye." + end, THOUGHT + end + "Bye." + end)
+
+
+def test_the_tokens_that_were_written_are_learned(chat, tmp_path):
+    """Text would be tokenised anew, and by another tokenizer it has to be."""
+    tokenizer, _ = chat
+    target = tiny_model(vocab_size=256, eos_token_id=7, max_position_embeddings=512)
+    target.generation_config.eos_token_id = 7
+    rows = [[("user", "Hello")], [("user", "a"), ("assistant", THOUGHT), ("user", "b")]]
+    rows = [{"messages": [{"role": role, "content": content} for role, content in turns]} for turns in rows]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    regenerate(target, tokenizer, tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl", max_new_tokens=9, batch_size=2)
+    answered = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    encoded = encode_rows(answered, tokenizer, 4096)
+    for row, kept in zip(answered, encoded, strict=True):
+        prompt = tokenizer.apply_chat_template(row["messages"][:-1], add_generation_prompt=True, return_dict=False)
+        written = target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=9)[0].tolist()
+        assert kept["input_ids"] == row["ids"] == written
+        assert kept["labels"] == [IGNORED] * len(prompt) + written[len(prompt) :]
+    other = make_tokenizer("Hello a b")
+    assert tokenizer_hash(other) != tokenizer_hash(tokenizer)
+    assert max(encode_rows(answered, other, 4096)[0]["input_ids"]) < len(other)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "a", "finished": "false"}, "Row 1: 'finished' must be true or false, but is 'false'"),
+        ({"text": "a \ud800 b"}, "Row 1: The text has half a character at place 2"),
+        ({"messages": [{"role": "user", "content": "\udc00"}]}, "Row 1: The text has half a character at place 0"),
+        ({"text": "a", "ids": [1, "x"]}, "Row 1: 'ids' must be a list of token ids"),
+        ({"text": "a", "ids": [1, 2], "prompt_tokens": -1}, "Row 1: 'ids' must be a list of token ids"),
+    ],
+)
+def test_rows_that_are_none_are_named(row, message, tmp_path):
+    tokenizer = make_tokenizer()
+    with pytest.raises(ValueError, match=message):
+        encode_rows([{**row, "tokenizer": tokenizer_hash(tokenizer)}], tokenizer, 20)
+    if "ids" not in row and "finished" not in row:
+        (tmp_path / "prompts.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(ValueError, match=message.replace("Row", "prompts.jsonl, row")):
+            regenerate(tiny_model(), tokenizer, tmp_path / "prompts.jsonl", tmp_path / "out.jsonl")
+
+
+def test_answers_of_another_generation_config_are_not_gone_on_with(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"text": "a b c"}\n')
+    paths = (tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl")
+    regenerate(tiny_model(), make_tokenizer(), *paths, max_new_tokens=3)
+    for name, value in (("repetition_penalty", 1.5), ("eos_token_id", 3)):
+        target = tiny_model()
+        setattr(target.generation_config, name, value)
+        with pytest.raises(ValueError, match=f"generation_config: .*{name}.* now"):
+            regenerate(target, make_tokenizer(), *paths, max_new_tokens=3)
+
+
+def _hold(path, held, done):
+    with FileLock(path):
+        held.set()
+        done.wait(20)
+
+
+def test_two_processes_do_not_write_one_file(tmp_path):
+    """Together they wrote every answer twice."""
+    (tmp_path / "prompts.jsonl").write_text('{"text": "a b c"}\n')
+    context = multiprocessing.get_context("spawn")
+    held, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(str(tmp_path / ".answers.jsonl.lock"), held, done))
+    other.start()
+    try:
+        assert held.wait(60)
+        with pytest.raises(OSError, match="Another process is writing"):
+            regenerate(tiny_model(), make_tokenizer(), tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl", max_new_tokens=3)
+        assert not (tmp_path / "answers.jsonl").exists()
+    finally:
+        done.set()
+        other.join()
