@@ -10,7 +10,9 @@ from typing import Any
 import gradio as gr
 import torch
 from decoding import DRAFTED, OWN, Progress, Transcript, stream
+from limits import BodyLimit
 from pictures import acceptance, draft_tree, round_times
+from starlette.middleware import Middleware
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paradraft import AutoDrafter, PpdDrafter, SpeculationConfig
@@ -39,6 +41,7 @@ except ImportError:
 
 TREE, CHAIN = "a tree of guesses", "a chain of guesses"
 CHARACTERS = 20 * MAX_PROMPT_TOKENS  # a longer text is not even tokenised
+BODY = 2**16 + 12 * CHARACTERS  # bytes of a request: a character may be written as two escapes of six
 WAITING = 64  # requests in the queue; more are sent away
 AUTO = 0  # the tree size that is chosen in every round
 
@@ -245,4 +248,6 @@ with gr.Blocks(title="Parallel drafting") as page:
 page.queue(max_size=WAITING, default_concurrency_limit=4)
 
 if __name__ == "__main__":
-    page.launch(max_file_size=1)  # nothing is uploaded here: the route that takes files takes none
+    limit = Middleware(BodyLimit, bytes_at_most=BODY)
+    # Nothing is uploaded here: the route that takes files takes none.
+    page.launch(max_file_size=1, app_kwargs={"middleware": [limit]})

@@ -127,6 +127,33 @@ def resident(pid):
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
 
 
+@pytest.mark.parametrize("announced", [True, False])
+def test_large_bodies_take_no_memory(space, client, announced):
+    """64 of 40 MB, which had waited in the queue, while somebody else is served."""
+    import httpx
+
+    join = f"{space[0].rstrip('/')}/gradio_api/queue/join"
+
+    def body():
+        yield b'{"data": ["'
+        for _ in range(40):
+            yield b"x" * 2**20
+
+    def send(_):
+        headers = {"content-type": "application/json"} | ({"content-length": str(40 * 2**20 + 11)} if announced else {})
+        try:
+            return httpx.post(join, content=body(), headers=headers, timeout=60).status_code
+        except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):  # it hangs up
+            return 413
+
+    before = resident(space[1])
+    with ThreadPoolExecutor(16) as hostile:
+        answers = hostile.map(send, range(64))
+        assert "The outputs" in ask(client, PROMPT, tokens=8)[-1]
+        assert set(answers) == {413}
+    assert resident(space[1]) - before < 60
+
+
 def test_twenty_people_at_once_get_their_own_answers(space, client):
     prompts = [task.prompt for task in islice(tasks("JSON", 5, True), 20)]
     alone = [[text_of(spans) for spans in ask(client, prompt, tokens=8)[:2]] for prompt in prompts]
