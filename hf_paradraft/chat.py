@@ -32,6 +32,19 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
         raise ValueError(f"The chat template refuses {reprlib.repr(list(messages))}: {error}") from None
 
 
+def whole_characters(text: str) -> str:
+    """The text itself.
+
+    Raises:
+        ValueError: it has half a character, as JSON may write one, and no tokenizer reads it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"The text has half a character at place {error.start}: {reprlib.repr(text)}.") from None
+    return text
+
+
 def encode_chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """Ids of a conversation up to where the answer begins; without a chat template, of its texts, with a warning."""
     if tokenizer.chat_template is None:

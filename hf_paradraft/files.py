@@ -98,7 +98,7 @@ def read_json(file: Path, kind: type = dict) -> Any:
         return found
     except FileNotFoundError:
         raise OSError(f"{file.parent} has no {file.name}: it is not a saved model.") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OSError(f"{file} is not valid JSON ({error}): download or save it again.") from None
 
 
@@ -151,7 +151,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
         if line.strip():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (json.JSONDecodeError, RecursionError) as error:
                 raise ValueError(f"{file} is not JSON lines: line {number}: {error}") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{file}, line {number}: wanted an object, but found {row!r:.60}.")

@@ -40,6 +40,14 @@ def test_target_and_drafter_go_together():
     assert "go together" in result.output
 
 
+def test_temperatures_too_near_to_nothing():
+    """Logits over 1e-45 are no numbers."""
+    for command in (["bench", "-t", "1e-45"], ["demo", "--temperature", "1e-45"]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 2
+        assert "0.001" in result.output
+
+
 def test_info():
     result = run(app, ["info", str(FAMILY / "pard")])
     assert result.exit_code == 0

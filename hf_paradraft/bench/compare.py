@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from ..decoding.latency import measure as measure_latency
 from ..decoding.tree_attention import attention_windows
 from ..report.tables import table
+from ..training.regenerate import fingerprint
 from .measure import Settings, bench, check_equality
 from .methods import Method
 from .questions import Prompt
@@ -41,7 +42,7 @@ def compare(
         pad_token_id: needed for batches.
         file: gets the records as JSON.
         equality: compare outputs in fp32 too, in a second pass; a quantised target is never asked.
-        names: of the models; a run is continued only with the same ones.
+        names: of the models; a run is continued only with the same ones, and the same weights.
 
     Returns:
         One record per method, batch size and temperature; each with `environment`, the reference's with `latency` too, where a
@@ -52,7 +53,13 @@ def compare(
         ValueError: it belongs to another run, or two methods have one name.
     """
     digest = hashlib.sha256(str([(prompt.category, prompt.ids.tolist()) for prompt in prompts]).encode()).hexdigest()
-    about = {"environment": environment(target), "methods": [method.name for method in methods], "prompts": digest}
+    about: dict[str, Any] = {
+        "environment": environment(target),
+        "methods": [method.name for method in methods],
+        "prompts": digest,
+    }
+    weights = {method.name: _weights(method.arguments.get("assistant_model")) for method in methods}
+    about |= {"target": fingerprint(target), "weights": weights}
     unfinished = Unfinished(file, {**about, **asdict(settings), "models": names})
     done = unfinished.load()
     if done:
@@ -75,3 +82,10 @@ def compare(
     console.print(table(rows, f"{len(prompts)} prompts, up to {settings.max_new_tokens} tokens"))
     console.print(about["environment"], style="dim")
     return rows
+
+
+def _weights(assistant: Any) -> list[str]:
+    """What tells an assistant from one of the same name that was trained anew; nothing of one without weights."""
+    parts = [assistant] if isinstance(assistant, torch.nn.Module) else vars(assistant).values() if assistant is not None else ()
+    held = [torch.nn.ParameterList([part]) if isinstance(part, torch.Tensor) else part for part in parts]
+    return [fingerprint(part) for part in held if isinstance(part, torch.nn.Module)]

@@ -11,7 +11,7 @@ from torch import LongTensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..chat import encode_chat_prompt
+from ..chat import encode_chat_prompt, whole_characters
 from ..files import rows_of
 
 TEXT_COLUMNS = ("prompt", "question", "instruction", "text")  # HumanEval has a prompt, GSM8K a question
@@ -67,7 +67,8 @@ def _question(row: Any, name: str, place: str) -> Question:
     if row.get("turns"):
         turns = row["turns"] if isinstance(row["turns"], list) else [row["turns"]]
     elif row.get("messages"):
-        messages = [message if isinstance(message, Mapping) else {} for message in row["messages"]]
+        listed = row["messages"] if isinstance(row["messages"], list) else []
+        messages = [message if isinstance(message, Mapping) else {} for message in listed]
         if any(message.get("role") == "system" for message in messages):
             raise ValueError(f"{place}: system messages are not asked here; leave them out, or put them into the first turn.")
         turns = [message.get("content") for message in messages if message.get("role") == "user"]
@@ -76,7 +77,10 @@ def _question(row: Any, name: str, place: str) -> Question:
     if not turns or not all(isinstance(turn, str) for turn in turns):
         wanted = ", ".join(("turns", "messages", *TEXT_COLUMNS))
         raise ValueError(f"{place}: no question in it, wanted one of {wanted}, but it has {', '.join(row)}.")
-    return Question(category, tuple(turns))
+    try:
+        return Question(whole_characters(category), tuple(map(whole_characters, turns)))
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
 
 
 def ask(

@@ -13,6 +13,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from .. import __version__
+from ..files import read_json
 from ..hardware import device_name
 from ..whole_files import write_whole
 from .measure import Measurement
@@ -136,7 +137,9 @@ class Unfinished:
         """
         if self.file is None or not self.file.exists():
             return []
-        kept = json.loads(self.file.read_text())
+        kept = read_json(self.file)
+        if not {"settings", "measurements"} <= kept.keys():
+            raise ValueError(f"{self.file} holds no unfinished run: delete the file.")
         if not kept["measurements"]:
             return []
         if kept["settings"] != self.settings:

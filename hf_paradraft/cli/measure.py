@@ -8,7 +8,20 @@ import typer
 from rich.table import Table
 
 from ..bench.cases import Case
-from .options import AnyDrafter, DrafterNames, Dtype, DtypeOption, NewTokens, Parent, Target, Threads, console, load, use_threads
+from .options import (
+    AnyDrafter,
+    DrafterNames,
+    Dtype,
+    DtypeOption,
+    NewTokens,
+    Parent,
+    Target,
+    Threads,
+    console,
+    load,
+    sane_temperature,
+    use_threads,
+)
 
 app = typer.Typer()
 
@@ -94,7 +107,7 @@ def bench(
         list[int] | None, typer.Option("--batch-size", "-b", min=1, help="Prompts at a time; repeatable.")
     ] = None,
     temperature: Annotated[
-        list[float] | None, typer.Option("--temperature", "-t", min=0, help="0 is greedy; repeatable.")
+        list[float] | None, typer.Option("--temperature", "-t", min=0, callback=sane_temperature, help="0 is greedy; repeatable.")
     ] = None,
     prompt_lookup: Annotated[
         bool, typer.Option("--prompt-lookup", "--graft", help="Copied drafts too, alone and in our trees.")

@@ -52,7 +52,20 @@ NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
 MaxLength = Annotated[int, typer.Option(min=2, help="Tokens of a sample at most; longer ones are cut.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; one each where several run at a time.")]
 Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that has files.")]
-Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+
+
+def sane_temperature(value: Any) -> Any:
+    """One, several or none; so near to 0 that logits overflow is neither greedy nor sampling.
+
+    Raises:
+        typer.BadParameter: one is.
+    """
+    if any(0 < temperature < 1e-3 for temperature in (value if isinstance(value, list) else [value or 0])):
+        raise typer.BadParameter("a temperature is 0, which is greedy, or at least 0.001.")
+    return value
+
+
+Temperature = Annotated[float, typer.Option(min=0, callback=sane_temperature, help="0 is greedy.")]
 
 
 def accepting(**renamed: str) -> type[TyperCommand]:

@@ -1,7 +1,7 @@
 """Drafters whose folder is a plain causal LM beside its tokenizer: whether it is whole, and publishing it."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ def check_files(folder: Path) -> None:
         OSError: something is missing.
     """
     index = folder / "model.safetensors.index.json"
-    wanted = set(read_json(index)["weight_map"].values()) if index.exists() else {"model.safetensors"}
+    files = read_json(index).get("weight_map", "") if index.exists() else {"": "model.safetensors"}
+    if not isinstance(files, Mapping):
+        raise OSError(f"{index} does not say in which file a weight lies (weight_map): save or download it again.")
+    wanted = set(files.values())
     wanted.add("tokenizer_config.json")
     if missing := sorted(name for name in wanted if not (folder / name).exists()):
         raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")

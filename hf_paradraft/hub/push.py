@@ -10,6 +10,7 @@ from pathlib import Path
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from ..files import BESIDE, PUBLISHED, read_json, shipped
 from .card import CardFields, hub_name, plot_bench, render_card
@@ -17,6 +18,7 @@ from .card import CardFields, hub_name, plot_bench, render_card
 MODEL = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")  # in one piece or in several
 BASE = (*MODEL, "config.json", "generation_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+MEASURED = ("bench.json", "tau.png")  # of former weights
 PEFT_CARD = "# Model Card for Model ID"  # what PEFT writes beside every adapter
 
 
@@ -68,12 +70,15 @@ def push_drafter(
         if not card.exists() or PEFT_CARD in card.read_text():
             render_card(whole, repo_id, fields, license).save(card)
         elif license is not None:
-            own = ModelCard.load(card)
+            try:
+                own = ModelCard.load(card)
+            except YAMLError as error:
+                raise ValueError(f"{folder / 'README.md'} does not begin with YAML that can be read: {error}") from None
             own.data.license = license
             own.save(card)
-        stale = (
-            [*BESIDE, *MODEL, *ADAPTER] if any(whole.glob("model*.safetensors")) else BESIDE
-        )  # a base may lie beside an adapter
+        stale = [*BESIDE, *MEASURED]
+        if any(whole.glob("model*.safetensors")):  # a base may lie beside an adapter
+            stale += [*MODEL, *ADAPTER]
         return upload(whole, repo_id, "model", private, revision, create_pr, token, commit_message, without=stale)
 
 
@@ -123,12 +128,12 @@ def upload(
             revision=revision,
             create_pr=create_pr,
         )
-    except (HTTPError, RuntimeError, ValueError) as error:  # the client's own RuntimeError hides what an upload died of
+    except BaseException as error:  # whoever stops it; the client's own RuntimeError hides what an upload died of
         if new and _is_empty(api, repo_id, repo_type):
             with suppress(HTTPError, RuntimeError):  # the Hub may be gone for this, too
                 api.delete_repo(repo_id, repo_type=repo_type, missing_ok=True)
-        if isinstance(error, ValueError) and not isinstance(error, HTTPError):
-            raise  # it says by itself what is wrong with the card
+        if not isinstance(error, HTTPError | OSError | RuntimeError):
+            raise  # a card says by itself what is wrong with it
         raise OSError(
             f"{repo_id} was not published, and what the Hub had is as it was; push again to go on from here. {error}"
         ) from error

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 
 from .records import Record
@@ -62,7 +63,7 @@ def _by_category(rows: Sequence[Record], kind: str) -> Iterator[Table]:
         made = Table(title=f"speed-up by category, {kind}", title_justify="left")
         made.add_column("method", no_wrap=True)
         for name in names[begin : begin + columns]:
-            made.add_column(name, justify="right", overflow="fold")
+            made.add_column(escape(name), justify="right", overflow="fold")
         for row in rows:
             values = [f"{row['by_category'][name]:.2f}" for name in names[begin : begin + columns]]
             made.add_row(row["method"], *values, style="bold green" if row["speedup"] == best else None)

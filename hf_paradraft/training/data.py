@@ -11,7 +11,7 @@ from datasets import Dataset, Features, Sequence, Value
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..chat import render_chat
+from ..chat import render_chat, whole_characters
 from ..files import rows_of
 
 IGNORED = -100
@@ -55,19 +55,6 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
         turns.append({**message, "content": content})
         whole_characters(content or "")
     return turns
-
-
-def whole_characters(text: str) -> str:
-    """The text itself.
-
-    Raises:
-        ValueError: it has half a character, as JSON may write one, and no tokenizer reads it.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"The text has half a character at place {error.start}: {reprlib.repr(text)}.") from None
-    return text
 
 
 def text_of(row: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from ..whole_files import write_whole
 logger = logging.get_logger(__name__)
 RUN = "run.json"  # in every whole checkpoint, written last: how its run was made
 FORMER = "former"  # where what belonged to the weights before goes
+OF_WEIGHTS = ("bench.json.part", "tau.png", "training_args.bin")
 NOT_OURS = ("LICENSE", "README.md")  # unless it is a card of ours
 
 
@@ -143,7 +144,7 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
     new = {file.relative_to(made) for file in made.rglob("*") if file.is_file()}
     for name in new:
         (made / name).chmod(mode)
-    stale = [file for pattern in (*PUBLISHED, "tau.png", "training_args.bin") for file in output_dir.glob(pattern)]
+    stale = [file for pattern in (*PUBLISHED, *OF_WEIGHTS) for file in output_dir.glob(pattern)]
     for file in stale:
         if file.relative_to(output_dir) not in new and (file.name not in NOT_OURS or _is_our_card(file)):
             (output_dir / FORMER).mkdir(exist_ok=True)

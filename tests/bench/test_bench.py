@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import get_peft_model
 from rich.console import Console
-from tiny import near_copy, tiny_model
+from tiny import near_copy, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM
 
 import hf_paradraft as pd
@@ -21,6 +21,7 @@ from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.kind import Variant
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.report.figures import draw
+from hf_paradraft.report.records import read_bench
 from hf_paradraft.report.tables import markdown, table
 
 
@@ -241,6 +242,49 @@ def test_a_stopped_run_goes_on(tmp_path):
     assert rows[1]["runs"][0]["seconds"] == kept[1]["seconds"]
     assert json.loads(file.read_text()) == json.loads(json.dumps(rows))
     assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path):
+    """A drafter that had been trained anew in the same folder went on with the former one's figures."""
+    target, file = tiny_model(dtype=torch.float32), tmp_path / "results.json"
+    prompts, console = [Prompt("a", torch.tensor([[1, 2, 3]]))], Console(quiet=True)
+    pard, ppd = near_copy(target), pd.PpdDrafter.from_model(with_prompts(tiny_model(dtype=torch.float32)))
+    drafters = {"pard": pard, "ppd": ppd, "ngram": pd.NgramDrafter()}
+    methods = [plain(), *(drafted(Variant(name, one, one.speculation_config)) for name, one in drafters.items())]
+
+    def stopped(*_):
+        raise Stopped
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_paradraft.bench.compare.check_equality", stopped)
+        with pytest.raises(Stopped):
+            compare(target, methods, prompts, console, Settings(4), file=file)
+    for weights in (next(pard.parameters()), ppd.prompts):
+        with torch.no_grad():
+            weights.add_(1.0)
+        with pytest.raises(ValueError, match=r"other settings \(weights\)"):
+            compare(target, methods, prompts, console, Settings(4), file=file)
+        with torch.no_grad():
+            weights.sub_(1.0)
+    (tmp_path / "results.json.part").write_text("{}")
+    with pytest.raises(ValueError, match="holds no unfinished run: delete the file"):
+        compare(target, methods, prompts, console, Settings(4), file=file)
+
+
+@pytest.mark.parametrize("category", ["[/math]", "[math]", "[bold]x"])
+def test_categories_are_no_markup(results, category):
+    rows = [{**row, "by_category": {category: 1.0, "other": 2.0}} for row in records(results)]
+    console = Console(width=200)
+    assert category in "".join(segment.text for segment in console.render(table(rows, "title")))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"speedup": None}, {"by_category": {"a": None}}, {"method": 1}, {"speedup_quartiles": [None]}]
+)
+def test_records_with_holes_are_refused(results, changes, tmp_path):
+    (tmp_path / "bench.json").write_text(json.dumps([{**row, **changes} for row in records(results)]))
+    with pytest.raises(ValueError, match="measure again"):
+        read_bench(tmp_path / "bench.json")
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Pushes that fail leave what was there, and repositories that are no drafters are refused."""
 
 import contextlib
+import json
 
 import pytest
 from huggingface_hub import HfApi
 from loopback import REPO, USER
 from tiny import pard_folder, ppd_folder, tiny_model
+from trained import train_ppd
 
 import hf_paradraft as pd
 from hf_paradraft.integration.publish import push_folder
@@ -36,23 +38,58 @@ def test_a_cut_connection_leaves_what_was_there(hub, tmp_path, folder_of, monkey
         assert hub.files(REPO) == after
 
 
-def test_a_failed_push_leaves_no_empty_repository(hub, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError, PermissionError, KeyboardInterrupt])
+def test_a_failed_push_leaves_no_empty_repository(error, hub, tmp_path, monkeypatch):
+    """Whoever stops it: the line, the disk or a person."""
     folder = pard_folder(tmp_path)
 
     def fails(*_, **__):
-        raise RuntimeError("the line broke")
+        raise error("stopped")
 
     with monkeypatch.context() as patch:
         patch.setattr(HfApi, "create_commit", fails)
-        with pytest.raises(OSError, match="was not published"):
+        with pytest.raises((OSError, KeyboardInterrupt), match=r"was not published|stopped"):
             push_folder(folder, REPO)
     assert not HfApi().repo_exists(REPO)
+    if error is KeyboardInterrupt:
+        return
     push_folder(folder, REPO)
     with monkeypatch.context() as patch:
         patch.setattr(HfApi, "create_commit", fails)
         with pytest.raises(OSError, match="as it was"):
             push_folder(folder, REPO)
     assert HfApi().repo_exists(REPO)  # what was there before stays
+
+
+def test_measurements_of_former_weights_do_not_stay_on_the_hub(hub, tmp_path):
+    folder = pard_folder(tmp_path)
+    push_folder(folder, REPO)
+    for name in ("bench.json", "tau.png", "notes.txt"):
+        HfApi().upload_file(path_or_fileobj=b"old", path_in_repo=name, repo_id=REPO)
+    push_folder(folder, REPO)
+    assert not {"bench.json", "tau.png"} & set(hub.files(REPO))
+    assert "notes.txt" in hub.files(REPO)
+
+
+def test_a_card_that_cannot_be_read_is_named(hub, tmp_path):
+    folder = pard_folder(tmp_path)
+    (folder / "README.md").write_text("---\nlicense: [mit\n---\n")
+    with pytest.raises(ValueError, match=r"README.md does not begin with YAML that can be read"):
+        push_folder(folder, REPO, license="mit")
+    assert not HfApi().repo_exists(REPO)
+
+
+def test_the_base_of_an_adapter_is_no_path_elsewhere(hub, folder, monkeypatch):
+    """Trained as `base/small` beside, and pushed from another place, the card said that it was a repository."""
+    monkeypatch.chdir(folder)
+    (folder / "base").mkdir()
+    (folder / "target").rename(folder / "base" / "small")
+    options = {"max_steps": 1, "use_cpu": True, "max_length": 64}
+    train_ppd("base/small", "rows.jsonl", "out", **options)
+    monkeypatch.chdir(folder / "base")
+    push_folder(folder / "out", REPO)
+    assert json.loads(hub.files(REPO)["adapter_config.json"])["base_model_name_or_path"] is None
+    assert b"base/small" not in hub.files(REPO)["README.md"]
 
 
 def test_a_reply_lost_after_the_hub_did_its_work(hub, tmp_path, monkeypatch):
