@@ -22,7 +22,7 @@ from .checks import Refused, changes_its_scale, check_call, check_lengths, left_
 from .drafts import DraftBuilder
 from .features import Features
 from .lookup import COPIED
-from .recurrent import check_continues, check_roll_back, is_recurrent
+from .recurrent import check_roll_back, is_recurrent
 from .sequence import Ends, Sequence, padded, processors_of_sequences
 from .tree_attention import TreeAttention, attention_windows, or_sdpa
 from .verify import ChainVerifier, RecurrentVerifier, TreeVerifier, extend_to
@@ -398,7 +398,6 @@ def make_verifier(
         if batch_size > 1:
             raise Refused(f"{type(model).__name__} has recurrent layers and is served one prompt at a time with a drafter.")
         check_roll_back(cache)
-        check_continues(model, "past_key_values" if "past_key_values" in model_kwargs else "cache_params")
         return RecurrentVerifier(model, model_kwargs, per_token, begin, begin)
     explicit = (
         windows is not None

@@ -82,7 +82,10 @@ def check_call(
             f"{type(model).__name__} reads its prompt in both directions here: load it with is_decoder=True, or generate without "
             "a drafter."
         )
-    check_forgets(model)
+    try:
+        check_forgets(model)
+    except ValueError as error:
+        raise Refused(str(error)) from None
     if input_ids.shape[0] > 1:
         if streamer is not None:
             raise Refused(f"A streamer shows one text, but there are {input_ids.shape[0]} prompts: leave the streamer out.")

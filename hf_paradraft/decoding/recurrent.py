@@ -4,17 +4,11 @@ So it is copied before a draft is read; after a rejection the copy comes back, a
 again, in front of its own draft. A few more rows cost little; when too many have piled up, one round goes without a draft.
 """
 
-from weakref import WeakKeyDictionary
-
-import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin, StaticLayer
 
-from ..hardware import input_device
-
 MOST_UNREAD = 32  # tokens behind a state that are read again with every draft; with more they are read for good
-_continues: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def is_recurrent(cache: Cache) -> bool:
@@ -75,46 +69,3 @@ def check_roll_back(cache: Cache) -> None:
     linear = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
     if any(any(layer.has_previous_state.values()) for layer in linear):
         raise ValueError("A recurrent state cannot be continued with a drafter: leave past_key_values unset.")
-
-
-@torch.no_grad()
-def check_continues(model: PreTrainedModel, name: str) -> None:
-    """Try once whether `model` reads several tokens behind a state as it reads them one after the other; not all can.
-
-    Args:
-        model: a target or a drafter.
-        name: of the argument that takes its cache.
-
-    Raises:
-        ValueError: it does not.
-    """
-    if model not in _continues:
-        training = model.training
-        model.eval()
-        try:
-            together, alone = (_read_in_parts(model, name, sizes) for sizes in ((4, 4), (4, 1, 1, 1, 1)))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # whatever a model raises that was not written for it
-            _continues[model] = False
-        else:
-            tolerance = 1e-3 if model.dtype == torch.float32 else 0.3  # a forgotten state makes logits that have little in common
-            _continues[model] = bool((together - alone).abs().max() < tolerance * together.std())
-        finally:
-            model.train(training)
-    if not _continues[model]:
-        raise ValueError(
-            f"{type(model).__name__} does not read several tokens behind its recurrent state as it does one by one, so it can "
-            "neither verify drafts nor make them: generate without a drafter, or use another one."
-        )
-
-
-def _read_in_parts(model: PreTrainedModel, name: str, sizes: tuple[int, ...]) -> Tensor:
-    """Logits `(1, n, V)` float32 of some tokens, read in so large parts."""
-    cache = DynamicCache(config=model.config.get_text_config())
-    parts = []
-    for part in torch.arange(sum(sizes), device=input_device(model))[None].split(sizes, dim=1):
-        positions = {"position_ids": part} if name == "past_key_values" else {}
-        ids = (part + 1) % model.config.get_text_config().vocab_size
-        parts.append(model(ids, use_cache=True, **{name: cache}, **positions).logits.float())
-    return torch.cat(parts, dim=1)

@@ -12,10 +12,10 @@ from transformers.cache_utils import DynamicLayer
 
 from ..decoding.cache import RaggedCache, check_forgets, empty_cache, takes
 from ..decoding.compiled import compiled_forward
-from ..decoding.recurrent import MOST_UNREAD, check_continues, copy_states, end_windows, is_recurrent, put_back
+from ..decoding.recurrent import MOST_UNREAD, copy_states, end_windows, is_recurrent, put_back
 from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
 from ..protocol import Prefix
-from .drafter_cache import make_room, plain_cache
+from .drafter_cache import check_continues, make_room, plain_cache
 from .nodes import Nodes, ragged_rows
 
 
@@ -31,7 +31,7 @@ def check_drafts(model: PreTrainedModel) -> None:
     if not takes(type(model), "past_key_values"):  # type: ignore[arg-type]  # a class is hashable
         raise ValueError(f"{type(model).__name__} has no attention layers, so nothing counts what it has read: it cannot draft.")
     if is_recurrent(empty_cache(model)):
-        check_continues(model, "past_key_values")
+        check_continues(model)
 
 
 @torch.no_grad()

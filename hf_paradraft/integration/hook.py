@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
+from torch import LongTensor
 from transformers import GenerationMixin, PreTrainedModel, __version__
 from transformers.generation import GenerationMode
 
@@ -20,6 +21,7 @@ from ..decoding.call import NOTES, Notes
 from ..decoding.checks import check_drafter
 from ..drafters.kinds import KINDS
 from .pairing import check_same_tokenizer
+from .probe import check_reads
 
 EXPECTED = {
     "_assisted_decoding": {
@@ -28,6 +30,13 @@ EXPECTED = {
     },
     "_validate_generation_mode": {"self", "generation_mode", "generation_config", "generation_mode_kwargs"},
     "_prepare_generation_config": {"self", "generation_config", "kwargs"},
+}  # fmt: skip
+
+
+# What a call has that brings nothing but a text; other inputs decide how a target reads, and one look cannot know them.
+TEXT_ALONE = {
+    "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer", "inputs_embeds", "attention_mask",
+    "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep",
 }  # fmt: skip
 
 
@@ -58,14 +67,24 @@ def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | N
     return assistant if callable(getattr(assistant, "start_drafting", None)) else None
 
 
-def _decode(model: PreTrainedModel, *args: Any, drafter: Any, tokenizers: Sequence[Any] = (None, None), **kwargs: Any) -> Any:
-    """Our loop, or PEARL's where it is asked for and may win something, after one look at the pair."""
+def _decode(
+    model: PreTrainedModel,
+    input_ids: LongTensor,
+    *args: Any,
+    drafter: Any,
+    tokenizers: Sequence[Any] = (None, None),
+    **kwargs: Any,
+) -> Any:
+    """Our loop, or PEARL's where it is asked for and may win something, after one look at the pair, and at the target."""
     if drafter is not None:
         check_drafter(drafter)
         check_same_tokenizer(model, drafter, *tokenizers)
+        if not any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
+            mask = kwargs.get("attention_mask")
+            check_reads(model, len(input_ids) > 1 or (mask is not None and not bool(mask.all())))
     overlaps = drafter is not None and pearl.may_overlap(drafter, model)
     decode = pearl.overlapped_decoding if overlaps else loop.speculative_decoding
-    return decode(model, *args, drafter=drafter, **kwargs)
+    return decode(model, input_ids, *args, drafter=drafter, **kwargs)
 
 
 @wraps(loop.speculative_decoding, assigned=("__doc__",))  # the module stays its own, for pickle

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft as pd
 from hf_paradraft.decoding.accept import typical_path
+from hf_paradraft.integration.probe import check_reads
 
 
 class Recorder(BaseStreamer):
@@ -147,6 +148,7 @@ def test_the_trace_tells_every_round(target, drafter, tree_size):
 
 
 def test_one_forward_of_each_model_per_round(target, drafter, prompt):
+    check_reads(target, several=False)  # once for each target
     counts = {"target": 0, "drafter": 0}
     for name, model in (("target", target), ("drafter", drafter)):
         model.register_forward_pre_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))

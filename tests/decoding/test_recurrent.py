@@ -91,7 +91,7 @@ def test_prompts_in_pieces(name, monkeypatch):
 @pytest.mark.parametrize("name", sorted(CANNOT))
 def test_targets_that_forget_their_state_are_refused(name, prompt):
     drafter = near_copy(tiny_model())
-    with pytest.raises(ValueError, match="behind its recurrent state"):
+    with pytest.raises(ValueError, match="does not read drafts as it reads tokens one by one"):
         target_of(name).generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
 
 
@@ -156,7 +156,7 @@ OTHERS = {
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("mamba", "no attention layers"), ("openai-gpt", "cannot drop tokens"), ("jamba", "neither verify drafts nor make them")],
+    [("mamba", "no attention layers"), ("openai-gpt", "cannot drop tokens"), ("jamba", "so it can not draft")],
 )
 def test_models_that_cannot_draft(name, message, prompt):
     torch.manual_seed(0)

@@ -116,7 +116,7 @@ def test_an_offloaded_targets_latency_and_probe(tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
     from hf_paradraft.decoding.latency import row_latency
-    from hf_paradraft.decoding.recurrent import check_continues
+    from hf_paradraft.drafters.drafter_cache import check_continues
     from hf_paradraft.hardware import input_device
 
     monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path / "latency")
@@ -130,4 +130,4 @@ def test_an_offloaded_targets_latency_and_probe(tmp_path, monkeypatch):
         linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
         shared_expert_intermediate_size=16,
     )  # fmt: skip
-    check_continues(disk_offload(AutoModelForCausalLM.from_config(config).eval(), tmp_path / "two"), "past_key_values")
+    check_continues(disk_offload(AutoModelForCausalLM.from_config(config).eval(), tmp_path / "two"))

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GenerationConfig
 import hf_paradraft as pd
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.drafters.ppd.drafter import PpdDrafter
+from hf_paradraft.integration.probe import check_reads
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
 TARGETS = {name: tiny_model(name) for name in NAMES}
@@ -68,6 +69,7 @@ def test_peft_models_draft_by_themselves(tmp_path, prompt):
 
 def test_one_forward_per_round(prompt):
     target, drafter = TARGETS["llama"], adapter_for("llama")
+    check_reads(target, several=False)  # once for each target
     forwards = []
     handle = target.register_forward_pre_hook(lambda *_: forwards.append(1))
     target.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)

@@ -19,7 +19,7 @@ LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-LIMITS = {"loop files": 28, "loop tokens": 26_030, "package tokens": 126_000}
+LIMITS = {"loop files": 28, "loop tokens": 25_710, "package tokens": 127_100}
 
 
 def docstrings(tree: ast.Module) -> set[tuple[int, int]]:

@@ -1,0 +1,115 @@
+"""Targets that read drafts, or padded prompts, in another way than tokens one by one are refused, and no others are."""
+
+import pytest
+import torch
+import transformers
+from tiny import ARCHITECTURES, near_copy, tiny_model
+from transformers import FalconMambaConfig, FalconMambaForCausalLM
+
+from hf_paradraft.integration import probe
+from hf_paradraft.integration.probe import check_reads
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128,
+}  # fmt: skip
+SIGHT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 8,
+}
+QWEN_SIGHT = {
+    "depth": 1,
+    "hidden_size": 32,
+    "num_heads": 4,
+    "intermediate_size": 48,
+    "out_hidden_size": 32,
+    "fullatt_block_indexes": [0],
+}
+
+
+def of(name, config, **options):
+    torch.manual_seed(0)
+    return getattr(transformers, f"{name}ForConditionalGeneration")(getattr(transformers, config)(**options)).eval()
+
+
+def git():
+    sizes = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
+    torch.manual_seed(0)
+    config = transformers.GitConfig(**sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0, vision_config=SIGHT)
+    return transformers.GitForCausalLM(config).eval()
+
+
+def paligemma(text):
+    sizes = {"model_type": text, **SIZES, "head_dim": 8}
+    sight = {"model_type": "siglip_vision_model", **SIGHT}
+    options = {"text_config": sizes, "vision_config": sight, "image_token_index": 63, "projection_dim": 32, "hidden_size": 32}
+    return of("PaliGemma", "PaliGemmaConfig", **options)
+
+
+def exaone():
+    text = {"model_type": "exaone4", **SIZES, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+    return of("Exaone4_5_", "Exaone4_5_Config", text_config=text, vision_config=QWEN_SIGHT)
+
+
+def hyperclova():
+    sight = {"model_type": "qwen2_5_vl_vision", **QWEN_SIGHT}
+    text = {"model_type": "hyperclovax", **SIZES}
+    return of("HyperCLOVAXVisionV2", "HyperCLOVAXVisionV2Config", text_config=text, vision_config=sight)
+
+
+ODD = {  # which of drafts and padded prompts they read in another way
+    "git": (git, False, True),
+    "paligemma": (lambda: paligemma("gemma"), True, True),
+    "paligemma 2": (lambda: paligemma("gemma2"), True, True),
+    "exaone 4.5": (exaone, False, True),
+    "hyperclova x vision": (hyperclova, False, True),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_targets_that_make_positions_themselves_are_refused(name):
+    make, drafts, padded = ODD[name]
+    target = make()
+    for several, refused in ((False, drafts), (True, padded)):
+        if refused:
+            with pytest.raises(ValueError, match="as it reads tokens one by one"):
+                check_reads(target, several)
+        else:
+            check_reads(target, several)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_that_is_forgotten_is_noticed_in_any_dtype(dtype):
+    """In bf16 it passed for rounding."""
+    torch.manual_seed(0)
+    config = FalconMambaConfig(
+        vocab_size=64, hidden_size=32, state_size=8, num_hidden_layers=2, intermediate_size=64, time_step_rank=4
+    )
+    with pytest.raises(ValueError, match="does not read drafts"):
+        check_reads(FalconMambaForCausalLM(config).to(dtype).eval(), several=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_others_are_served(architecture, dtype):
+    for several in (False, True):
+        check_reads(tiny_model(architecture, dtype=dtype), several)
+
+
+def test_one_look_at_a_target_is_enough(target, drafter, prompt, monkeypatch):
+    looks, sound = [], probe._is_sound
+    monkeypatch.setattr(probe, "_is_sound", lambda model, several: looks.append(several) or sound(model, several))
+    batch = {"attention_mask": torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]), "pad_token_id": 0}
+    for _ in range(2):
+        target.generate(prompt, assistant_model=drafter, max_new_tokens=3)
+        target.generate(prompt.repeat(2, 1), assistant_model=near_copy(target), max_new_tokens=3, **batch)
+    assert looks == [False, True]
+    assert not target.training
+    target.train()
+    probe._reads.pop(target)
+    target.generate(prompt, assistant_model=drafter, max_new_tokens=3)
+    assert target.training
