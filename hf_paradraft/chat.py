@@ -4,10 +4,11 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from jinja2.exceptions import TemplateError
 from tokenizers.decoders import DecodeStream
 from torch import LongTensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -59,6 +60,28 @@ def encode_chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Ma
 def encode_question(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor:
     """A conversation of one turn, up to where the answer begins: int64 `(1, n)`."""
     return LongTensor([encode_chat_prompt(tokenizer, [{"role": "user", "content": text}])])
+
+
+def learned_context(model: PreTrainedModel) -> int | None:
+    """How many tokens a model has positions for, where it learned each of them; None where longer texts can be read."""
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    words = model.get_input_embeddings()
+    tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding) and part is not words]
+    return context if any(0 <= table.num_embeddings - (context or 0) <= 2 for table in tables) else None
+
+
+def check_room(model: PreTrainedModel, tokens: int, new: int) -> None:
+    """Refuse a prompt whose answer has no place in a model's context.
+
+    Raises:
+        ValueError: there is none.
+    """
+    context = learned_context(model)
+    if context is not None and tokens + new > context:
+        raise ValueError(
+            f"A prompt of {tokens} tokens with up to {new} new ones has no place in the target's context of {context}: shorten "
+            "one of both."
+        )
 
 
 class Detokeniser:

@@ -147,11 +147,15 @@ def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not JSON lines: it is packed, or no text in UTF-8 ({error}).") from None
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{file} is not JSON lines: line {number}: {error}") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{file}, line {number}: wanted an object, but found {row!r:.60}.")

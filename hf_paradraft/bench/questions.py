@@ -11,7 +11,7 @@ from torch import LongTensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..chat import encode_chat_prompt, whole_characters
+from ..chat import check_room, encode_chat_prompt, whole_characters
 from ..files import rows_of
 
 TEXT_COLUMNS = ("prompt", "question", "instruction", "text")  # HumanEval has a prompt, GSM8K a question
@@ -86,7 +86,11 @@ def _question(row: Any, name: str, place: str) -> Question:
 def ask(
     questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel, max_new_tokens: int
 ) -> list[Prompt]:
-    """A prompt for every turn; `target` answers the turns before by plain greedy `generate`."""
+    """A prompt for every turn; `target` answers the turns before by plain greedy `generate`.
+
+    Raises:
+        ValueError: one has no place in the target's context.
+    """
     prompts = []
     several = any(len(question.turns) > 1 for question in questions)
     for question in tqdm(questions, "earlier turns", unit="question", disable=not several):
@@ -94,6 +98,7 @@ def ask(
         for number, turn in enumerate(question.turns, 1):
             messages.append({"role": "user", "content": turn})
             ids = LongTensor([encode_chat_prompt(tokenizer, messages)])
+            check_room(target, ids.shape[1], max_new_tokens)
             prompts.append(Prompt(question.category, ids))
             if number < len(question.turns):
                 ids = ids.to(target.device)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.text import Text
+from safetensors import SafetensorError
 
 from .. import __version__
 from . import decode, make, measure, publish, train
@@ -44,6 +45,6 @@ def main() -> None:
             raise
         Console(stderr=True).print(Text(f"{error.name} is not installed: pip install 'hf-paradraft[{extra}]'"), soft_wrap=True)
         raise SystemExit(1) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
         Console(stderr=True).print(Text.assemble(("paradraft: ", "bold red"), str(error)), soft_wrap=True)
         raise SystemExit(1) from None

@@ -16,7 +16,7 @@ from ..bench.measure import Measurement, Settings, bench, check_equality
 from ..bench.methods import Method
 from ..bench.questions import Prompt, Question
 from ..bench.results import environment, records
-from ..chat import Detokeniser, encode_question
+from ..chat import Detokeniser, check_room, encode_question
 from ..protocol import Drafter
 from ..report.tables import table
 from .differences import explain
@@ -66,6 +66,7 @@ def stream_one(
     """Answer `prompt` with the drafter, coloured, and compare with plain `generate`; returns plain tokens per second."""
     ids = encode_question(tokenizer, prompt).to(target.device)
     begin = ids.shape[1]
+    check_room(target, begin, max_new_tokens)
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, "do_sample": False}
     target.generate(ids, **{**arguments, "max_new_tokens": 2}, assistant_model=drafter)  # warm up
     console.rule("[bold]prompt")

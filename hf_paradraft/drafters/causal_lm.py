@@ -25,6 +25,8 @@ def check_files(folder: Path) -> None:
         raise OSError(f"{index} does not say in which file a weight lies (weight_map): save or download it again.")
     wanted = set(files.values())
     wanted.add("tokenizer_config.json")
+    if not any(any(folder.glob(pattern)) for pattern in ("tokenizer.json", "tokenizer.model", "vocab.*")):
+        wanted.add("tokenizer.json")
     if missing := sorted(name for name in wanted if not (folder / name).exists()):
         raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")
 

@@ -154,7 +154,9 @@ def unpickled(file: Path) -> dict[str, Tensor]:
         if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
             raise ValueError("it holds more than tensors")
     except Exception as error:  # a foreign pickle fails in many ways
-        raise OSError(f"{file} holds no weights that can be read safely: {type(error).__name__}: {error}"[:300]) from error
+        raise OSError(
+            f"{file} holds no weights that can be read safely ({type(error).__name__}): ask its publisher for safetensors."
+        ) from error
     return {str(name): tensor for name, tensor in loaded.items()}
 
 

@@ -54,6 +54,8 @@ def turns(stack: PreTrainedModel, states: Tensor, positions: LongTensor) -> tupl
 def sizes_of(target: PreTrainedModel) -> dict[str, Any]:
     """A target's sizes, for the config of layers like its own: of Llama, Qwen3, or others that name them so."""
     config = target.config.get_text_config()
+    if getattr(config, "num_attention_heads", None) is None:
+        raise ValueError(f"{type(target).__name__} has no attention heads, of which such a drafter's layers are made.")
     heads, rope = config.num_attention_heads, getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)  # where kinds of layers differ
     return {

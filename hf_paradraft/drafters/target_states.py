@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel
@@ -157,6 +157,12 @@ class TargetStates:
         temporary.replace(file)
 
 
-def _read(file: Path, names: list[str]) -> dict[str, Tensor]:
-    with safe_open(file, framework="pt") as opened:
-        return {name: opened.get_tensor(name) for name in names}
+def _read(file: Path, names: list[str]) -> dict[str, Tensor] | None:
+    """A text's states; None where the file is damaged, and is then removed, so that it is made again."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        logger.warning("%s is damaged (%s), and is made again.", file, error)
+        file.unlink()
+        return None

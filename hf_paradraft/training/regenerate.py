@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..chat import render_chat
+from ..chat import learned_context, render_chat
 from ..files import read_json, rows_of
 from ..protocol import Drafter
 from ..whole_files import write_whole
@@ -242,6 +242,15 @@ def regenerate(
     if not prompts:
         raise ValueError(f"{source} has no prompts: chats need a turn before the assistant's, and texts some tokens.")
     encoded = [_prompt_ids(row, tokenizer) for row in prompts]
+    if (context := learned_context(target)) is not None:
+        fits = [place for place, ids in enumerate(encoded) if len(ids) + max_new_tokens <= context]
+        if not fits:
+            raise ValueError(
+                f"No prompt of {source} leaves room for {max_new_tokens} tokens in the target's context of {context}."
+            )
+        if len(fits) < len(encoded):
+            logger.warning("%d of %d prompts leave no room in the context: left out.", len(encoded) - len(fits), len(encoded))
+        prompts, encoded = [prompts[place] for place in fits], [encoded[place] for place in fits]
     run, part = (output.with_name(f"{output.name}.{name}") for name in ("run", "part"))
     done = 0
     written: dict[int, dict[str, Any]] = {}

@@ -7,10 +7,19 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import find_adapter_config_file
 
 from ..files import names_folder
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.*", "tokenizer_config.json")
 
 
 def is_packed(name: str | Path) -> bool:
@@ -56,19 +65,33 @@ def refuse_trimmed(config: Mapping[str, Any], name: str | Path) -> None:
         )
 
 
+@names_folder
+def config_of(name: str | Path) -> PreTrainedConfig:
+    """The config of a causal LM in a folder or on the Hub.
+
+    Raises:
+        OSError, ValueError: nothing readable there.
+    """
+    return AutoConfig.from_pretrained(name, trust_remote_code=False)
+
+
+@names_folder
 def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a causal LM.
 
     Raises:
-        OSError, ValueError: as for `open_model`.
+        OSError, ValueError: as for `open_model`; or a folder has none.
     """
+    if Path(name).is_dir() and not any(file.exists() for pattern in TOKENIZERS for file in Path(name).glob(pattern)):
+        raise OSError(f"{name} has no tokenizer ({', '.join(TOKENIZERS)}): save the model's there.")
     if not is_packed(name):
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     with _reading(name):
         return AutoTokenizer.from_pretrained(Path(name).parent, gguf_file=Path(name).name, trust_remote_code=False)
 
 
-def open_model(name: str | Path, whole: bool = False, **place: Any) -> PreTrainedModel:
+@names_folder
+def open_model(name: str | Path, *, whole: bool = False, **place: Any) -> PreTrainedModel:
     """A causal LM in evaluation mode.
 
     Args:

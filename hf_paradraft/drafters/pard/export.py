@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from ...files import FILES
+from ...training.target import config_of, refuse_packed
 from ..config_file import read_config
 from .model import PardDrafter
 
@@ -34,9 +35,8 @@ def export(folder: Path, output: Path, engine: str, target: str | None, pad: boo
         )
     drafter = PardDrafter.from_pretrained(folder, dtype="auto")
     if target is not None:
-        _match_vocabulary(
-            drafter, AutoConfig.from_pretrained(target, trust_remote_code=False).get_text_config().vocab_size, engine, pad
-        )
+        refuse_packed(target, "its config is read")
+        _match_vocabulary(drafter, config_of(target).get_text_config().vocab_size, engine, pad)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as name:
         drafter.save_pretrained(name)

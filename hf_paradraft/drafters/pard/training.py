@@ -10,15 +10,15 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import find_adapter_config_file
 
-from ...decoding.tree_attention import additive
+from ...decoding.tree_attention import additive, attention_windows
 from ...hub.card import hub_name
 from ...training.metrics import acceptance
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer, block_mask
 from ...training.run import RunInputs, TrainingOptions, option
-from ...training.target import is_packed, refuse_packed, refuse_trimmed
+from ...training.target import config_of, is_packed, refuse_packed, refuse_trimmed
 from .config import MASK_KEYS
 from .model import PardDrafter
 
@@ -111,11 +111,11 @@ class PardTraining(TrainingOptions):
         if self.eval_file is None:
             raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
         if not is_packed(self.target) and find_adapter_config_file(self.target) is None:
-            refuse_trimmed(AutoConfig.from_pretrained(self.target, trust_remote_code=False).to_dict(), self.target)
+            refuse_trimmed(config_of(self.target).to_dict(), self.target)
 
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PardDrafter:
         """The small model as a drafter, in fp32: AdamW's small steps vanish in bf16."""
-        config, mask = AutoConfig.from_pretrained(self.model, trust_remote_code=False), self.mask_token_id
+        config, mask = config_of(self.model), self.mask_token_id
         if mask is None and all(getattr(config, key, None) is None for key in MASK_KEYS):
             mask = tokenizer.mask_token_id
         attention = {"attn_implementation": "flex_attention"} if torch.cuda.is_available() else {}  # no mask of R² entries
@@ -124,6 +124,11 @@ class PardTraining(TrainingOptions):
     def prepare(self, inputs: RunInputs) -> tuple[PardDrafter, PardTrainer]:
         """As `TrainingOptions.prepare`."""
         drafter = cast(PardDrafter, inputs.model)
+        if attention_windows(drafter) is None and drafter.config._attn_implementation != "flex_attention":
+            raise ValueError(
+                f"{type(drafter).__name__} takes no masks and positions as they are given, and is taught by rows that need them: "
+                "take a model whose layers are all of ordinary attention."
+            )
         options = drafter.speculation_config
         options.num_draft_tokens = max(options.num_draft_tokens, self.num_depths)
         trainer = PardTrainer(

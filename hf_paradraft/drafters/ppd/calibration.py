@@ -9,12 +9,11 @@ from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import AutoConfig, AutoTokenizer
 
-from ...files import read_json
+from ...files import read_json, tensor_names
 from ...training.arguments import check_context
 from ...training.data import encode_rows, load_rows
-from ...training.target import open_model, refuse_packed
+from ...training.target import config_of, open_model, open_tokenizer, refuse_packed
 from .config import PpdConfig
 from .drafting import MAX_RANKS
 from .guess import check_takes_masks, guess_at
@@ -130,8 +129,9 @@ def calibrate_folder(
     if name is None:
         raise ValueError("The adapter does not name its base model: pass --model.")
     refuse_packed(name, "prompt tokens are calibrated with ordinary ones")
-    check_context(AutoConfig.from_pretrained(name, trust_remote_code=False), max_length)
-    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    check_context(config_of(name), max_length)
+    tensor_names(folder)  # raises for what is damaged
+    tokenizer = open_tokenizer(name)
     samples = encode_rows(load_rows(data), tokenizer, max_length)
     place: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
     adapted = PeftModel.from_pretrained(open_model(name, dtype=dtype, **place), str(folder))
