@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hf_paradraft.drafters.dspark.training import DSparkTraining
+from hf_paradraft.drafters.dspark.training import DFlashTraining, DSparkTraining
 from hf_paradraft.drafters.eagle3.training import Eagle3Training
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTraining
 from hf_paradraft.drafters.pard.training import PardTraining
@@ -25,4 +25,5 @@ train_pard = run_of(PardTraining, "model")
 train_ppd = run_of(PpdTraining)
 train_parallelspec = run_of(ParallelSpecTraining)
 train_dspark = run_of(DSparkTraining)
+train_dflash = run_of(DFlashTraining)
 train_eagle3 = run_of(Eagle3Training)

@@ -18,6 +18,7 @@ KINDS = {
     "ppd": ("ppd", "PpdTraining"),
     "parallelspec": ("parallelspec", "ParallelSpecTraining"),
     "dspark": ("dspark", "DSparkTraining"),
+    "dflash": ("dspark", "DFlashTraining"),
     "eagle3": ("eagle3", "Eagle3Training"),
 }
 

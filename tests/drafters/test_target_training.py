@@ -6,7 +6,7 @@ import pytest
 import torch
 from lossless import assert_lossless
 from tiny import EOS, make_tokenizer, tiny_model
-from trained import train_dspark, train_eagle3, train_parallelspec
+from trained import train_dflash, train_dspark, train_eagle3, train_parallelspec
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -26,7 +26,7 @@ OPTIONS = {
     "use_cpu": True,
     "max_length": 64,
 }
-RUNS = {"parallelspec": train_parallelspec, "dspark": train_dspark, "eagle3": train_eagle3}
+RUNS = {"parallelspec": train_parallelspec, "dspark": train_dspark, "dflash": train_dflash, "eagle3": train_eagle3}
 SMALL = {
     "parallelspec": {"style": "eagle", "num_masks": 2},
     "dspark": {"block_size": 3, "num_features": 2},
@@ -82,25 +82,26 @@ def test_eagle3_learns(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "confidence"), [(4, True), (0, False)])
-def test_dspark_learns(rank, confidence, folder):
+@pytest.mark.parametrize("kind", ["dspark", "dflash"])
+def test_blocks_learn(kind, folder):
     rows = folder / "rows.jsonl"
-    options = {**OPTIONS, "markov_rank": rank, "confidence": confidence, "block_size": 3, "num_features": 3, "num_layers": 1}
-    drafter = train_dspark(
+    heads = {"markov_rank": 4, "block_size": 3} if kind == "dspark" else {"block_size": 4}
+    options = {**OPTIONS, **heads, "num_features": 3, "num_layers": 1}
+    drafter = RUNS[kind](
         folder / "target", rows, folder / "out", max_steps=120, eval_file=folder / "some.jsonl", vocab=24, **options
     )
     record = drafter.paradraft["training"]
     assert record["eval"]["eval_acceptance_depth_0"] > 0.2
     assert record["acceptance"]["mean_emitted"] > 1.15
     again = pd.AutoDrafter.from_pretrained(folder / "out")
-    assert isinstance(again, pd.DSparkDrafter) == bool(rank)
-    if confidence:
+    assert isinstance(again, pd.DSparkDrafter) == (kind == "dspark")
+    if kind == "dspark":
         assert len(record["temperatures"]) == 3
         assert again.temperatures == record["temperatures"]
-    assert set(json.loads((folder / "out" / "config.json").read_text())) >= {
-        "speculators_model_type",
-        "aux_hidden_state_layer_ids",
-    }
+    written = json.loads((folder / "out" / "config.json").read_text())
+    assert written["speculators_model_type"] == kind
+    assert written["sample_from_anchor"] == (kind == "dspark")  # vLLM refuses it of DFlash
+    assert "aux_hidden_state_layer_ids" in written
     target = tiny_model("llama", num_hidden_layers=6, dtype=torch.float32)
     ids = torch.tensor([[1, 2, 3]])
     assert_lossless(target, again, ids, max_new_tokens=30, eos_token_id=EOS)
@@ -168,6 +169,7 @@ BAD = {
     "block": (train_dspark, {"block_size": 1}, "block_size must be at least 2"),
     "features": (train_dspark, {"num_features": 9}, "9 of them cannot be read"),
     "head": (train_dspark, {"markov_type": "lstm"}, "vanilla or gated or rnn"),
+    "heads": (train_dspark, {"markov_rank": 0, "confidence": False}, "train dflash"),
     "steps": (train_dspark, {"max_steps": 0}, "trains nothing"),
 }
 

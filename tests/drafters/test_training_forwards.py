@@ -75,13 +75,16 @@ def test_training_rows_are_what_is_drafted(style):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn", "dflash"])
 def test_training_blocks_are_what_is_drafted(kind):
     """The logits of a slot in training are those behind its anchor, with the text's own tokens before."""
     target = tiny_model("llama", num_hidden_layers=6)
-    drafter = block_drafter(target, 31, block_size=3, num_features=3, markov_rank=4, markov_type=kind)
-    torch.nn.init.normal_(drafter.markov.after.weight)
-    torch.nn.init.normal_(drafter.markov.before.weight)
+    if kind == "dflash":
+        drafter = block_drafter(target, 31, block_size=4, num_features=3, markov_rank=0, confidence=False, fill_in=True)
+    else:
+        drafter = block_drafter(target, 31, block_size=3, num_features=3, markov_rank=4, markov_type=kind)
+        torch.nn.init.normal_(drafter.markov.after.weight)
+        torch.nn.init.normal_(drafter.markov.before.weight)
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
     batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])
     seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
@@ -96,7 +99,9 @@ def test_training_blocks_are_what_is_drafted(kind):
             given = states_of(target, drafter.features, text, torch.ones_like(text, dtype=torch.bool))
             states = drafter.block_states(text, {key: own[:, :-1] for key, own in given.items()})
             before = batch["input_ids"][row, anchor : anchor + 3]
-            expected = drafter.base_logits(states)[0] + drafter.markov.along(before, states[0])
+            expected = drafter.base_logits(states)[0]
+            if kind != "dflash":
+                expected = expected + drafter.markov.along(before, states[0])
             torch.testing.assert_close(found["logits"][row, place], expected, rtol=1e-4, atol=1e-4)
             following = [ids[anchor + 1 + k] if anchor + 1 + k < length else -100 for k in range(3)]
             assert batch["labels"][row, place].tolist() == following

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import MASK, tiny_model
-from trained import train_dspark, train_eagle3, train_parallelspec, train_pard, train_ppd
+from trained import train_dflash, train_dspark, train_eagle3, train_parallelspec, train_pard, train_ppd
 from transformers import Trainer
 from typer.testing import CliRunner
 
@@ -23,6 +23,7 @@ RUNS = {
     "ppd": (train_ppd, {"num_prompt_tokens": 2}),
     "parallelspec": (train_parallelspec, {"style": "eagle", "num_masks": 2}),
     "dspark": (train_dspark, {"block_size": 3, "num_features": 2}),
+    "dflash": (train_dflash, {"block_size": 3, "num_features": 2}),
     "eagle3": (train_eagle3, {"num_draft_tokens": 2}),
 }
 

@@ -35,7 +35,7 @@ def slots(drafter: DFlashDrafter, batch: dict[str, Tensor], states: dict[Feature
     """What all blocks of a batch guess where every token before is known.
 
     Args:
-        drafter: attached to its target, its blocks anchor-first.
+        drafter: attached to its target.
         batch: from `AnchorCollator`.
         states: the target's hidden states `(B, N, d_t)`.
 
@@ -46,12 +46,13 @@ def slots(drafter: DFlashDrafter, batch: dict[str, Tensor], states: dict[Feature
     rows, width = ids.shape
     context, cache = drafter.fuse(states), DynamicCache()
     drafter.inject(context, torch.arange(width, device=ids.device).expand(rows, -1), cache)
-    places, before = batch["places"], batch["before"]
-    fed = torch.full_like(places, drafter.block.mask_token_id)
+    before = batch["before"]
+    positions = anchors.clamp(min=0)[..., None] + torch.arange(size, device=ids.device)
+    fed = torch.full_like(positions, drafter.block.mask_token_id)
     fed[..., 0] = ids.gather(1, anchors.clamp(min=0))
     seen = block_mask(anchors, width, size)
-    hidden = run(drafter.stack, drafter.embed(fed.flatten(1)), additive(seen, drafter.dtype), places.flatten(1), cache)
-    hidden = hidden.unflatten(1, (-1, size))
+    hidden = run(drafter.stack, drafter.embed(fed.flatten(1)), additive(seen, drafter.dtype), positions.flatten(1), cache)
+    hidden = drafter.guesses(hidden.unflatten(1, (-1, size)))
     found = {"logits": drafter.base_logits(hidden)}
     if isinstance(drafter, DSparkDrafter):
         if drafter.markov is not None:

@@ -52,6 +52,7 @@ def block_drafter(
     markov_type: str = "vanilla",
     confidence: bool = True,
     vocabulary: LongTensor | None = None,
+    fill_in: bool = False,
 ) -> DFlashDrafter:
     """An untrained drafter of blocks for `target`, attached to it: DSpark's, or DFlash's without rank and confidence.
 
@@ -59,11 +60,13 @@ def block_drafter(
         target: a decoder-only causal LM.
         mask_token_id: of the rows to be guessed.
         num_layers: of its own, Qwen3's in the target's sizes.
-        block_size: guesses of a block.
+        block_size: rows of a block.
         num_features: layers of the target that it reads, spread evenly.
         markov_rank, markov_type: of the head that looks at the token before; rank 0 for none.
         confidence: whether it says how sure it is.
         vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
+        fill_in: masks guess their own places, so that a block guesses a token less than it has rows (DFlash); else each row the
+            one behind it (DSpark).
 
     Raises:
         ValueError: options that do not fit the target.
@@ -78,7 +81,7 @@ def block_drafter(
         features=tuple(dict.fromkeys(min(max(0, key), total - 1) for key in chosen)),
         block_size=block_size,
         mask_token_id=mask_token_id,
-        fill_in=False,
+        fill_in=fill_in,
         target_hidden_size=config.hidden_size,
         target_layers=total,
         vocab_size=config.vocab_size,
@@ -102,39 +105,29 @@ def block_drafter(
 
 
 @dataclass(kw_only=True)
-class DSparkTraining(TargetTraining):
-    """Train a drafter of blocks on a target's hidden states; --markov-rank 0 --no-confidence is DFlash."""
+class BlockTraining(TargetTraining):
+    """What runs of drafters of blocks share."""
 
-    kind: ClassVar[str] = "dspark"
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
 
     learning_rate: float = option("The highest of the run.", 6e-4, above=0)
     num_layers: int = option("Of the drafter.", 2, least=1)
-    block_size: int = option("Tokens that a block guesses.", 7, least=2)
     num_features: int = option("Layers of the target that are read.", 5, least=1)
     num_anchors: int = option("Blocks in each text, at most.", 32, least=1)
-    markov_rank: int = option("Of the head that looks at the token before; 0: none, which is DFlash.", 64, least=0)
-    markov_type: Literal["vanilla", "gated", "rnn"] = option("What that head is.", "vanilla")
-    confidence: bool = option("Learn how sure each guess is.", True)
+
+    def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
+        """The untrained drafter."""
+        raise NotImplementedError
 
     def prepare(self, inputs: RunInputs) -> tuple[DFlashDrafter, AnchorTrainer]:
         """As `TrainingOptions.prepare`."""
-        drafter = block_drafter(
-            inputs.model,
-            unused_token(inputs.tokenizer, inputs.model.config.get_text_config().vocab_size),
-            self.num_layers,
-            self.block_size,
-            self.num_features,
-            self.markov_rank,
-            self.markov_type,
-            self.confidence,
-            self.vocabulary(inputs),
-        )
+        mask = unused_token(inputs.tokenizer, inputs.model.config.get_text_config().vocab_size)
+        drafter = self.make(inputs.model, mask, self.vocabulary(inputs))
         trainer = AnchorTrainer(
             Blocks(drafter),
             inputs.arguments,
             self.states(inputs, drafter.features, drafter.vocabulary),
-            self.block_size,
+            drafter.block.num_drafts,
             math.exp(-1 / FADING),
             self.num_anchors,
             train_dataset=inputs.train_set,
@@ -144,9 +137,45 @@ class DSparkTraining(TargetTraining):
 
     def record(self) -> dict[str, Any]:
         """As `TrainingOptions.record`."""
-        names = ("num_layers", "block_size", "num_anchors", "markov_rank")
-        method = "dspark" if self.markov_rank or self.confidence else "dflash"
-        return {**super().record(), "method": method, **{name: getattr(self, name) for name in names}}
+        names = {"num_layers", "block_size", "num_anchors", "markov_rank"}
+        return {**super().record(), **{name: value for name, value in vars(self).items() if name in names}}
+
+
+@dataclass(kw_only=True)
+class DFlashTraining(BlockTraining):
+    """Train a drafter of blocks on a target's hidden states, as DFlash's publishers have it: masks are filled in."""
+
+    kind: ClassVar[str] = "dflash"
+
+    block_size: int = option("Rows of a block, which guesses one token less.", 8, least=2)
+
+    def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
+        """As `BlockTraining.make`."""
+        sizes = (self.num_layers, self.block_size, self.num_features)
+        return block_drafter(target, mask_token_id, *sizes, 0, confidence=False, vocabulary=vocabulary, fill_in=True)
+
+
+@dataclass(kw_only=True)
+class DSparkTraining(BlockTraining):
+    """Train a drafter of blocks on a target's hidden states, with heads on the token before and on how sure it is."""
+
+    kind: ClassVar[str] = "dspark"
+
+    block_size: int = option("Tokens that a block guesses.", 7, least=2)
+    markov_rank: int = option("Of the head that looks at the token before; 0: none.", 64, least=0)
+    markov_type: Literal["vanilla", "gated", "rnn"] = option("What that head is.", "vanilla")
+    confidence: bool = option("Learn how sure each guess is.", True)
+
+    def check(self) -> None:
+        """As `TrainingOptions.check`."""
+        super().check()
+        if not self.markov_rank and not self.confidence:
+            raise ValueError("A DSpark drafter without both of its heads is a DFlash one: train dflash.")
+
+    def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
+        """As `BlockTraining.make`."""
+        sizes = (self.num_layers, self.block_size, self.num_features, self.markov_rank, self.markov_type, self.confidence)
+        return block_drafter(target, mask_token_id, *sizes, vocabulary)
 
     def measure(self, drafter: DFlashDrafter, inputs: RunInputs) -> dict[str, Any]:
         """Temperatures of the confidences, and the acceptance with them."""
