@@ -1,5 +1,6 @@
 """One way to generate: a name, and what to pass to `target.generate`."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,11 @@ def prompt_lookup(num_tokens: int = 10) -> Method:
     return Method("prompt-lookup", {"prompt_lookup_num_tokens": num_tokens})
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what transformers' assisted generation tells of the arguments that it passes itself."""
+    return "Passing `generation_config` together" not in record.getMessage()
+
+
 def assisted(parent: PreTrainedModel, num_tokens: int | None) -> Method:
     """transformers' assisted generation with an autoregressive model.
 
@@ -65,9 +71,12 @@ def assisted(parent: PreTrainedModel, num_tokens: int | None) -> Method:
     def using() -> Iterator[None]:
         before = {option: getattr(parent.generation_config, option, None) for option in settings}
         parent.generation_config.update(**settings)
+        told = logging.getLogger("transformers.generation.utils")
+        told.addFilter(_is_news)
         try:
             yield
         finally:
+            told.removeFilter(_is_news)
             parent.generation_config.update(**before)
 
     return Method(name, {"assistant_model": parent}, using)

@@ -21,7 +21,7 @@ from ..decoding.call import NOTES, Notes
 from ..decoding.checks import check_drafter
 from ..drafters.kinds import KINDS
 from .pairing import check_same_tokenizer
-from .probe import check_reads
+from .probe import check_cross_attention, check_reads
 
 EXPECTED = {
     "_assisted_decoding": {
@@ -79,7 +79,9 @@ def _decode(
     if drafter is not None:
         check_drafter(drafter)
         check_same_tokenizer(model, drafter, *tokenizers)
-        if not any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
+        if any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
+            check_cross_attention(model)
+        else:
             mask = kwargs.get("attention_mask")
             check_reads(model, len(input_ids) > 1 or (mask is not None and not bool(mask.all())))
     overlaps = drafter is not None and pearl.may_overlap(drafter, model)

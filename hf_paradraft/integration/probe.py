@@ -91,6 +91,16 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
         )
 
 
+def check_cross_attention(model: PreTrainedModel) -> None:
+    """Refuse a target whose cache holds an image's keys beside the text's, as Mllama's does: drafts would crop them.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if getattr(model.config.get_text_config(), "cross_attention_layers", None):
+        raise Refused(f"{type(model).__name__} attends to images across, which drafts do not serve: generate without a drafter.")
+
+
 @torch.no_grad()
 def _is_sound(model: PreTrainedModel, several: bool) -> bool:
     device = input_device(model)

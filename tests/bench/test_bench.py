@@ -271,6 +271,13 @@ def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path):
         compare(target, methods, prompts, console, Settings(4), file=file)
 
 
+def test_what_transformers_tells_itself_is_not_shown(caplog):
+    target = tiny_model(dtype=torch.float32)
+    methods = [plain(), assisted(tiny_model(seed=3, dtype=torch.float32), 3)]
+    bench(target, methods, [Prompt("a", torch.tensor([[1, 2, 3]]))], Settings(4), progress=False)
+    assert "Passing `generation_config`" not in caplog.text
+
+
 @pytest.mark.parametrize("category", ["[/math]", "[math]", "[bold]x"])
 def test_categories_are_no_markup(results, category):
     rows = [{**row, "by_category": {category: 1.0, "other": 2.0}} for row in records(results)]

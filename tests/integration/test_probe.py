@@ -3,9 +3,11 @@
 import pytest
 import torch
 import transformers
+from lossless import assert_lossless
 from tiny import ARCHITECTURES, near_copy, tiny_model
 from transformers import FalconMambaConfig, FalconMambaForCausalLM
 
+import hf_paradraft as pd
 from hf_paradraft.integration import probe
 from hf_paradraft.integration.probe import check_reads
 
@@ -80,6 +82,27 @@ def test_targets_that_make_positions_themselves_are_refused(name):
                 check_reads(target, several)
         else:
             check_reads(target, several)
+
+
+def test_images_that_are_attended_to_across_are_refused():
+    """Their keys were cropped with a draft's; text alone is served."""
+    text = {**SIZES, "num_hidden_layers": 4, "cross_attention_layers": [1, 3], "pad_token_id": 0}
+    sight = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_global_layers": 1, "attention_heads": 4,
+        "image_size": 16, "patch_size": 8, "vision_output_dim": 64, "intermediate_layers_indices": [0], "max_num_tiles": 1,
+        "supported_aspect_ratios": [[1, 1]],
+    }  # fmt: skip
+    target = of("Mllama", "MllamaConfig", text_config=text, vision_config=sight, image_token_index=63)
+    ids = torch.tensor([[1, 5, 6, 7, 5, 6, 7]])
+    assert_lossless(target, pd.NgramDrafter(), ids, max_new_tokens=8)
+    image = {
+        "pixel_values": torch.randn(1, 1, 1, 3, 16, 16),
+        "aspect_ratio_ids": torch.tensor([[1]]),
+        "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
+        "cross_attention_mask": torch.ones(1, 7, 1, 1, dtype=torch.long),
+    }
+    with pytest.raises(ValueError, match="attends to images across"):
+        target.generate(ids, max_new_tokens=8, assistant_model=pd.NgramDrafter(), **image)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
