@@ -6,16 +6,21 @@ config says which they are. So a short text is decoded plainly, and again with d
 
 from __future__ import annotations
 
+import hashlib
+import json
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from huggingface_hub.constants import HF_HOME
 from torch import LongTensor, Tensor
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, __version__
 
 from ..decoding.checks import Refused
 from ..decoding.loop import speculative_decoding
-from ..hardware import input_device
+from ..hardware import device_name, input_device
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
 NEW = 4  # tokens: two of a draft behind the prompt, and two of a tree
@@ -25,7 +30,17 @@ PADDED = 3  # tokens on the left of the second sequence of a batch
 # or else so many times as far as the target's own rounding takes them.
 FINE = {torch.float64: 1e-9, torch.float32: 1e-4}
 STEPS, TIMES, PACKED = 2.0, 6.0, 0.1
-_reads: WeakKeyDictionary[PreTrainedModel, dict[bool, bool]] = WeakKeyDictionary()
+FOLDER = Path(HF_HOME) / "paradraft" / "reads"
+_reads: WeakKeyDictionary[PreTrainedModel, dict[tuple, bool]] = WeakKeyDictionary()
+
+
+def _file(model: PreTrainedModel, several: bool) -> Path:
+    """Named by what decides how a model reads: its code and its config, not its weights. It is there if the model is sound."""
+    config = {**model.config.to_dict(), "_name_or_path": None}
+    versions = __version__, torch.__version__, device_name(input_device(model))
+    parts = sorted({type(part).__name__ for module in model.modules() for part in (module, vars(module).get("_hf_hook"))})
+    key = type(model).__name__, config, str(model.dtype), model.config.get_text_config()._attn_implementation, parts, *versions
+    return FOLDER / hashlib.sha256(json.dumps([*key, several], sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 class Known(Drafter, Drafting):
@@ -62,7 +77,7 @@ class Known(Drafter, Drafting):
 
 
 def check_reads(model: PreTrainedModel, several: bool) -> None:
-    """Refuse a target whose texts would be others with a drafter; it is looked at once.
+    """Refuse a target whose texts would be others with a drafter; it is looked at once, and if it is sound, in one process.
 
     Args:
         model: the target.
@@ -72,18 +87,22 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
         ValueError: it does not read drafts, or padded prompts, as it reads tokens one by one.
     """
     known = _reads.setdefault(model, {})
-    if several not in known:
-        known[several] = True  # the calls of this look are not looked at
-        training = model.training
-        model.eval()
-        try:
-            known[several] = _is_sound(model, several)
-        except BaseException:
-            del known[several]
-            raise
-        finally:
-            model.train(training)
-    if not known[several]:
+    how = several, model.dtype, model.config.get_text_config()._attn_implementation
+    if how not in known:
+        file = _file(model, several)
+        known[how] = file.exists()
+        if not known[how]:
+            training = model.training
+            model.eval()
+            try:
+                known[how] = _is_sound(model, several)
+            finally:
+                model.train(training)
+            if known[how]:
+                with suppress(OSError):
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.touch()
+    if not known[how]:
         what = "padded prompts" if several else "drafts"
         raise Refused(
             f"{type(model).__name__} does not read {what} as it reads tokens one by one, as it is loaded here: generate without "

@@ -123,7 +123,9 @@ def test_others_are_served(architecture, dtype):
         check_reads(tiny_model(architecture, dtype=dtype), several)
 
 
-def test_one_look_at_a_target_is_enough(target, drafter, prompt, monkeypatch):
+def test_one_look_at_a_target_is_enough(target, drafter, prompt, monkeypatch, tmp_path):
+    """In other processes too: what is sound is noted on disk."""
+    monkeypatch.setattr(probe, "FOLDER", tmp_path / "reads")
     looks, sound = [], probe._is_sound
     monkeypatch.setattr(probe, "_is_sound", lambda model, several: looks.append(several) or sound(model, several))
     batch = {"attention_mask": torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]), "pad_token_id": 0}
@@ -132,7 +134,11 @@ def test_one_look_at_a_target_is_enough(target, drafter, prompt, monkeypatch):
         target.generate(prompt.repeat(2, 1), assistant_model=near_copy(target), max_new_tokens=3, **batch)
     assert looks == [False, True]
     assert not target.training
-    target.train()
-    probe._reads.pop(target)
-    target.generate(prompt, assistant_model=drafter, max_new_tokens=3)
-    assert target.training
+    again = tiny_model(seed=5)
+    again.train()
+    again.generate(prompt, assistant_model=drafter, max_new_tokens=3)
+    assert looks == [False, True]
+    assert again.training
+    again.to(torch.float32).generate(prompt, assistant_model=near_copy(again), max_new_tokens=3)
+    assert looks == [False, True, False]
+    assert again.training
