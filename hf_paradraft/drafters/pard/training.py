@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainingArguments
-from transformers.utils import find_adapter_config_file
+from transformers.utils import find_adapter_config_file, logging
 
 from ...decoding.tree_attention import additive, attention_windows
 from ...hub.card import hub_name
@@ -22,6 +22,7 @@ from ...training.target import config_of, is_packed, refuse_packed, refuse_trimm
 from .config import MASK_KEYS
 from .model import PardDrafter
 
+logger = logging.get_logger(__name__)
 JUDGED = 64  # evaluation rows whose acceptance is measured
 
 
@@ -129,6 +130,11 @@ class PardTraining(TrainingOptions):
                 f"{type(drafter).__name__} takes no masks and positions as they are given, and is taught by rows that need them: "
                 "take a model whose layers are all of ordinary attention."
             )
+        if used := sum(drafter.mask_token_id in ids for ids in inputs.train_set["input_ids"]):
+            logger.warning(
+                "The mask token %d stands in %d of %d samples: take an id that ordinary text does not use, or the drafter takes "
+                "those for guesses to make.", drafter.mask_token_id, used, len(inputs.train_set),
+            )  # fmt: skip
         options = drafter.speculation_config
         options.num_draft_tokens = max(options.num_draft_tokens, self.num_depths)
         trainer = PardTrainer(

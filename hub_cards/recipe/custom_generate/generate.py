@@ -1,6 +1,7 @@
 """Speculative decoding with parallel drafters, as a recipe for `generate(custom_generate=…)`."""
 
-import hf_paradraft as pd
+from hf_paradraft import AutoDrafter
+from hf_paradraft.hardware import input_device
 
 
 def generate(model, assistant_model=None, **kwargs):
@@ -12,9 +13,8 @@ def generate(model, assistant_model=None, **kwargs):
         kwargs: of `generate`.
     """
     if assistant_model is None:
-        raise ValueError("This recipe needs a drafter: pass assistant_model=pd.AutoDrafter.from_pretrained(…), or its name.")
+        raise ValueError("This recipe needs a drafter: pass assistant_model=AutoDrafter.from_pretrained(…), or its name.")
     if isinstance(assistant_model, str):
-        assistant_model = pd.AutoDrafter.from_pretrained(assistant_model, dtype=model.dtype)
-        if isinstance(assistant_model, pd.PardDrafter):
-            assistant_model.to(model.device)
+        place = {"": input_device(model)}
+        assistant_model = AutoDrafter.from_pretrained(assistant_model, dtype=model.dtype, device_map=place)
     return model.generate(assistant_model=assistant_model, **kwargs)
