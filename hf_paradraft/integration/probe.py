@@ -49,11 +49,12 @@ class Known(Drafter, Drafting):
     Args:
         texts: int64 `(B, n)`, without padding but on the left.
         padding: of each.
+        vocab_size: V.
     """
 
-    def __init__(self, texts: LongTensor, padding: list[int]):
+    def __init__(self, texts: LongTensor, padding: list[int], vocab_size: int):
+        self.vocab_size = vocab_size
         self.texts = [text[count:] for text, count in zip(texts, padding, strict=True)]
-        self.begin = len(PROMPT)
         self.speculation_config = SpeculationConfig(NEW, 2 * NEW, never_slower=False)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
@@ -69,7 +70,7 @@ class Known(Drafter, Drafting):
                 guesses.append(GuessedTokens(right[:1]))
                 continue
             right = right[: prefix.room]
-            wrong = torch.where(right == PROMPT[0], PROMPT[1], PROMPT[0])
+            wrong = (right + 1) % self.vocab_size
             tokens = torch.stack([wrong, right], 1).flatten()
             parents = [-1 if depth == 0 else 2 * depth - 1 for depth in range(len(right)) for _ in range(2)]
             guesses.append(GuessedTokens(tokens, parents, [0.4, 0.6] * len(right)))
@@ -123,7 +124,8 @@ def check_cross_attention(model: PreTrainedModel) -> None:
 @torch.no_grad()
 def _is_sound(model: PreTrainedModel, several: bool) -> bool:
     device = input_device(model)
-    ids = torch.tensor([PROMPT], device=device) % model.config.get_text_config().vocab_size
+    vocab_size = model.config.get_text_config().vocab_size
+    ids = torch.tensor([PROMPT], device=device) % vocab_size
     mask = torch.ones_like(ids)
     if several:
         mask = mask.repeat(2, 1)
@@ -137,7 +139,7 @@ def _is_sound(model: PreTrainedModel, several: bool) -> bool:
     except Exception:  # it cannot be decoded plainly so either: whoever asks for it will be told
         return True
     try:
-        drafter = Known(texts, (mask == 0).sum(1).tolist())
+        drafter = Known(texts, (mask == 0).sum(1).tolist(), vocab_size)
         _, drafted = _decoded(model, ids, mask, custom_generate=speculative_decoding, drafter=drafter)
     except Refused:  # the loop says by itself what it does not serve
         return True

@@ -123,6 +123,12 @@ def test_others_are_served(architecture, dtype):
         check_reads(tiny_model(architecture, dtype=dtype), several)
 
 
+@pytest.mark.parametrize("vocab_size", [2, 6, 12])
+def test_a_small_vocabulary_is_served(vocab_size):
+    for several in (False, True):
+        check_reads(tiny_model(vocab_size=vocab_size, bos_token_id=0, eos_token_id=1, pad_token_id=0), several)
+
+
 def test_one_look_at_a_target_is_enough(target, drafter, prompt, monkeypatch, tmp_path):
     """In other processes too: what is sound is noted on disk."""
     monkeypatch.setattr(probe, "FOLDER", tmp_path / "reads")
