@@ -91,18 +91,19 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
     how = several, model.dtype, model.config.get_text_config()._attn_implementation
     if how not in known:
         file = _file(model, several)
-        known[how] = file.exists()
-        if not known[how]:
+        sound = file.exists()
+        if not sound:
             training = model.training
             model.eval()
             try:
-                known[how] = _is_sound(model, several)
+                sound = _is_sound(model, several)
             finally:
                 model.train(training)
-            if known[how]:
+            if sound:
                 with suppress(OSError):
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.touch()
+        known[how] = sound
     if not known[how]:
         what = "padded prompts" if several else "drafts"
         raise Refused(

@@ -24,6 +24,8 @@ from transformers import (
 import hf_paradraft as pd
 from hf_paradraft.decoding.cache import empty_cache
 from hf_paradraft.drafters.lm import read_with_masks
+from hf_paradraft.integration import probe
+from hf_paradraft.integration.probe import check_reads
 
 
 def draft_logits(drafter, ids, cache, count):
@@ -73,6 +75,7 @@ def test_chains_over_a_recurrent_state(name):
 def test_prompts_in_pieces(name, monkeypatch):
     """The state goes on from piece to piece."""
     target, seen = target_of(name), []
+    check_reads(target, several=False)  # once for each target
     ids = torch.randint(1, 30, (1, 29), generator=torch.Generator().manual_seed(1))
     plain = target.generate(ids, do_sample=False, max_new_tokens=30)
     forward = target.forward
@@ -138,7 +141,8 @@ def test_a_recurrent_drafter_in_transformers_own_loop(name, prompt, monkeypatch)
     assert_lossless(target, drafter, prompt, max_new_tokens=30, eos_token_id=None)
 
 
-def test_a_trial_that_ran_out_of_memory_decides_nothing(prompt, monkeypatch):
+def test_a_trial_that_ran_out_of_memory_decides_nothing(prompt, monkeypatch, tmp_path):
+    monkeypatch.setattr(probe, "FOLDER", tmp_path)
     target, drafter = target_of("qwen3_next"), near_copy(tiny_model())
     with monkeypatch.context() as patch:
         patch.setattr(target.model, "forward", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError()))
