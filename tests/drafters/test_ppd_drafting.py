@@ -290,6 +290,7 @@ def test_static_caches_have_room_for_all_rows(m, e, tree_size, calibrated):
 def test_too_few_rows_are_refused_before_work_starts(prompt):
     drafter = adapter_for("llama")
     drafter.speculation_config = pd.SpeculationConfig(3, tree_size=3)
+    check_reads(TARGETS["llama"], several=False)  # once for each target
     forwards = []
     handle = TARGETS["llama"].register_forward_pre_hook(lambda *_: forwards.append(1))
     with pytest.raises(ValueError, match="here 4 at least"):
