@@ -91,7 +91,7 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
     how = several, model.dtype, model.config.get_text_config()._attn_implementation
     if how not in known:
         file = _file(model, several)
-        sound = file.exists()
+        sound: bool | None = file.exists()
         if not sound:
             training = model.training
             model.eval()
@@ -99,11 +99,13 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
                 sound = _is_sound(model, several)
             finally:
                 model.train(training)
+            if sound is None:
+                return
             if sound:
                 with suppress(OSError):
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.touch()
-        known[how] = sound
+        known[how] = bool(sound)
     if not known[how]:
         what = "padded prompts" if several else "drafts"
         raise Refused(
@@ -123,7 +125,8 @@ def check_cross_attention(model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def _is_sound(model: PreTrainedModel, several: bool) -> bool:
+def _is_sound(model: PreTrainedModel, several: bool) -> bool | None:
+    """None: it cannot be decoded plainly either."""
     device = input_device(model)
     vocab_size = model.config.get_text_config().vocab_size
     ids = torch.tensor([PROMPT], device=device) % vocab_size
@@ -137,8 +140,8 @@ def _is_sound(model: PreTrainedModel, several: bool) -> bool:
         _, again = _decoded(model, ids.repeat(2, 1), mask.repeat(2, 1))
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # it cannot be decoded plainly so either: whoever asks for it will be told
-        return True
+    except Exception:  # whoever asks for it will be told
+        return None
     try:
         drafter = Known(texts, (mask == 0).sum(1).tolist(), vocab_size)
         _, drafted = _decoded(model, ids, mask, custom_generate=speculative_decoding, drafter=drafter)

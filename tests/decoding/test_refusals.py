@@ -11,6 +11,7 @@ from transformers import (
 )
 
 import hf_paradraft as pd
+from hf_paradraft.integration.probe import check_reads
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,7 @@ import hf_paradraft as pd
     ],
 )
 def test_refused_before_it_starts(target, drafter, prompt, options, message):
+    check_reads(target, several=False)  # once for each target
     calls = []
     target.register_forward_pre_hook(lambda *_: calls.append(1))
     with pytest.raises(ValueError, match=message):
