@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -115,9 +116,9 @@ class BlockTraining(TargetTraining):
     num_features: int = option("Layers of the target that are read.", 5, least=1)
     num_anchors: int = option("Blocks in each text, at most.", 32, least=1)
 
+    @abstractmethod
     def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
         """The untrained drafter."""
-        raise NotImplementedError
 
     def prepare(self, inputs: RunInputs) -> tuple[DFlashDrafter, AnchorTrainer]:
         """As `TrainingOptions.prepare`."""
