@@ -123,7 +123,8 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
     """Put a new model into its folder, all of it or nothing; what was said of the weights before goes to `former/`.
 
     Measurements, plots, and a card that this library wrote, speak of the former weights; so do files of another kind of model.
-    All else in the folder stays.
+    All else in the folder stays. The former weights leave first, so that whenever this is stopped, no config lies beside weights
+    of another model; they are removed once the new ones are there.
 
     Args:
         output_dir: made if need be.
@@ -145,12 +146,17 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
     for name in new:
         (made / name).chmod(mode)
     stale = [file for pattern in (*PUBLISHED, *OF_WEIGHTS) for file in output_dir.glob(pattern)]
-    for file in stale:
-        if file.relative_to(output_dir) not in new and (file.name not in NOT_OURS or _is_our_card(file)):
+    weights = {file for file in stale if file.suffix == ".safetensors"}
+    for file in sorted(stale, key=lambda file: file not in weights):
+        replaced = file.relative_to(output_dir) in new
+        if file in weights or (not replaced and (file.name not in NOT_OURS or _is_our_card(file))):
             (output_dir / FORMER).mkdir(exist_ok=True)
             file.replace(output_dir / FORMER / file.name)
     move_into(made, output_dir)
     shutil.rmtree(made)
+    for file in weights:
+        if file.relative_to(output_dir) in new:
+            (output_dir / FORMER / file.name).unlink()
 
 
 def _is_our_card(file: Path) -> bool:

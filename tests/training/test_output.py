@@ -2,6 +2,8 @@
 
 import json
 import os
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,6 +67,36 @@ def test_a_model_is_replaced_whole_or_not_at_all(tmp_path):
     assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask()
     assert (tmp_path / "former" / "bench.json").read_text() == "old"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["former", "model.safetensors"]
+    assert sorted(file.name for file in (tmp_path / "former").iterdir()) == ["bench.json"]
+
+
+@pytest.mark.parametrize("moves", range(1, 6))
+def test_no_config_lies_beside_weights_of_another_model(moves, tmp_path, monkeypatch):
+    """A run that was killed between two moves left the new config with the old weights."""
+    names = "config.json", "model.safetensors", "warp_model.safetensors"
+    for name in names:
+        (tmp_path / name).write_text("old")
+
+    def save(folder):
+        for name in names:
+            (folder / name).write_text("new")
+
+    left, replace = [moves], Path.replace
+
+    def killed(self, target):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with suppress(KeyboardInterrupt):
+            replace_model(tmp_path, save)
+    assert len({(tmp_path / name).read_text() for name in names if (tmp_path / name).exists()}) <= 1
+    replace_model(tmp_path, save)
+    assert {(tmp_path / name).read_text() for name in names} == {"new"}
+    assert not (tmp_path / ".new").exists()
 
 
 def umask():

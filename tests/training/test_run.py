@@ -35,8 +35,8 @@ def run(request, folder):
         tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(folder / "target")
     train, own = RUNS[request.param]
 
-    def called(name, rows="rows.jsonl", **options):
-        return train(folder / "target", folder / rows, folder / name, **{**OPTIONS, **own, **options})
+    def called(name, rows="rows.jsonl", model="target", **options):
+        return train(folder / model, folder / rows, folder / name, **{**OPTIONS, **own, **options})
 
     return called
 
@@ -56,7 +56,8 @@ def test_a_run_that_was_killed_in_a_checkpoint_goes_on_from_the_one_before(run, 
     shutil.copytree(folder / "whole" / "checkpoint-4", folder / "part" / "checkpoint-4")
     (folder / "part" / "checkpoint-4" / "run.json").unlink()
     next((folder / "part" / "checkpoint-4").glob("*.safetensors")).write_bytes(b"half")
-    run("part", max_steps=4, resume=True)
+    (folder / "target").rename(folder / "moved")
+    run("part", model="moved", max_steps=4, resume=True)
     whole, part = weights(folder / "whole"), weights(folder / "part")
     assert whole.keys() == part.keys()
     for name, tensor in whole.items():
