@@ -44,12 +44,20 @@ def greedy(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
     return _match(draft, node, int(scores.argmax()))
 
 
-def sample_match(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
-    """A token drawn from the target; a drafted child is accepted when it is that token.
+def drawn(p: Tensor) -> int:
+    """A token of `p`, `(1, V)`."""
+    return int(torch.multinomial(p, 1))
 
-    Exact for drafts that do not depend on the draw.
+
+def sample_match(draft: Draft, node: int, scores: Tensor, draw: Callable[[Tensor], int] = drawn) -> tuple[int, int | None]:
+    """A token drawn from the target; a drafted child is accepted when it is that token. Exact for every draft, even one that
+    knows the draw.
+
+    Args:
+        draft, node, scores: as for every rule.
+        draw: gives a token of a distribution `(1, V)`, as plain decoding would at this place.
     """
-    return _match(draft, node, int(torch.multinomial(scores.softmax(-1), 1)))
+    return _match(draft, node, draw(scores.softmax(-1)))
 
 
 def rejection(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
@@ -73,12 +81,12 @@ def rejection(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]
         p = residual / total if total > 0 else p
         q[token] = 0
         q = q / q.sum().clamp(min=torch.finfo(q.dtype).tiny)
-    return int(torch.multinomial(p, 1)), None
+    return drawn(p[None]), None
 
 
 def typical(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
     """A token drawn from the target; `accept` replaces it by a drafted child that is probable enough. Lossy."""
-    return int(torch.multinomial(scores.softmax(-1), 1)), None
+    return drawn(scores.softmax(-1)), None
 
 
 RULES: dict[str, Rule] = {"greedy": greedy, "sample_match": sample_match, "rejection": rejection, "typical": typical}

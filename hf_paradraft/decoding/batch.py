@@ -72,7 +72,7 @@ class Batch:
         for sequence in self.rows:
             sequence.accepted = None if sequence.finished else Accepted(sequence.length)
         for call, row, sequence in self._open():
-            advance(sequence, logits[row], call.rule, choices[row] if call.only_argmax else None, call.ends)
+            advance(sequence, logits[row], choices[row] if call.only_argmax else None, call.ends)
         for call in self.calls:
             call.stop()
 

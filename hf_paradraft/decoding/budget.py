@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from ..protocol import Drafter, Round
 from .latency import RowLatency, row_latency
+from .race import Odds
 
 DECAY = 0.98  # of a round's weight with each later one
 LATELY = 0.9  # likewise, where the question is whether drafting pays by now
@@ -65,6 +66,7 @@ class Budget:
         self.tried, self.accepted = numpy.zeros(depth + 1), numpy.zeros(depth + 1)  # decayed, by depth from 1
         self.promised, self.came_true = numpy.full(depth + 1, 2.0), numpy.full(depth + 1, 2.0)  # likewise
         self.tokens = self.seconds = 0.0  # decayed, of drafted rounds
+        self.odds = Odds()  # of the drafter's tokens, where the target's noise is known
         self.gain = HOPE  # lately, tokens per second of drafted rounds ÷ those of plain ones
         self.size_before = 1  # of the last draft that was cut
         self.drafted = False  # in the last round

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +16,15 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from ..protocol import Draft, Drafter, Drafting, Observation, Prefix, Round, SequenceRound, SpeculationConfig, SpeculationStats
-from .accept import RULES, Rule, greedy
+from .accept import RULES, greedy, sample_match
 from .budget import Budget, budget_of
 from .cache import RaggedCache, cache_of_call, static_cache, use_plain_layers
 from .checks import Refused, changes_its_scale, check_call, check_lengths, left_padding
 from .drafts import DraftBuilder
 from .features import Features
 from .lookup import COPIED
+from .noise import Noise
+from .race import Race
 from .recurrent import check_roll_back, is_recurrent
 from .sequence import Ends, Sequence, padded, processors_of_sequences
 from .tree_attention import TreeAttention, attention_windows, or_sdpa
@@ -61,7 +64,7 @@ class Call:
         budget: how much to draft.
         verifier: runs the target.
         features: what the drafter reads of the target.
-        rule: of acceptance.
+        noise: of the target's draws, where drafts may know it.
         only_argmax: whether the most probable tokens alone decide.
         ends: when sequences end.
         criteria: the caller's own, which may remember: asked about the whole batch, token after token, as plain decoding does.
@@ -75,6 +78,7 @@ class Call:
         judged: tokens of the batch that `criteria` have been asked about.
         done: what they said so far, of each sequence.
         first: whether the forward that reads the prompt is still to come.
+        races: of the sequences, that drafts of this round were made by.
     """
 
     buffer: LongTensor
@@ -86,7 +90,7 @@ class Call:
     budget: Budget
     verifier: ChainVerifier | TreeVerifier
     features: Features
-    rule: Rule
+    noise: Noise | None
     only_argmax: bool
     ends: Ends
     criteria: StoppingCriteriaList
@@ -100,6 +104,7 @@ class Call:
     judged: int
     done: list[bool]
     first: bool = True
+    races: list[Race] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -144,6 +149,11 @@ class Call:
     def shape(self, prefixes: list[Prefix], branches: bool, spaces: list[int] | None = None) -> list[Draft]:
         """Drafts of what the drafter guesses; arguments as for `DraftBuilder`."""
         processors = [sequence.logits_processor for sequence in self.sequences]
+        if self.noise is not None:
+            ends = [prefix.ids.shape[1] + sequence.padding for prefix, sequence in zip(prefixes, self.sequences, strict=True)]
+            odds = self.budget.odds
+            self.races = [Race(self.noise, index, end, processors[index], odds) for index, end in enumerate(ends)]
+            prefixes = [replace(prefix, race=race) for prefix, race in zip(prefixes, self.races, strict=True)]
         return self.builder(self.drafting, prefixes, processors, branches, spaces)
 
     def stop(self) -> None:
@@ -216,6 +226,10 @@ class Call:
 
     def record(self, record: Round) -> None:
         """Tell everyone what a round was."""
+        for race, sequence in zip(self.races, self.sequences, strict=False):
+            if sequence.accepted is not None and race.length == sequence.accepted.begin:
+                race.learn(sequence.ids[0, race.length : sequence.length].tolist())
+        self.races = []
         self.stats.add(record, self.config.trace)
         self.budget.observe(record)
         if self.streamer is not None:
@@ -272,7 +286,12 @@ def begin_call(
     verifier = make_verifier(model, input_ids, ends.limit, used, model_kwargs, features)
     check_lengths(model, begin, ends.limit, verifier.unread, generation_config, model_kwargs)
     processors = processors_of_sequences(logits_processor, batch_size)
-    sequences = [Sequence(buffer[i : i + 1], processors[i], begin, padding[i]) for i in range(batch_size)]
+    sequences = [Sequence(buffer[i : i + 1], processors[i], begin, padding[i], RULES[rule]) for i in range(batch_size)]
+    noise = None
+    if RULES[rule] is sample_match:
+        noise = Noise(sequences, begin, model.config.get_text_config().vocab_size)
+        for index, sequence in enumerate(sequences):
+            sequence.rule = partial(sample_match, draw=partial(noise.draw, index))
     for sequence in sequences:  # what the cache held before has no features
         sequence.observed = max(0, begin - verifier.unread - sequence.padding)
     _tell(model, used, config, rule, verifier, bool(features.keys) and verifier.unread < begin)
@@ -290,7 +309,7 @@ def begin_call(
         budget=budget,
         verifier=verifier,
         features=features,
-        rule=RULES[rule],
+        noise=noise,
         only_argmax=RULES[rule] is greedy and not logits_processor,
         ends=ends,
         criteria=criteria,

@@ -49,9 +49,7 @@ def best_first_tree(
     top, ids = logits.float().log_softmax(-1).topk(min(num_nodes, logits.shape[1]), dim=-1)
     if calibration is not None:
         top = top + torch.from_numpy(calibration).to(top)[:, None].log()
-    scores = top.tolist()
-    if vocabulary is not None:
-        scores = [[score for score in row if score > -torch.inf] for row in scores]
+    scores = [[score for score in row if score > -torch.inf] for row in top.tolist()]
     paths, tokens = best_paths(scores, num_nodes, least), to_target(ids, vocabulary).tolist()
     chosen = [tokens[depth][rank] for depth, rank in zip(paths.depths, paths.ranks, strict=True)]
     return Draft(torch.tensor(chosen, device=logits.device), paths.parents, acceptance=paths.acceptance)
@@ -145,7 +143,8 @@ class DraftBuilder:
         for index, prefix in enumerate(prefixes):
             self.lookup.read(index, prefix.ids[0], prefix.kept if spaces is None else prefix.ids.shape[1])
             room = min(spaces[index] if deep else prefix.room, COPIED) if prefix.room else 0
-            copied.append(self.lookup.following(index, room))
+            tokens, acceptance = self.lookup.following(index, room)
+            copied.append((tokens, acceptance if prefix.race is None else prefix.race.chances(tokens, acceptance)))
         return copied
 
     def _copies_are_enough(self, copied: list[Copied], prefixes: list[Prefix]) -> bool:
@@ -231,6 +230,8 @@ class DraftBuilder:
     def _independent(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: TreeSize) -> Draft:
         """Distances that do not depend on each other."""
         logits = cut(guess.logits[: prefix.room], guess.vocabulary, self.vocab_size).to(prefix.ids.device)
+        if prefix.race is not None:
+            logits = prefix.race(logits, None, guess.vocabulary)
         if self.sampled:
             wide = widen(logits, guess.vocabulary, self.vocab_size)
             if isinstance(size, int):
@@ -259,6 +260,8 @@ class DraftBuilder:
         for parent in parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         acceptance = guess.acceptance
+        if prefix.race is not None and acceptance is not None and guess.prompt_rows is None:
+            acceptance = prefix.race.chances(guess.tokens.tolist(), acceptance, [depth - 1 for depth in depths])
         tokens = guess.tokens.to(prefix.ids.device)
         if guess.prompt_rows is not None:
             return Draft(tokens, parents, None, acceptance, guess.prompt_rows)

@@ -95,6 +95,8 @@ class GrowingDraft:
         if not nodes:
             return
         logits = cut(logits, self.guess.vocabulary, self.vocab_size).to(self.prefix.ids.device)
+        if self.prefix.race is not None:
+            logits = self.prefix.race(logits, [self.tree.path(node) for node in nodes], self.guess.vocabulary)
         if self.sampled:
             self._draw(nodes, logits)
             return

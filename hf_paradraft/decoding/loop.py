@@ -1,5 +1,6 @@
 """The round: draft, verify, accept, roll back. Every method runs through here."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -89,7 +90,7 @@ def speculative_decoding(
         model, input_ids, logits_processor, stopping_criteria, generation_config, drafter, streamer, synced_gpus, model_kwargs
     )
     batch = Batch(call)
-    with call.features:
+    with call.features, call.noise or nullcontext():
         call.read_prompt()
         while not call.finished:
             step(batch)

@@ -300,7 +300,7 @@ def overlapped_decoding(
     chain = not call.verifier.branches or config.tree_size is None
     batch, thread = Batch(call), DrafterThread(input_device(model), device_of(used))
     windows = Windows(call, thread, schedule, chain and config.acceptance not in ("rejection", "typical"))
-    with call.features, thread:
+    with call.features, call.noise or nullcontext(), thread:
         call.read_prompt()
         while not call.finished:
             begun, reads_prompt = perf_counter(), call.first

@@ -11,7 +11,7 @@ from torch import LongTensor, Tensor
 from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
 
 from ..protocol import Draft
-from .accept import Rule, accept
+from .accept import Rule, accept, greedy
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Sequence:
         logits_processor: its own, to be called with this sequence alone.
         length: tokens so far, the prompt's padding included.
         padding: tokens before the prompt.
+        rule: of acceptance.
         finished: whether it has ended.
         asked: tokens of the last prefix that the drafter was asked about, without padding.
         observed: its tokens before this one have been shown to the drafter with their features, without padding.
@@ -52,6 +53,7 @@ class Sequence:
     logits_processor: LogitsProcessorList
     length: int
     padding: int = 0
+    rule: Rule = greedy
     finished: bool = False
     asked: int = 0
     observed: int = 0
@@ -87,19 +89,18 @@ class Ends:
     keep_logits: bool = False
 
 
-def advance(sequence: Sequence, logits: Tensor, rule: Rule, choices: list[int] | None, ends: Ends) -> None:
+def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends: Ends) -> None:
     """Take what the target agrees with of the draft, and its own next token; a sequence that ends goes no further.
 
     Args:
         sequence: grows.
         logits: the target's, `(at least N + 1, V)`, as for `accept`.
-        rule: of acceptance.
         choices: the most probable token of each row of `logits`, where that alone decides.
         ends: when to stop.
     """
     draft, accepted = sequence.draft, sequence.accepted
     path = accepted.path
-    for emitted in accept(draft, logits, sequence.ids, accepted.begin, sequence.logits_processor, rule, choices):
+    for emitted in accept(draft, logits, sequence.ids, accepted.begin, sequence.logits_processor, sequence.rule, choices):
         accepted.judged += bool(draft.children(path[-1] if path else -1))
         accepted.kept = len(path)
         if emitted.node is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
@@ -25,11 +25,14 @@ class Prefix:
         ids: int64 `(1, n)` on the target's device, without padding: prompt and tokens so far.
         room: how many tokens may be guessed in a row; 0 where none are wanted.
         kept: how many leading tokens are those of the last prefix that was asked about; 0 at first.
+        race: where the noise of the target's draws is known: orders logits `(k, V')` of the next distances by who wins then. For
+            drafters that give tokens; what others give is ordered by the engine.
     """
 
     ids: LongTensor
     room: int
     kept: int
+    race: Any = None  # decoding.race.Race
 
 
 @dataclass

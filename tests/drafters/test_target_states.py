@@ -14,11 +14,11 @@ OPTIONS = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "use_cpu": T
 @pytest.mark.parametrize("vocabulary", [None, torch.tensor([1, 4, 30])])
 def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatch):
     """Texts alone and in batches, computed and read again, and when the folder is full."""
-    target = tiny_model("llama", dtype=torch.float32)
+    target = tiny_model("llama", dtype=torch.float64)
     ids, lengths = torch.randint(0, 32, (3, 9)), torch.tensor([9, 4, 7])
     rows, places = torch.tensor([0, 0, 1, 2]), torch.tensor([8, 2, 3, 0])
     logits = target(ids).logits.softmax(-1)[rows, places]
-    wanted = logits if vocabulary is None else logits[:, vocabulary]
+    wanted = (logits if vocabulary is None else logits[:, vocabulary]).float()
     fresh = TargetStates(target, (0, 1), vocabulary)
     expected = fresh(ids, lengths)
     torch.testing.assert_close(fresh.probabilities(expected, rows, places), wanted)
@@ -52,7 +52,7 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
     with pytest.raises(ValueError, match="another target"):
         TargetStates(target, (0, 1), vocabulary, tmp_path / "cache", 1e9)
     with pytest.raises(ValueError, match="another target"):
-        TargetStates(tiny_model("llama", seed=5, dtype=torch.float32), (0, 1), vocabulary, tmp_path / "cache", 1e9)
+        TargetStates(tiny_model("llama", seed=5, dtype=torch.float64), (0, 1), vocabulary, tmp_path / "cache", 1e9)
 
 
 @pytest.mark.slow

@@ -111,6 +111,7 @@ class PpdDrafting(Drafting):
 
     def _tree(self, guess: Tensor, prefix: Prefix) -> GuessedTokens:
         logits = guess[: prefix.room, : self.vocab_size].float().to(prefix.ids.device)
+        logits = logits if prefix.race is None else prefix.race(logits)
         top, ids = logits.topk(min(self.ranks, logits.shape[1]), dim=-1)
         if self.trees:
             tree = self.trees[len(logits)]

@@ -1,0 +1,137 @@
+"""The target's random draws, made before the round, so that drafts are guesses of what it will draw.
+
+`torch.multinomial(p, 1)` is an exponential race: the generator gives noise `E` of `p`'s shape, and the token is `argmax(p / E)`.
+Plain decoding draws one `E` for each new token, in order. Who draws it first and guesses `argmax(q / E)` is right far more often
+than with `argmax q`, and the text stays the seed's (Daliri, Musco and Suresh, arXiv 2408.07978; Kobus and Gündüz, 2504.15475).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence as Sequence_
+from functools import cache
+from threading import Lock, RLock
+
+import torch
+from torch import Tensor
+
+from .sequence import Sequence
+
+KEPT = 2**27  # bytes of noise that waits for sequences which are behind; beyond them it is drawn again
+_in_use: defaultdict[torch.device, RLock] = defaultdict(RLock)  # of torch's generators, each serves one thread's calls at a time
+
+
+def generator_of(device: torch.device) -> torch.Generator | None:
+    """The generator that `torch.multinomial` takes by default; None where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.default_generator if device.type == "cpu" else None
+
+
+@cache
+def draws_by_race(device: torch.device) -> bool:
+    """Whether `torch.multinomial` is the race that is described above."""
+    generator = torch.Generator(device).manual_seed(0)
+    p = torch.rand(2, 1000, generator=generator, device=device).softmax(-1)
+    before = generator.get_state()
+    tokens, after = torch.multinomial(p, 1, generator=generator)[:, 0], generator.get_state()
+    generator.set_state(before)
+    noise = torch.empty_like(p).exponential_(generator=generator)
+    return torch.equal(tokens, (p / noise).argmax(-1)) and torch.equal(after, generator.get_state())
+
+
+class Noise:
+    """The noise of one call's draws; a context, behind which torch's generator stands where plain decoding leaves it.
+
+    At each step plain decoding draws for all sequences at once. Here they go at their own pace, so the generator's state before
+    each step is kept, and each sequence's part of it, float32 `(V,)`, until it is used. Between draws the generator stands where
+    plain decoding of one sequence has it. If something else has moved it, a processor say, all further draws are plain ones.
+
+    Args:
+        sequences: of the call.
+        begin: tokens of the prompts, padding included.
+        vocab_size: V, of the target.
+    """
+
+    def __init__(self, sequences: list[Sequence], begin: int, vocab_size: int):
+        self.sequences, self.begin, self.vocab_size = sequences, begin, vocab_size
+        self.device = sequences[0].ids.device
+        self.generator: torch.Generator | None = None  # while noise is drawn ahead
+        self.states: list[Tensor] = []  # of the generator, before each step
+        self.stands = 0  # before which of them it does
+        self.rows: list[dict[int, Tensor]] = [{} for _ in sequences]  # noise that is yet to be used, by step
+        self.lock: RLock | None = None
+        self.drawing = Lock()  # drafts may be made in a thread of their own
+
+    def __enter__(self) -> Noise:
+        generator = generator_of(self.device)
+        if generator is None or not draws_by_race(self.device):
+            return self
+        if _in_use[self.device].acquire(blocking=False):
+            self.lock = _in_use[self.device]
+        else:  # another thread's call counts on torch's own
+            generator = torch.Generator(self.device)
+            generator.seed()
+        self.generator, self.states = generator, [generator.get_state()]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_ahead() and all(sequence.finished for sequence in self.sequences):
+            self.generator.set_state(self.states[max(map(self._step, self.sequences))])
+        if self.lock is not None:
+            self.lock.release()
+
+    def draw(self, index: int, p: Tensor) -> int:
+        """The next token of a sequence: what plain decoding draws from `p`, `(1, V)`."""
+        with self.drawing:
+            sequence = self.sequences[index]
+            step = self._step(sequence)
+            if p.dtype != torch.float32 or p.shape[1] != self.vocab_size or (noise := self._noise(index, step)) is None:
+                self.generator = None
+                return int(torch.multinomial(p, 1))
+            race = p[0] / noise
+            token = int(race.argmax())
+            if bool(race[token].isnan()):
+                torch.multinomial(p, 1)  # says so
+            del self.rows[index][step]
+            self.stands = min(self._step(other) + (other is sequence) for other in self.sequences if not other.finished)
+            self.generator.set_state(self.states[self.stands])
+            return token
+
+    def log(self, index: int, length: int, distances: Sequence_[int]) -> Tensor | None:
+        """Log noise float32 `(n, V)` of a sequence's tokens at distances, from 0, behind a prefix of so many tokens, padding
+        included; None where it is not known."""
+        with self.drawing:
+            rows = [self._noise(index, length - self.begin + distance) for distance in distances]
+        return None if not rows or any(row is None for row in rows) else torch.stack(rows).log()
+
+    def _step(self, sequence: Sequence) -> int:
+        return sequence.length - self.begin
+
+    def _is_ahead(self) -> bool:
+        """Whether noise is known, or can be: nothing else has drawn from the generator."""
+        if self.generator is not None and not torch.equal(self.generator.get_state(), self.states[self.stands]):
+            self.generator = None
+        return self.generator is not None
+
+    def _noise(self, index: int, step: int) -> Tensor | None:
+        if not self._is_ahead():
+            return None
+        try:
+            while step not in self.rows[index]:
+                self._draw(min(step, len(self.states) - 1), index)
+        finally:
+            self.generator.set_state(self.states[self.stands])
+        return self.rows[index][step]
+
+    def _draw(self, step: int, wanted: int) -> None:
+        """Draw the noise of a step, for the first time or again; whoever is yet to use it keeps it."""
+        self.generator.set_state(self.states[step])
+        block = torch.empty((len(self.sequences), self.vocab_size), device=self.device).exponential_(generator=self.generator)
+        if step + 1 == len(self.states):
+            self.states.append(self.generator.get_state())
+        room = KEPT // (4 * self.vocab_size) - sum(map(len, self.rows))
+        for index, sequence in enumerate(self.sequences):
+            if index == wanted or (room > 0 and not sequence.finished and self._step(sequence) <= step):
+                room -= step not in self.rows[index]
+                self.rows[index].setdefault(step, block[index].clone() if len(block) > 1 else block[0])

@@ -1,0 +1,134 @@
+"""Guesses in the order in which they win the target's draw, and what is learned from who won."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from numpy import ndarray
+from torch import LongTensor, Tensor
+from transformers import LogitsProcessorList
+
+from .noise import Noise
+from .sampling import to_target, warp_candidates
+
+NEAR, RIVALS = 6, 16  # distances, and tokens at each, of which the odds are learned
+PRIOR, DECAY = 20.0, 0.995  # how much the first odds weigh, and what was learned before a token with each later one
+
+
+class Odds:
+    """How likely tokens are to win, by what the drafter thinks of them and by their noise: a softmax over `α log q - λ log E`.
+
+    With a target that is sure of itself, noise decides nothing and λ is 0; with one that is as unsure as the drafter, both are 1;
+    behind a drafter that knows little of the text, noise is all there is, and α is small. So α and λ are learned from who won, by
+    Newton steps on the likelihood, and follow the text: they depend on how sure `q` is.
+    """
+
+    def __init__(self) -> None:
+        self.weights = numpy.array([0.9, -0.1, 0.4, 0.1])  # α = w0 + w1 h, λ = w2 + w3 h, where h = -max log q
+        self.precision = PRIOR * numpy.eye(4)
+
+    def __call__(self, q: Tensor, noise: Tensor) -> Tensor:
+        """Logits `(n, V')` of log-probabilities `q` and log noise, both `(n, V')`."""
+        unsure = -q.amax(-1, keepdim=True)
+        alpha, alpha_unsure, noisy, noisy_unsure = self.weights.tolist()
+        return (alpha + alpha_unsure * unsure).clamp(min=0.01) * q - (noisy + noisy_unsure * unsure).clamp(min=0) * noise
+
+    def learn(self, q: ndarray, noise: ndarray, unsure: float, winner: int) -> None:
+        """Learn who won among some tokens, by their log-probabilities and log noise, `(n,)` each."""
+        known = numpy.stack([q, unsure * q, -noise, -unsure * noise], 1)
+        scores = known @ self.weights
+        chances = numpy.exp(scores - scores.max())
+        chances /= chances.sum()
+        apart = known - chances @ known
+        self.precision += (1 - DECAY) * (PRIOR * numpy.eye(4) - self.precision) + apart.T @ (apart * chances[:, None])
+        self.weights = self.weights + numpy.linalg.solve(self.precision, apart[winner])
+
+
+@dataclass
+class Seen:
+    """Who could win a race: at one distance, behind a path of drafted tokens, or behind whatever comes.
+
+    Attributes:
+        distance: from 0.
+        path: tokens before it; None: any.
+        ids: the target's, of some tokens.
+        q, noise: log-probabilities and log noise of these, `(n,)`.
+        unsure: minus the largest log-probability.
+    """
+
+    distance: int
+    path: list[int] | None
+    ids: list[int]
+    q: ndarray
+    noise: ndarray
+    unsure: float
+
+
+class Race:
+    """Orders a drafter's guesses for one sequence by how likely they win with the target's noise.
+
+    Args:
+        noise: of the call.
+        index: of the sequence.
+        length: tokens that the draft stands behind, padding included.
+        processors: the target's, of which the warpers that know no text are applied to `q`.
+        odds: of the pair.
+    """
+
+    def __init__(self, noise: Noise, index: int, length: int, processors: LogitsProcessorList, odds: Odds):
+        self.noise, self.index, self.length, self.processors, self.odds = noise, index, length, processors, odds
+        self.seen: list[Seen] = []
+
+    def __call__(self, logits: Tensor, paths: list[list[int]] | None = None, vocabulary: LongTensor | None = None) -> Tensor:
+        """Logits `(n, V')` of who wins; the drafter's own where the noise is not known.
+
+        Args:
+            logits: `(n, V')`, the drafter's.
+            paths: drafted tokens before each row; default: rows are one distance after the other, behind whatever comes.
+            vocabulary: int64 `(V',)`, the target's id of each of the drafter's.
+        """
+        distances = [*range(len(logits))] if paths is None else [*map(len, paths)]
+        noise = self.noise.log(self.index, self.length, distances)
+        if noise is None:
+            return logits
+        ids = slice(logits.shape[1]) if vocabulary is None else vocabulary.clamp(0, noise.shape[1] - 1).to(noise.device)
+        noise = noise[:, ids]
+        q = warp_candidates(logits.to(noise.device, torch.float32), self.processors).log_softmax(-1)
+        near = [row for row, distance in enumerate(distances) if distance < NEAR]
+        if near:
+            self._remember(near, distances, paths, q[near], noise[near], vocabulary)
+        return self.odds(q, noise)
+
+    def _remember(self, rows: list[int], distances: list[int], paths: Any, q: Tensor, noise: Tensor, vocabulary: Any) -> None:
+        """Who could win, to learn from who does."""
+        top = (q - noise).topk(min(RIVALS, q.shape[1])).indices
+        ids = to_target(top, vocabulary).tolist()
+        log_q, log_noise = (part.gather(1, top).cpu().double().numpy() for part in (q, noise))
+        unsure = (-q.amax(-1)).tolist()
+        for index, row in enumerate(rows):
+            possible = numpy.isfinite(log_q[index])
+            rivals = [token for token, holds in zip(ids[index], possible, strict=True) if holds]
+            path = None if paths is None else paths[row]
+            values = log_q[index][possible], log_noise[index][possible], unsure[index]
+            self.seen.append(Seen(distances[row], path, rivals, *values))
+
+    def learn(self, tokens: list[int]) -> None:
+        """Learn from the tokens that came."""
+        for seen in self.seen:
+            if seen.distance < len(tokens) and (seen.path is None or seen.path == tokens[: seen.distance]):
+                winner = tokens[seen.distance]
+                if winner in seen.ids and len(seen.ids) > 1:
+                    self.odds.learn(seen.q, seen.noise, seen.unsure, seen.ids.index(winner))
+
+    def chances(self, tokens: list[int], believed: list[float], distances: list[int] | None = None) -> list[float]:
+        """Those of tokens that were believed with chances π before the noise was known: `exp(-E (1 - π) / π)`."""
+        distances = distances or list(range(len(tokens)))
+        noise = self.noise.log(self.index, self.length, range(1 + max(distances, default=-1)))
+        if noise is None:
+            return believed
+        chances = torch.tensor(believed).clamp(1e-6, 1)
+        drawn = noise[distances, tokens].exp().cpu()
+        return (-drawn * (1 - chances) / chances).exp().tolist()
