@@ -7,12 +7,14 @@ gives the same text.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList
 
 from ..protocol import Draft
+from .sampling import have_no_memory
 
 # (draft, node, processed scores (1, V)) -> (token, the drafted child that it is or None)
 Rule = Callable[[Draft, int, Tensor], tuple[int, int | None]]
@@ -84,6 +86,10 @@ def rejection(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]
     return drawn(p[None]), None
 
 
+def _drawn_from(rest: Tensor, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
+    return drawn(rest), None
+
+
 def typical(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
     """A token drawn from the target; `accept` replaces it by a drafted child that is probable enough. Lossy."""
     return drawn(scores.softmax(-1)), None
@@ -119,6 +125,40 @@ def typical_path(
     return max(paths, key=len, default=[])
 
 
+def block_path(
+    draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList
+) -> tuple[list[int], Tensor]:
+    """How much of a drawn chain to keep, judged as a whole, and what to draw the next token from (Sun et al., 2403.10444).
+
+    On average no fewer tokens are kept than by `rejection` one by one: a token that `p` wants more than `q` makes up for one that
+    it wants less.
+
+    Args:
+        draft: a chain of `N` nodes, with `q`.
+        logits: as for `accept`.
+        prefix: int64 `(1, n)`, the text before the draft.
+        logits_processor: all without a memory.
+
+    Returns:
+        The accepted nodes, and a distribution `(1, V)`.
+    """
+    text = torch.cat([prefix, draft.tokens[None].to(prefix.device)], dim=1)
+    count, length = len(draft), prefix.shape[1]
+    rows = [logits_processor(text[:, : length + node], logits[node : node + 1].float()) for node in range(count + 1)]
+    p, ratio, kept = torch.cat(rows).softmax(-1), torch.ones((), device=logits.device), 0
+    rest = (p[0] - draft.q[0].to(p)).clamp(min=0)
+    for node, token in enumerate(draft.token_ids):
+        ratio = (ratio * p[node, token] / draft.q[node, token].to(p)).clamp(max=1)
+        if node + 1 < count:
+            left = (ratio * p[node + 1] - draft.q[node + 1].to(p)).clamp(min=0)
+            chance = left.sum() / (left.sum() + 1 - ratio)
+        else:
+            left, chance = p[count], ratio
+        if torch.rand((), device=p.device) < chance:  # never where it is 0 / 0
+            kept, rest = node + 1, left
+    return list(range(kept)), rest[None] / rest.sum() if rest.sum() > 0 else p[kept : kept + 1]
+
+
 def accept(
     draft: Draft,
     logits: Tensor,
@@ -146,7 +186,12 @@ def accept(
     Stop iterating where decoding stops; nothing is computed ahead of what is asked for.
     """
     node = -1
-    path = typical_path(draft, logits, buffer[:, :length], logits_processor) if rule is typical else []
+    path: list[int] = []
+    if rule is typical:
+        path = typical_path(draft, logits, buffer[:, :length], logits_processor)
+    elif rule is rejection and len(draft) and draft.q is not None and draft.is_chain and have_no_memory(logits_processor):
+        path, rest = block_path(draft, logits, buffer[:, :length], logits_processor)
+        rule = partial(_drawn_from, rest)
     while True:
         raw = logits[node + 1 : node + 2]
         if choices is not None:

@@ -134,7 +134,7 @@ class Call:
     def draft(self) -> None:
         """Give each sequence a draft; an empty one where nobody has room, or drafting would not pay."""
         self.builder.asked = False
-        rests = self.builder.adaptive and not self.first and self.budget.rest()
+        rests = self.builder.may_rest and not self.first and self.budget.rest()
         prefixes = self.prefixes(self.config.num_draft_tokens if self.may_draft and not rests else 0)
         drafts = [Draft.chain(self.buffer[0, :0])] * len(prefixes)
         if any(prefix.room for prefix in prefixes):
@@ -379,10 +379,10 @@ def _budget(
 ) -> Budget:
     """What all calls of this pair share that draft alike."""
     automatic = config.tree_size == "auto" and verifier.branches and rule != "rejection"
-    adaptive = config.never_slower and rule in ("greedy", "sample_match")
     depth = max(config.num_draft_tokens, COPIED if config.prompt_lookup and config.tree_size is not None else 0)
-    use = config.num_draft_tokens, config.tree_size, config.prompt_lookup, rule, adaptive
-    budget = budget_of(model, drafter, automatic or adaptive, depth, batch_size, verifier.row_counts, *use)
+    use = config.num_draft_tokens, config.tree_size, config.prompt_lookup, rule, config.never_slower
+    decides = automatic or (config.never_slower and rule != "typical")
+    budget = budget_of(model, drafter, decides, depth, batch_size, verifier.row_counts, *use)
     budget.begin()
     return budget
 

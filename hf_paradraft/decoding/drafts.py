@@ -81,6 +81,7 @@ class DraftBuilder:
         self.sampled = rule == "rejection"  # it wants drafts drawn from `q`
         # The draws of the other rules would depend on the clock.
         self.adaptive = config.never_slower and rule in ("greedy", "sample_match")
+        self.may_rest = config.never_slower and rule != "typical"  # decided before anything is drawn
         self.generator: torch.Generator | None = None  # of draws; None: torch's own
         self.lookup: PromptLookup | None = None
         self.asked = False  # whether the drafter was, for the last drafts

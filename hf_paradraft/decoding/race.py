@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy
 import torch
 from numpy import ndarray
@@ -14,6 +11,7 @@ from transformers import LogitsProcessorList
 from .noise import Noise
 from .sampling import to_target, warp_candidates
 
+IMPOSSIBLE = -1e4  # the log-probability of what a warper left out
 NEAR, RIVALS = 6, 16  # distances, and tokens at each, of which the odds are learned
 PRIOR, DECAY = 20.0, 0.995  # how much the first odds weigh, and what was learned before a token with each later one
 
@@ -47,26 +45,6 @@ class Odds:
         self.weights = self.weights + numpy.linalg.solve(self.precision, apart[winner])
 
 
-@dataclass
-class Seen:
-    """Who could win a race: at one distance, behind a path of drafted tokens, or behind whatever comes.
-
-    Attributes:
-        distance: from 0.
-        path: tokens before it; None: any.
-        ids: the target's, of some tokens.
-        q, noise: log-probabilities and log noise of these, `(n,)`.
-        unsure: minus the largest log-probability.
-    """
-
-    distance: int
-    path: list[int] | None
-    ids: list[int]
-    q: ndarray
-    noise: ndarray
-    unsure: float
-
-
 class Race:
     """Orders a drafter's guesses for one sequence by how likely they win with the target's noise.
 
@@ -80,7 +58,7 @@ class Race:
 
     def __init__(self, noise: Noise, index: int, length: int, processors: LogitsProcessorList, odds: Odds):
         self.noise, self.index, self.length, self.processors, self.odds = noise, index, length, processors, odds
-        self.seen: list[Seen] = []
+        self.seen: list[tuple[int, list[int] | None, list[int], tuple[ndarray, ndarray, float]]] = []  # who could win, and where
 
     def __call__(self, logits: Tensor, paths: list[list[int]] | None = None, vocabulary: LongTensor | None = None) -> Tensor:
         """Logits `(n, V')` of who wins; the drafter's own where the noise is not known.
@@ -97,31 +75,30 @@ class Race:
         ids = slice(logits.shape[1]) if vocabulary is None else vocabulary.clamp(0, noise.shape[1] - 1).to(noise.device)
         noise = noise[:, ids]
         q = warp_candidates(logits.to(noise.device, torch.float32), self.processors).log_softmax(-1)
-        near = [row for row, distance in enumerate(distances) if distance < NEAR]
-        if near:
-            self._remember(near, distances, paths, q[near], noise[near], vocabulary)
+        self._remember([row for row, distance in enumerate(distances) if distance < NEAR], distances, paths, q, noise, vocabulary)
         return self.odds(q, noise)
 
-    def _remember(self, rows: list[int], distances: list[int], paths: Any, q: Tensor, noise: Tensor, vocabulary: Any) -> None:
-        """Who could win, to learn from who does."""
-        top = (q - noise).topk(min(RIVALS, q.shape[1])).indices
-        ids = to_target(top, vocabulary).tolist()
-        log_q, log_noise = (part.gather(1, top).cpu().double().numpy() for part in (q, noise))
-        unsure = (-q.amax(-1)).tolist()
-        for index, row in enumerate(rows):
-            possible = numpy.isfinite(log_q[index])
-            rivals = [token for token, holds in zip(ids[index], possible, strict=True) if holds]
-            path = None if paths is None else paths[row]
-            values = log_q[index][possible], log_noise[index][possible], unsure[index]
-            self.seen.append(Seen(distances[row], path, rivals, *values))
+    def _remember(
+        self,
+        rows: list[int],
+        distances: list[int],
+        paths: list[list[int]] | None,
+        q: Tensor,
+        noise: Tensor,
+        vocabulary: LongTensor | None,
+    ) -> None:
+        """Who could win in these rows, to learn from who does; arguments as they are there."""
+        top = (q[rows] - noise[rows]).topk(min(RIVALS, q.shape[1])).indices
+        values = (part[rows].gather(1, top).clamp(min=IMPOSSIBLE).cpu().double().numpy() for part in (q, noise))
+        unsure = (-q[rows].amax(-1)).tolist()
+        for row, ids, *known in zip(rows, to_target(top, vocabulary).tolist(), *values, unsure, strict=True):
+            self.seen.append((distances[row], None if paths is None else paths[row], ids, tuple(known)))
 
     def learn(self, tokens: list[int]) -> None:
         """Learn from the tokens that came."""
-        for seen in self.seen:
-            if seen.distance < len(tokens) and (seen.path is None or seen.path == tokens[: seen.distance]):
-                winner = tokens[seen.distance]
-                if winner in seen.ids and len(seen.ids) > 1:
-                    self.odds.learn(seen.q, seen.noise, seen.unsure, seen.ids.index(winner))
+        for distance, path, ids, known in self.seen:
+            if distance < len(tokens) and path in (None, tokens[:distance]) and (winner := tokens[distance]) in ids:
+                self.odds.learn(*known, ids.index(winner))
 
     def chances(self, tokens: list[int], believed: list[float], distances: list[int] | None = None) -> list[float]:
         """Those of tokens that were believed with chances π before the noise was known: `exp(-E (1 - π) / π)`."""

@@ -61,6 +61,11 @@ def stateless(logits_processor: LogitsProcessorList) -> list[LogitsProcessor]:
     return [processor for processor in logits_processor if isinstance(processor, STATELESS)]
 
 
+def have_no_memory(logits_processor: LogitsProcessorList) -> bool:
+    """Whether none of them remembers its calls."""
+    return len(stateless(logits_processor)) == len(logits_processor)
+
+
 def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
     """Distributions float32 `(K, V)` of logits `(K, V)`, all behind the ids `(1, n)`: what a draft is really drawn from."""
     rows = []

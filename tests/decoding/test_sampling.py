@@ -20,7 +20,15 @@ from hf_paradraft.protocol import Draft
 V, STEPS, SAMPLES = 5, 3, 2_000
 TABLE = torch.randn(V + 1, V, generator=torch.Generator().manual_seed(3)) * 1.5  # the target: logits given the last token
 GUESS = torch.randn(STEPS, V, generator=torch.Generator().manual_seed(4))  # the drafter: independent of what it drew
+
+
+def foreign(ids, scores):
+    """Might remember its calls, for all that the loop knows: chains are judged token by token then. Does nothing."""
+    return scores
+
+
 PROCESSORS = {
+    "foreign": [foreign],
     "none": [],
     "temperature 0.5": [TemperatureLogitsWarper(0.5)],
     "temperature 1.5": [TemperatureLogitsWarper(1.5)],
@@ -48,6 +56,12 @@ class Remembered:
 
     def __init__(self, processors):
         self.processors, self.known = LogitsProcessorList(processors), {}
+
+    def __iter__(self):
+        return iter(self.processors)
+
+    def __len__(self):
+        return len(self.processors)
 
     def __bool__(self):
         return True
@@ -145,6 +159,19 @@ def test_chi_square_notices_a_wrong_rule():
         return int(torch.multinomial(p, 1)), None
 
     assert p_value(accepts_too_much, [], sampled_chain) < 1e-6
+
+
+def test_a_chain_is_judged_as_a_whole():
+    """The example of Sun et al. (2403.10444, section 3): 11/9 of two drafted tokens are kept, and 10/9 one by one."""
+    target, q = torch.tensor([[1 / 3, 2 / 3]]).log().expand(3, 2), torch.tensor([[2 / 3, 1 / 3]]).expand(2, 2)
+    for processors, wanted in ((Remembered([]), 11 / 9), (Remembered([foreign]), 10 / 9)):
+        torch.manual_seed(0)
+        kept = 0
+        for _ in range(4_000):
+            draft = Draft.chain(torch.multinomial(q, 1)[:, 0], q)
+            ids = torch.zeros(1, 12, dtype=torch.long)
+            kept += sum(token.node is not None for token in accept(draft, target, ids, 1, processors, RULES["rejection"]))
+        assert kept / 4_000 == pytest.approx(wanted, abs=0.04)
 
 
 @pytest.mark.slow
