@@ -68,6 +68,7 @@ screenshots: $(VENV)/installed
 
 pictures: $(VENV)/installed
 	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/moving_picture.py
 	$(BIN)/python docs/architecture.py
 
 # Tables and figures of the docs, from bench.json: what paradraft bench --json wrote.

@@ -8,7 +8,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import hf_paradraft as pd
+from hf_paradraft import AutoDrafter, SpeculationConfig
 from hf_paradraft.chat import encode_question
 from hf_paradraft.decoding.tree_attention import tree_shape
 from hf_paradraft.demo import FAMILY
@@ -20,12 +20,13 @@ sys.path.insert(0, str(ROOT))
 from spaces.pictures import draft_tree  # noqa: E402
 
 PROMPT = "Write as JSON:\nname: Mia\nage: 31\ncity: Oslo"
+UNSURE = "class "  # a text of which neither side knows much
 K, NODES = 6, 10
 
 
 def a_round(target, drafter, ids: torch.LongTensor) -> RoundTrace:
     """One round in which something, but not everything, was accepted."""
-    drafter.speculation_config = pd.SpeculationConfig(K, NODES, trace=True, never_slower=False)
+    drafter.speculation_config = SpeculationConfig(K, NODES, trace=True, never_slower=False)
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 60}
     target.generate(ids, assistant_model=drafter, **options)
     trace = drafter.last_stats.trace[1:]
@@ -107,6 +108,34 @@ def roll_back(trace: RoundTrace, tokenizer) -> Figure:
     return figure
 
 
+def race(target, drafter, tokenizer, text: str) -> Figure:
+    """One draw in which the noise decides: what both sides think of the likeliest tokens, and when each token arrives."""
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    with torch.no_grad():
+        p = target(ids).logits[0, -1].softmax(-1)
+        q = drafter.draft_logits(ids, num_draft_tokens=1)[0, 0].softmax(-1)
+    for seed in range(1000):
+        waits = torch.empty_like(p).exponential_(generator=torch.Generator().manual_seed(seed))
+        winner = int((p / waits).argmax())
+        if winner == int((q / waits).argmax()) and winner not in (int(q.argmax()), int(p.argmax())):
+            break
+    tokens = torch.cat([(p + q).topk(7).indices, torch.tensor([winner])]).unique()
+    tokens = tokens[q[tokens].argsort()]
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    chances, arrivals = figure.subplots(1, 2, sharey=True)
+    rows = torch.arange(len(tokens))
+    for offset, side, colour, name in ((0.2, q, ORANGE, "drafter, q"), (-0.2, p, BLUE, "target, p")):
+        chances.barh(rows + offset, side[tokens], 0.38, color=colour, label=name)
+        arrivals.scatter((waits / side)[tokens], rows + offset, color=colour, s=60, zorder=2)
+    row = int((tokens == winner).nonzero())
+    arrivals.axhspan(row - 0.45, row + 0.45, color=GREEN, alpha=0.25)
+    chances.set_yticks(rows, [shown(tokenizer, token) for token in tokens.tolist()], parse_math=False)
+    chances.set(xlabel="chance of the next token")
+    chances.legend(loc="lower right")
+    arrivals.set(xscale="log", xlabel="arrives after E / chance: the first one wins, on both sides")
+    return figure
+
+
 def timeline(runs: dict[str, list[RoundTrace]]) -> Figure:
     """When the target and the drafter worked, in the rounds of each run; above each, how much of its time either was idle."""
     figure = Figure(figsize=(9, 1.5 * len(runs) + 0.5), layout="constrained")
@@ -137,7 +166,7 @@ def lanes(target, drafter, ids: torch.LongTensor) -> dict[str, list[RoundTrace]]
     runs = {}
     for name, overlap in (("one after the other, on one core", False), ("at once, a core each", True)):
         torch.set_num_threads(2 if overlap else 1)
-        drafter.speculation_config = pd.SpeculationConfig(8, None, overlap=overlap, trace=True, never_slower=False)
+        drafter.speculation_config = SpeculationConfig(8, None, overlap=overlap, trace=True, never_slower=False)
         for _ in range(2):  # the first one warms up
             target.generate(ids, assistant_model=drafter, do_sample=False, max_new_tokens=60)
         runs[name] = drafter.last_stats.trace[1:13]
@@ -148,7 +177,7 @@ def main() -> None:
     """Write all of them."""
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32).eval()
-    drafter = pd.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32).eval()
+    drafter = AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32).eval()
     ids = encode_question(tokenizer, PROMPT)
     trace = a_round(target, drafter, ids)
     stats = drafter.last_stats
@@ -160,6 +189,7 @@ def main() -> None:
         "verify": verify(trace, tokenizer),
         "accept": draft_tree(trace, tokenizer),
         "roll-back": roll_back(trace, tokenizer),
+        "race": race(target, drafter, tokenizer, UNSURE),
     }.items():
         figure.savefig(folder / f"{name}.png", dpi=110)
     timeline(lanes(target, drafter, ids)).savefig(folder.parent / "lanes.png", dpi=110)

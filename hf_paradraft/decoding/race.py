@@ -25,7 +25,7 @@ class Odds:
     """
 
     def __init__(self) -> None:
-        self.weights = numpy.array([0.9, -0.1, 0.4, 0.1])  # α = w0 + w1 h, λ = w2 + w3 h, where h = -max log q
+        self.weights = numpy.array([0.9, -0.1, 0.2, 0.15])  # α = w0 + w1 h, λ = w2 + w3 h, where h = -max log q
         self.precision = PRIOR * numpy.eye(4)
 
     def __call__(self, q: Tensor, noise: Tensor) -> Tensor:

@@ -18,9 +18,12 @@ def test_the_card_is_fresh(render):
     assert (ROOT / "hub_cards" / "embedded-family.md").read_text() == render["render_card"]()
 
 
-def test_the_readme_is_fresh(render):
-    readme = (ROOT / "README.md").read_text()
-    assert readme == render["readme_with_tables"](readme)
+@pytest.mark.parametrize(
+    ("page", "with_tables"), [("README.md", "readme_with_speeds"), ("docs/benchmarks.md", "benchmarks_with_tables")]
+)
+def test_tables_are_fresh(page, with_tables, render):
+    text = (ROOT / page).read_text()
+    assert text == render[with_tables](text)
 
 
 def test_metadata():
