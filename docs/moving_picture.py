@@ -14,7 +14,7 @@ from hf_paradraft.chat import encode_question
 from hf_paradraft.demo import FAMILY, QUESTIONS
 from hf_paradraft.report.palette import BLUE, GREEN
 
-CHARACTER, LINE, WIDTH, PAUSE = 7.8, 19, 460, 2.0  # pixels, and seconds at the end
+CHARACTER, LINE, WIDTH, PAUSE = 7.8, 18, 860, 2.0  # pixels, and seconds at the end
 Piece = tuple[float, str, bool]  # seconds, text, whether it was drafted
 
 
@@ -50,15 +50,15 @@ def answer(target, tokenizer, ids: torch.LongTensor, drafter=None) -> list[Piece
     ]
 
 
-def panel(pieces: list[Piece], x: float, title: str, total: float) -> str:
+def panel(pieces: list[Piece], top: float, title: str, total: float) -> str:
     """One answer, each piece of which appears when it came."""
-    parts = [f'<text x="{x}" y="24" class="title">{escape(title)}</text>']
+    parts = [f'<text x="16" y="{top + 24}" class="title">{escape(title)}</text>']
     column, line = 0, 0
     for seconds, text, drafted in pieces:
         for index, part in enumerate(text.split("\n")):
             column, line = (0, line + 1) if index else (column, line)
             if part:
-                place = f'x="{x + CHARACTER * column:.1f}" y="{52 + LINE * line}" fill="{GREEN if drafted else BLUE}"'
+                place = f'x="{16 + CHARACTER * column:.1f}" y="{top + 48 + LINE * line}" fill="{GREEN if drafted else BLUE}"'
                 show = f'values="0;1;1" keyTimes="0;{seconds / total:.4f};1" calcMode="discrete" dur="{total:.2f}s"'
                 parts.append(
                     f'<text {place}>{escape(part)}<animate attributeName="opacity" {show} repeatCount="indefinite"/></text>'
@@ -80,10 +80,11 @@ def main() -> None:
     plain, fast = answer(target, tokenizer, ids), answer(target, tokenizer, ids, drafter)
     assert "".join(text for _, text, _ in plain) == "".join(text for _, text, _ in fast)
     total, lines = plain[-1][0] + PAUSE, "".join(text for _, text, _ in plain).count("\n") + 1
-    size = f'width="{2 * WIDTH}" height="{70 + LINE * lines}"'
+    height = 44 + LINE * lines
+    size = f'width="{WIDTH}" height="{2 * height}"'
     style = "text{font:13px monospace;white-space:pre}.title{font:bold 14px sans-serif;fill:#57606a}"
     speed = plain[-1][0] / fast[-1][0]
-    panels = panel(plain, 16, "generate", total) + panel(fast, WIDTH + 16, f"with a drafter: {speed:.1f} times as fast", total)
+    panels = panel(plain, 0, "generate", total) + panel(fast, height, f"with a drafter: {speed:.1f} times as fast", total)
     background = '<rect width="100%" height="100%" rx="8" fill="#f6f8fa"/>'
     svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{background}{panels}</svg>\n'
     (Path(__file__).parent / "demo.svg").write_text(svg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,8 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
     for file in weights:
         if file.relative_to(output_dir) in new:
             (output_dir / FORMER / file.name).unlink()
+    with suppress(OSError):  # unless something is left there
+        (output_dir / FORMER).rmdir()
 
 
 def _is_our_card(file: Path) -> bool:

@@ -19,7 +19,7 @@ LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-LIMITS = {"loop files": 29, "loop tokens": 28_950, "package tokens": 131_450}
+LIMITS = {"loop files": 29, "loop tokens": 28_950, "package tokens": 131_470}
 
 
 def docstrings(tree: ast.Module) -> set[tuple[int, int]]:

@@ -68,6 +68,9 @@ def test_a_model_is_replaced_whole_or_not_at_all(tmp_path):
     assert (tmp_path / "former" / "bench.json").read_text() == "old"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["former", "model.safetensors"]
     assert sorted(file.name for file in (tmp_path / "former").iterdir()) == ["bench.json"]
+    replace_model(tmp_path / "other", lambda folder: (folder / "model.safetensors").write_text("old"))
+    replace_model(tmp_path / "other", lambda folder: (folder / "model.safetensors").write_text("new"))
+    assert [file.name for file in (tmp_path / "other").iterdir()] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("moves", range(1, 6))
@@ -96,7 +99,7 @@ def test_no_config_lies_beside_weights_of_another_model(moves, tmp_path, monkeyp
     assert len({(tmp_path / name).read_text() for name in names if (tmp_path / name).exists()}) <= 1
     replace_model(tmp_path, save)
     assert {(tmp_path / name).read_text() for name in names} == {"new"}
-    assert not (tmp_path / ".new").exists()
+    assert {file.name for file in tmp_path.iterdir()} - {"former"} == {*names}
 
 
 def umask():
