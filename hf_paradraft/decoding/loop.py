@@ -13,8 +13,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..protocol import Drafter, SpeculationStats
 from .batch import Batch
+from .begin import begin_call
 from .cache import cache_of_call
-from .call import Call, begin_call
+from .call import Call
 from .sequence import collect
 
 

@@ -26,8 +26,9 @@ from transformers.generation.streamers import BaseStreamer
 from ..hardware import input_device
 from ..protocol import Draft, Drafter, Prefix
 from .batch import Batch
+from .begin import begin_call
 from .cache import cache_of_call
-from .call import Call, begin_call
+from .call import Call
 from .loop import SpeculativeOutput, output, step
 from .recurrent import is_recurrent
 from .schedule import OverlapSchedule

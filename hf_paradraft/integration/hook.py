@@ -17,7 +17,7 @@ from transformers.generation import GenerationMode
 
 from .. import protocol
 from ..decoding import loop, pearl
-from ..decoding.call import NOTES, Notes
+from ..decoding.begin import NOTES, Notes
 from ..decoding.checks import check_drafter
 from ..drafters.kinds import KINDS
 from .pairing import check_same_tokenizer

@@ -9,7 +9,7 @@ from transformers import LogitsProcessor
 
 import hf_paradraft as pd
 from hf_paradraft.decoding.batch import Batch
-from hf_paradraft.decoding.call import begin_call
+from hf_paradraft.decoding.begin import begin_call
 from hf_paradraft.decoding.loop import step
 from hf_paradraft.decoding.sequence import collect
 

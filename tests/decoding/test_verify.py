@@ -16,7 +16,7 @@ from transformers import (
     OPTConfig,
 )
 
-from hf_paradraft.decoding.call import make_verifier
+from hf_paradraft.decoding.begin import make_verifier
 from hf_paradraft.decoding.sequence import Sequence
 from hf_paradraft.protocol import Draft
 

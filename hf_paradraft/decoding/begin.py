@@ -1,0 +1,238 @@
+"""How a call begins: small builders check what was passed, and make what the call holds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import LongTensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging
+
+from ..protocol import Drafter, SpeculationConfig, SpeculationStats
+from .accept import RULES, greedy, sample_match
+from .budget import Budget, budget_of
+from .cache import RaggedCache, cache_of_call, static_cache, use_plain_layers
+from .call import Call
+from .checks import Refused, check_call, check_lengths, left_padding
+from .drafts import DraftBuilder
+from .features import Features
+from .lookup import COPIED
+from .noise import Noise
+from .recurrent import check_roll_back, is_recurrent
+from .sequence import Ends, Sequence, processors_of_sequences
+from .tree_attention import TreeAttention, attention_windows, or_sdpa
+from .verify import ChainVerifier, RecurrentVerifier, TreeVerifier, extend_to
+
+logger = logging.get_logger(__name__)
+MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features")
+NOTES = "_paradraft_notes"  # where the hook on `generate` leaves them, in the call's `GenerationConfig`
+ALONE = (StopStringCriteria, MaxTimeCriteria)  # criteria without a memory, which look at each sequence by itself
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a caller of `generate` passed, which its defaults hide later.
+
+    Attributes:
+        num_assistant_tokens: K, of this call; None: as the drafter says.
+        callers_cache: whether the cache is the caller's own, who will see it again.
+    """
+
+    num_assistant_tokens: int | None = None
+    callers_cache: bool = True
+
+
+def begin_call(
+    model: PreTrainedModel,
+    input_ids: LongTensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    drafter: Drafter | None,
+    streamer: BaseStreamer | None,
+    synced_gpus: bool,
+    model_kwargs: dict[str, Any],
+) -> Call:
+    """Check and prepare a call; arguments as for `speculative_decoding`.
+
+    Raises:
+        ValueError: an argument that the loop cannot serve; the message says what to change.
+    """
+    rule = check_call(model, input_ids, generation_config, logits_processor, drafter, streamer, synced_gpus)
+    notes: Notes = getattr(generation_config, NOTES, Notes())
+    used = _with_own_length(drafter, notes.num_assistant_tokens)
+    used.attach(model)
+    config, (batch_size, begin) = used.speculation_config, input_ids.shape
+    ends, criteria = _ends(stopping_criteria, generation_config, begin, batch_size)
+    buffer = torch.cat([input_ids, input_ids.new_zeros((batch_size, ends.limit - begin + 1))], dim=1)
+    padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
+    features = Features(model, used.needs(model))
+    verifier = make_verifier(model, input_ids, ends.limit, used, model_kwargs, features)
+    check_lengths(model, begin, ends.limit, verifier.unread, generation_config, model_kwargs)
+    processors = processors_of_sequences(logits_processor, batch_size)
+    sequences = [Sequence(buffer[i : i + 1], processors[i], begin, padding[i], RULES[rule]) for i in range(batch_size)]
+    noise = None
+    if RULES[rule] is sample_match:
+        noise = Noise(sequences, begin, model.config.get_text_config().vocab_size)
+        for index, sequence in enumerate(sequences):
+            sequence.rule = partial(sample_match, draw=partial(noise.draw, index))
+    for sequence in sequences:  # what the cache held before has no features
+        sequence.observed = max(0, begin - verifier.unread - sequence.padding)
+    _tell(model, used, config, rule, verifier, bool(features.keys) and verifier.unread < begin)
+    budget = _budget(model, drafter, config, rule, batch_size, verifier)
+    text = model.config.get_text_config()
+    # The first forward may read images or embeddings, which a drafter cannot.
+    more = any(value is not None and any(part in name for part in MORE_THAN_IDS) for name, value in model_kwargs.items())
+    return Call(
+        buffer=buffer,
+        sequences=sequences,
+        drafter=drafter,
+        config=config,
+        drafting=used.start_drafting(model, ends.limit),
+        builder=DraftBuilder(config, rule, budget, text.vocab_size, type(drafter).__name__),
+        budget=budget,
+        verifier=verifier,
+        features=features,
+        noise=noise,
+        only_argmax=RULES[rule] is greedy and not logits_processor,
+        ends=ends,
+        criteria=criteria,
+        generation_config=generation_config,
+        streamer=streamer,
+        stats=SpeculationStats(by_row=[SpeculationStats() for _ in sequences] if batch_size > 1 else []),
+        context=getattr(text, "max_position_embeddings", None) or ends.limit + max(padding),
+        drafts_first=not more,
+        hands_back=generation_config.return_dict_in_generate or notes.callers_cache,
+        begin=begin,
+        judged=begin,
+        done=[False] * batch_size,
+    )
+
+
+def _with_own_length(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:
+    """The drafter, or a shallow copy of it for a call that says itself how many tokens it wants.
+
+    Raises:
+        ValueError: that is no number of tokens.
+    """
+    if num_draft_tokens is None or num_draft_tokens == drafter.speculation_config.num_draft_tokens:
+        return drafter
+    used = copy.copy(drafter)
+    used.speculation_config = replace(drafter.speculation_config, num_draft_tokens=num_draft_tokens)
+    return used
+
+
+def _ends(
+    stopping_criteria: Iterable, generation_config: GenerationConfig, begin: int, batch_size: int
+) -> tuple[Ends, StoppingCriteriaList]:
+    """When sequences end, and the criteria that are asked about the whole batch."""
+    # An own length criterion replaces max_length, as in plain decoding, which too gives one token at least.
+    lengths = [stop.max_length for stop in stopping_criteria if type(stop) is MaxLengthCriteria]
+    limit = max(begin + 1, min(lengths, default=generation_config.max_length))
+    tokens = {token for stop in stopping_criteria if type(stop) is EosTokenCriteria for token in stop.eos_token_id.tolist()}
+    others = [stop for stop in stopping_criteria if type(stop) not in (EosTokenCriteria, MaxLengthCriteria)]
+    alone = [stop for stop in others if batch_size == 1 or (tokens and type(stop) in ALONE)]
+    keeps = generation_config.return_dict_in_generate
+    wanted = keeps and generation_config.output_scores, keeps and generation_config.output_logits
+    together = [stop for stop in others if stop not in alone]
+    return Ends(limit, tokens, StoppingCriteriaList(alone), *wanted), StoppingCriteriaList(together)
+
+
+def _tell(
+    model: PreTrainedModel,
+    drafter: Drafter,
+    config: SpeculationConfig,
+    rule: str,
+    verifier: ChainVerifier | TreeVerifier,
+    lacks_features: bool,
+) -> None:
+    """Warn, once, of what will be slower than it looks."""
+    if lacks_features:
+        logger.warning_once(
+            f"{type(drafter).__name__} reads the target's hidden states, and those of the tokens that past_key_values came with "
+            "are not known: it drafts without them, and fewer of its guesses will be right."
+        )
+    if config.prompt_lookup and rule == "rejection":
+        logger.warning_once("acceptance='rejection' wants its drafts drawn: nothing is copied (prompt_lookup).")
+    if config.tree_size is not None and not verifier.branches:
+        logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
+
+
+def _budget(
+    model: PreTrainedModel, drafter: Drafter, config: SpeculationConfig, rule: str, batch_size: int, verifier: Any
+) -> Budget:
+    """What all calls of this pair share that draft alike."""
+    automatic = config.tree_size == "auto" and verifier.branches and rule != "rejection"
+    depth = max(config.num_draft_tokens, COPIED if config.prompt_lookup and config.tree_size is not None else 0)
+    use = config.num_draft_tokens, config.tree_size, config.prompt_lookup, rule, config.never_slower
+    decides = automatic or (config.never_slower and rule != "typical")
+    budget = budget_of(model, drafter, decides, depth, batch_size, verifier.row_counts, *use)
+    budget.begin()
+    return budget
+
+
+def make_verifier(
+    model: PreTrainedModel,
+    input_ids: LongTensor,
+    limit: int,
+    drafter: Drafter,
+    model_kwargs: dict[str, Any],
+    features: Features | None = None,
+) -> ChainVerifier | TreeVerifier:
+    """The verifier that serves a call: trees and batches where model, cache and inputs allow it.
+
+    Args:
+        model: the target.
+        input_ids: int64 `(B, n)`, the prompts.
+        limit: tokens at most.
+        drafter: says how many query rows a round may have.
+        model_kwargs: of this call, with the cache, which may be changed.
+        features: what the drafter reads.
+
+    Raises:
+        ValueError: the cache cannot roll back, or a batch is asked for where only one sequence can be served.
+    """
+    config, (batch_size, begin) = drafter.speculation_config, input_ids.shape
+    most_rows = max(config.max_nodes, drafter.max_rows)
+    windows, num_slots = attention_windows(model), limit + 2 + most_rows
+    cache = cache_of_call(model_kwargs)
+    per_token = extend_to(limit + 1, model_kwargs)
+    if is_recurrent(cache):
+        if batch_size > 1:
+            raise Refused(f"{type(model).__name__} has recurrent layers and is served one prompt at a time with a drafter.")
+        check_roll_back(cache)
+        return RecurrentVerifier(model, model_kwargs, per_token, begin, begin)
+    explicit = (
+        windows is not None
+        and per_token.keys() <= {"attention_mask", "position_ids"}
+        and all(tensor.ndim == 2 for tensor in per_token.values())
+    )
+    if config.compile and explicit and cache.get_seq_length() == 0:
+        cache.layers = static_cache(model, num_slots).layers  # in the caller's own object, if it is one
+    explicit = explicit and use_plain_layers(cache, num_slots)
+    if not explicit:
+        cache.activate_past_recording()
+    chains = ChainVerifier(model, model_kwargs, per_token, begin, begin - int(cache.get_seq_length()))
+    if not explicit:
+        if batch_size > 1 or cache.is_compileable:
+            raise Refused(
+                f"{type(model).__name__} with {model.config.get_text_config()._attn_implementation} attention and these inputs "
+                "can be served one prompt at a time and with a dynamic cache only: call generate once per prompt, without "
+                f"cache_implementation{or_sdpa(model)}."
+            )
+        return chains
+    mask = model_kwargs.get("attention_mask")
+    mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
+    positions = per_token["position_ids"][:, begin - 1] if "position_ids" in per_token else mask.long().sum(1) - 1
+    attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
+    last = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    ragged = RaggedCache(cache, batch_size, begin)
+    row_counts = config.row_counts(most_rows) if cache.is_compileable else None
+    return TreeVerifier(model, model_kwargs, ragged, attention, features, chains, last, row_counts)
