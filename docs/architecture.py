@@ -1,65 +1,80 @@
 """The picture of the floors, from the code's own imports: part of `make pictures`."""
 
+import tomllib
 from pathlib import Path
 
 import grimp
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from hf_paradraft.report.palette import BLUE, GREY
 
-FLOORS = [
-    ["cli"],
-    ["demo"],
-    ["bench"],
-    ["integration"],
-    ["auto"],
-    ["drafters"],
-    ["hub"],
-    ["report"],
-    ["training"],
-    ["decoding"],
-    ["trees"],
-    ["protocol"],
-    ["files", "hardware", "chat"],
-]
+ROOT = Path(__file__).parents[1]
+WHAT = {
+    "cli": "the paradraft command",
+    "demo": "what it shows",
+    "bench": "measuring",
+    "integration": "the doors into transformers",
+    "auto": "AutoDrafter",
+    "drafters": "a folder for each kind",
+    "hub": "cards and commits",
+    "report": "tables and figures",
+    "training": "one run for every kind",
+    "decoding": "the engine: draft, verify, accept, roll back",
+    "protocol": "what drafters and engine say to each other",
+}
+HEIGHT, HALF = 0.62, 2.6
 
 
-def imports() -> dict[tuple[str, str], int]:
-    """How many modules of one part import one of another."""
-    graph, found = grimp.build_graph("hf_paradraft"), {}
+def floors() -> list[list[str]]:
+    """The parts from the top down, as the contract in pyproject.toml has them."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["name"] == "Floors")
+    return [[part.strip().split(".")[1] for part in layer.split("|")] for layer in layers]
+
+
+def imports() -> dict[str, set[str]]:
+    """Which parts each part imports."""
+    graph, parts = grimp.build_graph("hf_paradraft"), {}
     for importer in graph.modules:
         for imported in graph.find_modules_directly_imported_by(importer):
-            pair = tuple(name.split(".")[1] for name in (importer, imported) if "." in name)
-            if len(pair) == 2 and pair[0] != pair[1]:
-                found[pair] = found.get(pair, 0) + 1
-    return found
+            above, below = (name.split(".")[1] if "." in name else "" for name in (importer, imported))
+            if above and below and above != below:
+                parts.setdefault(above, set()).add(below)
+    return parts
 
 
 def draw() -> Figure:
-    """Floors from the top down, arrows to what is imported; the more modules do, the stronger."""
-    places = {}
-    for level, floor in enumerate(FLOORS):
-        for index, name in enumerate(floor):
-            places[name] = (3.0 * index - 1.5 * (len(floor) - 1), -float(level))
-    figure = Figure(figsize=(8, 9.5), layout="constrained")
+    """Floors from the top down. An arrow stands for an import that no chain of other imports implies."""
+    below, levels = imports(), {part: level for level, floor in enumerate(floors()) for part in floor}
+
+    def all_below(part: str) -> set[str]:
+        return below.get(part, set()).union(*(all_below(other) for other in below.get(part, set())))
+
+    figure = Figure(figsize=(7.5, 8), layout="constrained")
     axes = figure.subplots()
     axes.axis("off")
-    for (above, below), count in imports().items():
-        (x, y), (to_x, to_y) = places[above], places[below]
-        assert y > to_y, f"{above} imports {below}, which stands above it"
-        side = 0.35 * (y - to_y) / len(FLOORS) * (1 if (y - to_y) % 2 else -1)
-        style = {
-            "arrowstyle": "->",
-            "color": BLUE,
-            "alpha": min(0.9, 0.25 + 0.05 * count),
-            "linewidth": min(3.0, 0.6 + 0.15 * count),
-        }
-        style |= {"connectionstyle": f"arc3,rad={side * 3:.2f}", "shrinkA": 12, "shrinkB": 12}
-        axes.annotate("", (to_x, to_y), (x, y), arrowprops=style)
-    for name, (x, y) in places.items():
-        box = {"boxstyle": "round,pad=0.4", "facecolor": "white", "edgecolor": GREY}
-        axes.text(x, y, name, ha="center", va="center", fontsize=11, bbox=box, zorder=3)
-    axes.set(xlim=(-5.5, 5.5), ylim=(-len(FLOORS) + 0.4, 0.6))
+    for level, floor in enumerate(floors()):
+        name, what = (floor[0], WHAT[floor[0]]) if len(floor) == 1 else ("", " · ".join(floor))
+        axes.text(-HALF + 0.15, -level, name, va="center", fontsize=12, weight="bold")
+        axes.text(
+            -HALF + 1.45 if name else 0, -level, what, va="center", ha="left" if name else "center", fontsize=10, color=GREY
+        )
+        axes.add_patch(Rectangle((-HALF, -level - HEIGHT / 2), 2 * HALF, HEIGHT, fill=False, edgecolor=GREY))
+    arrow = {"arrowstyle": "-|>", "color": BLUE, "shrinkA": 0, "shrinkB": 0}
+    spans = set()
+    for part, others in below.items():
+        direct = {other for other in others if not any(other in all_below(between) for between in others - {other})}
+        spans |= {(levels[other] - levels[part], levels[part]) for other in direct}
+    assert all(span > 0 for span, _ in spans), "something imports what stands above it"
+    for index, (span, level) in enumerate(sorted(spans)):
+        if span == 1:
+            axes.annotate("", (0, HEIGHT / 2 - level - 1), (0, -HEIGHT / 2 - level), arrowprops=arrow)
+        else:
+            x = HALF + 0.2 * (1 + index - sum(other == 1 for other, _ in spans))
+            axes.plot([HALF, x, x], [-level, -level, -level - span], color=BLUE, linewidth=1.2)
+            axes.annotate("", (HALF, -level - span), (x, -level - span), arrowprops=arrow)
+    axes.set(xlim=(-HALF - 0.1, HALF + 0.2 * len(spans)), ylim=(-len(floors()) + 0.4, 0.6))
     return figure
 
 
