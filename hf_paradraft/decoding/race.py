@@ -6,10 +6,10 @@ import numpy
 import torch
 from numpy import ndarray
 from torch import LongTensor, Tensor
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from .noise import Noise
-from .sampling import to_target, warp_candidates
+from .sampling import to_target
 
 IMPOSSIBLE = -1e4  # the log-probability of what a warper left out
 NEAR, RIVALS = 6, 16  # distances, and tokens at each, of which the odds are learned
@@ -52,7 +52,7 @@ class Race:
         noise: of the call.
         index: of the sequence.
         length: tokens that the draft stands behind, padding included.
-        processors: the target's, of which the warpers that know no text are applied to `q`.
+        processors: the target's, whose temperature is `q`'s too.
         odds: of the pair.
     """
 
@@ -74,7 +74,11 @@ class Race:
             return logits
         ids = slice(logits.shape[1]) if vocabulary is None else vocabulary.clamp(0, noise.shape[1] - 1).to(noise.device)
         noise = noise[:, ids]
-        q = warp_candidates(logits.to(noise.device, torch.float32), self.processors).log_softmax(-1)
+        logits = logits.to(noise.device, torch.float32)
+        for processor in self.processors:  # what cuts is left out: it would cut what the drafter underrates
+            if isinstance(processor, TemperatureLogitsWarper):
+                logits = processor(None, logits)
+        q = logits.log_softmax(-1)
         self._remember([row for row, distance in enumerate(distances) if distance < NEAR], distances, paths, q, noise, vocabulary)
         return self.odds(q, noise)
 

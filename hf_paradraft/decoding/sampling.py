@@ -19,8 +19,6 @@ STATELESS = (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-KNOW_NO_TEXT = (MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
-CANDIDATES = 256  # of a distance's tokens; warpers that look at all of them would sort the vocabulary for each distance
 
 
 def cut(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tensor:
@@ -74,17 +72,6 @@ def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList)
             row = warper(ids, row)
         rows.append(row)
     return torch.cat(rows).softmax(-1)
-
-
-def warp_candidates(logits: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
-    """Logits float32 `(n, V')` through the warpers that know no text; where one cuts, the most probable tokens alone stay."""
-    warpers = [processor for processor in logits_processor if isinstance(processor, KNOW_NO_TEXT)]
-    top, ids = logits, None
-    if any(not isinstance(warper, TemperatureLogitsWarper) for warper in warpers):
-        top, ids = logits.topk(min(CANDIDATES, logits.shape[1]))
-    for warper in warpers:
-        top = warper(None, top)
-    return top if ids is None else torch.full_like(logits, -torch.inf).scatter_(1, ids, top)
 
 
 def sequential_choice(
