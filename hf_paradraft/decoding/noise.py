@@ -76,8 +76,11 @@ class Noise:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_ahead() and all(sequence.finished for sequence in self.sequences):
-            self.generator.set_state(self.states[max(map(self._step, self.sequences))])
+        if self._is_ahead():
+            step = max(map(self._step, self.sequences))
+            if not all(sequence.finished for sequence in self.sequences):
+                step = max(step, self.stands)
+            self.generator.set_state(self.states[step])
         if self.lock is not None:
             self.lock.release()
 
@@ -87,7 +90,7 @@ class Noise:
             sequence = self.sequences[index]
             step = self._step(sequence)
             if p.dtype != torch.float32 or p.shape[1] != self.vocab_size or (noise := self._noise(index, step)) is None:
-                self.generator = None
+                self._give_up()
                 return int(torch.multinomial(p, 1))
             race = p[0] / noise
             token = int(race.argmax())
@@ -111,8 +114,14 @@ class Noise:
     def _is_ahead(self) -> bool:
         """Whether noise is known, or can be: nothing else has drawn from the generator."""
         if self.generator is not None and not torch.equal(self.generator.get_state(), self.states[self.stands]):
-            self.generator = None
+            self._give_up()
         return self.generator is not None
+
+    def _give_up(self) -> None:
+        """Draw plainly from here on; in a batch behind all noise, for some sequences have used what is ahead of others."""
+        if self.generator is not None and len(self.sequences) > 1:
+            self.generator.set_state(self.states[-1])
+        self.generator = None
 
     def _noise(self, index: int, step: int) -> Tensor | None:
         if not self._is_ahead():
@@ -132,6 +141,8 @@ class Noise:
             self.states.append(self.generator.get_state())
         room = KEPT // (4 * self.vocab_size) - sum(map(len, self.rows))
         for index, sequence in enumerate(self.sequences):
+            if sequence.finished:
+                self.rows[index].clear()
             if index == wanted or (room > 0 and not sequence.finished and self._step(sequence) <= step):
                 room -= step not in self.rows[index]
                 self.rows[index].setdefault(step, block[index].clone() if len(block) > 1 else block[0])

@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 from .noise import Noise
 from .sampling import to_target
 
-IMPOSSIBLE = -1e4  # the log-probability of what a warper left out
+IMPOSSIBLE = -1e4  # the log-probability of what the target does not have
 NEAR, RIVALS = 6, 16  # distances, and tokens at each, of which the odds are learned
 PRIOR, DECAY = 20.0, 0.995  # how much the first odds weigh, and what was learned before a token with each later one
 

@@ -17,6 +17,7 @@ import hf_paradraft as pd
 from hf_paradraft.decoding import noise
 from hf_paradraft.decoding.noise import draws_by_race
 from hf_paradraft.decoding.race import Odds
+from hf_paradraft.decoding.sequence import Sequence
 
 WARPERS = {
     "nothing": {"top_k": 0},
@@ -99,6 +100,23 @@ def test_whatever_else_draws_leaves_the_text_plain_generates(how, raises, prompt
     assert (plain is None) == (raises is not None)
     assert plain is None or torch.equal(plain, drafted)
     assert torch.equal(before, after)
+
+
+def test_a_batch_that_goes_on_plainly_uses_no_noise_twice():
+    """Some sequences have used what is ahead of others, behind which the generator stands."""
+    sequences = [Sequence(torch.zeros(1, 9, dtype=torch.long), None, 2) for _ in range(2)]
+    p = torch.full((1, 32), 1 / 32)
+    with noise.Noise(sequences, 2, 32) as drawn:
+        for _ in range(3):
+            drawn.draw(0, p)
+            sequences[0].length += 1
+        torch.rand(3)  # as a processor might
+        last = drawn.states[-1]
+        drawn.draw(1, p)
+        after = torch.get_rng_state()
+    torch.set_rng_state(last)
+    torch.multinomial(p, 1)
+    assert torch.equal(after, torch.get_rng_state())
 
 
 def test_a_device_that_draws_otherwise_has_plain_generates_text(prompt, monkeypatch):
