@@ -71,10 +71,10 @@ pictures: $(VENV)/installed
 	$(BIN)/python docs/moving_picture.py
 	$(BIN)/python docs/architecture.py
 
-# Tables and figures of the docs, from bench.json: what paradraft bench --json wrote.
+# Tables and figures of README and docs from the JSON of what was measured, and the command line's page.
 card: $(VENV)/installed
 	$(BIN)/python hub_cards/render.py
-	$(BIN)/paradraft report hf_paradraft/demo/family/bench.json --plot docs/bench
+	$(BIN)/paradraft report hf_paradraft/demo/family/bench.json --plot docs/measurements/bench
 
 clean:
 	rm -rf $(VENV) build dist

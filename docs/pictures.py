@@ -192,7 +192,7 @@ def main() -> None:
         "race": race(target, drafter, tokenizer, UNSURE),
     }.items():
         figure.savefig(folder / f"{name}.png", dpi=110)
-    timeline(lanes(target, drafter, ids)).savefig(folder.parent / "lanes.png", dpi=110)
+    timeline(lanes(target, drafter, ids)).savefig(folder.parent / "methods" / "lanes.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
-"""Render the embedded family's card, README's table and the measurements from what was measured: `make card`."""
+"""Render the embedded family's card, the tables of README and docs, and the command line's page: `make card`."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Template
 
@@ -10,6 +14,7 @@ from hf_paradraft.report.tables import markdown
 HERE = Path(__file__).parent
 FAMILY = HERE.parent / "hf_paradraft" / "demo" / "family"
 PUBLIC = HERE.parent / "hf_paradraft" / "demo" / "public"
+MEASUREMENTS = HERE.parent / "docs" / "measurements"
 
 
 def render_card() -> str:
@@ -48,17 +53,55 @@ def readme_with_speeds(readme: str) -> str:
     return between(readme, "speed", "\n".join([*lines, "", note]))
 
 
-def benchmarks_with_tables(page: str) -> str:
-    """The page of measurements with all methods."""
+def cell(value: Any) -> str:
+    """A number, a speed-up with its τ, or words."""
+    if isinstance(value, list):
+        return f"{cell(value[0])} (τ {cell(value[1])})"
+    if isinstance(value, float):
+        return max(f"{value:.2f}", str(value), key=len)
+    return str(value)
+
+
+def table(columns: list[str], rows: list[list[Any]]) -> str:
+    """As Markdown; numbers on the right."""
+    numbers = ["---|" if all(isinstance(row[place], str) for row in rows) else "---:|" for place in range(len(columns))]
+    lines = [f"| {' | '.join(columns)} |", "|" + "".join(numbers)]
+    return "\n".join([*lines, *(f"| {' | '.join(map(cell, row))} |" for row in rows)])
+
+
+def measurements_with_tables(page: str) -> str:
+    """A page of measurements with its tables: those of a benchmark with all methods, and those of a JSON file beside it."""
     for mark, folder, by_category, tokens in (("measured", FAMILY, True, 128), ("public", PUBLIC / "parallelspec", False, 48)):
-        bench = json.loads((folder / "bench.json").read_text())
-        note = f"Greedy, batch 1, up to {tokens} new tokens; {bench[0]['environment']}."
-        page = between(page, mark, f"{markdown(bench, by_category)}\n{note}")
+        if f"<!-- {mark} -->" in page:
+            bench = json.loads((folder / "bench.json").read_text())
+            note = f"Greedy, batch 1, up to {tokens} new tokens; {bench[0]['environment']}."
+            page = between(page, mark, f"{markdown(bench, by_category)}\n{note}")
+    for file, name in re.findall(r"<!-- table ([\w-]+)\.([\w-]+) -->", page):
+        page = between(page, f"table {file}.{name}", table(**json.loads((MEASUREMENTS / f"{file}.json").read_text())[name]))
     return page
+
+
+def command_line() -> str:
+    """Every command's help."""
+    command = [
+        sys.executable,
+        "-m",
+        "typer",
+        "hf_paradraft.cli",
+        "utils",
+        "docs",
+        "--name",
+        "paradraft",
+        "--title",
+        "Command line",
+    ]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() + "\n"
 
 
 if __name__ == "__main__":
     (HERE / "embedded-family.md").write_text(render_card())
-    for name, render in (("README.md", readme_with_speeds), ("docs/benchmarks.md", benchmarks_with_tables)):
-        file = HERE.parent / name
-        file.write_text(render(file.read_text()))
+    (HERE.parent / "docs" / "reference" / "command-line.md").write_text(command_line())
+    readme = HERE.parent / "README.md"
+    readme.write_text(readme_with_speeds(readme.read_text()))
+    for file in MEASUREMENTS.glob("*.md"):
+        file.write_text(measurements_with_tables(file.read_text()))

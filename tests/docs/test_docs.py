@@ -12,6 +12,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi
 from peft import get_peft_model
+from sentences import count_words
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.main import get_command
 
@@ -30,7 +31,7 @@ def blocks(page, language):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_runs(hub, page, tmp_path, monkeypatch):
     """With the embedded family in the place of the models that the pages name."""
     monkeypatch.chdir(tmp_path)
@@ -80,7 +81,7 @@ def test_commands_parse(words):
     command.make_context("paradraft", list(words)).close()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if not link.startswith("http"):
@@ -94,3 +95,20 @@ def test_the_site_builds_without_warnings(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     assert "WARNING" not in result.stdout + result.stderr
     assert (tmp_path / "engine" / "index.html").exists()
+
+
+def test_the_readme_can_be_read_at_once():
+    counted = count_words((ROOT / "README.md").read_text())
+    assert counted.lines <= 120
+    assert counted.words <= 450
+    assert counted.words_a_sentence <= 16
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_are_short(page):
+    assert count_words(page.read_text()).words_a_sentence <= 16
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    assert listed == {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}

@@ -1,5 +1,6 @@
 """What is written about the family is what was measured."""
 
+import json
 import runpy
 from pathlib import Path
 
@@ -18,12 +19,26 @@ def test_the_card_is_fresh(render):
     assert (ROOT / "hub_cards" / "embedded-family.md").read_text() == render["render_card"]()
 
 
-@pytest.mark.parametrize(
-    ("page", "with_tables"), [("README.md", "readme_with_speeds"), ("docs/benchmarks.md", "benchmarks_with_tables")]
-)
-def test_tables_are_fresh(page, with_tables, render):
-    text = (ROOT / page).read_text()
-    assert text == render[with_tables](text)
+def test_the_readmes_table_is_fresh(render):
+    text = (ROOT / "README.md").read_text()
+    assert text == render["readme_with_speeds"](text)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "measurements").glob("*.md")), ids=lambda page: page.name)
+def test_tables_of_measurements_are_fresh(page, render):
+    text = page.read_text()
+    assert text == render["measurements_with_tables"](text)
+
+
+def test_every_table_is_shown(render):
+    folder = ROOT / "docs" / "measurements"
+    shown = "".join(page.read_text() for page in folder.glob("*.md"))
+    names = [f"{file.stem}.{name}" for file in folder.glob("*.json") for name in json.loads(file.read_text())]
+    assert [name for name in names if f"<!-- table {name} -->" not in shown] == []
+
+
+def test_the_command_lines_page_is_fresh(render):
+    assert (ROOT / "docs" / "reference" / "command-line.md").read_text() == render["command_line"]()
 
 
 def test_metadata():

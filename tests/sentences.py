@@ -1,11 +1,12 @@
 """How long sentences are: of each page its lines, words of prose, and words a sentence.
 
-`python tests/docs/sentences.py README.md docs/*.md`
+`python tests/sentences.py README.md docs/*.md`
 """
 
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 
 def prose(text: str) -> str:
@@ -22,8 +23,21 @@ def sentences(text: str) -> list[int]:
     return [count for part in parts if (count := len(re.findall(r"[\w`][\w`'.,-]*", part)))]
 
 
+class Counted(NamedTuple):
+    """Lines of a page, words of its prose, and words a sentence."""
+
+    lines: int
+    words: int
+    words_a_sentence: float
+
+
+def count_words(text: str) -> Counted:
+    """Of a page."""
+    counts = sentences(text)
+    return Counted(len(text.splitlines()), sum(counts), sum(counts) / max(1, len(counts)))
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        text = Path(name).read_text()
-        counts = sentences(text)
-        print(f"{name:28} {len(text.splitlines()):4} lines {sum(counts):5} words {sum(counts) / len(counts):5.1f} a sentence")
+        counted = count_words(Path(name).read_text())
+        print(f"{name:40} {counted.lines:4} lines {counted.words:5} words {counted.words_a_sentence:5.1f} a sentence")
