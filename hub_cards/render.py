@@ -45,7 +45,7 @@ def readme_with_speeds(readme: str) -> str:
         "plain `generate`": ("plain", "plain"),
         "transformers' assisted generation, at its best": ("assisted", "assisted"),
         "transformers' prompt lookup": ("prompt-lookup", "prompt-lookup"),
-        "**hf_paradraft**, as it comes": ("pard-tree-k16-auto", "parallelspec-tree-k3-auto-graft"),
+        "**hf_paradraft**, with its drafter's own settings": ("pard-tree-k16-auto", "parallelspec-tree-k3-auto-graft"),
     }
     lines = ["| speed-up | the family | a public model |", "|---|---:|---:|"]
     lines += [f"| {name} | {best(family, ours)} | {best(public, theirs)} |" for name, (ours, theirs) in rows.items()]

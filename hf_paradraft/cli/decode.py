@@ -48,7 +48,7 @@ def demo(
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
-    """Watch one answer being drafted, then compare plain, assisted, prompt lookup and drafters. Only --public fetches."""
+    """Watch one answer being drafted, then compare methods. Needs the network only with --public."""
     if public and (target, drafter, parent) != (None, None, None):
         raise typer.BadParameter("--public has models of its own: leave out --target, --drafter and --parent.")
     _quiet()

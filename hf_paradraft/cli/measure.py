@@ -96,7 +96,8 @@ def bench(
     ] = None,
     case: Annotated[Case, typer.Option(help="What to compare; hopeless: an untrained drafter, random prompts.")] = Case.methods,
     only: Annotated[
-        list[str] | None, typer.Option("--only", "-m", help="Of the case, plain and methods whose names begin so; repeatable.")
+        list[str] | None,
+        typer.Option("--only", "-m", help="Measure plain and methods whose names begin so; repeatable."),
     ] = None,
     draft_tokens: Annotated[
         list[int] | None,

@@ -30,7 +30,7 @@ def info(repo_or_dir: str) -> None:
 def push(
     source: Annotated[str, typer.Argument(help="A drafter's folder; with --recipe or --space, the repository to make.")],
     repo_id: Annotated[str | None, typer.Argument(help="user/name on the Hub.")] = None,
-    private: Annotated[bool | None, typer.Option("--private/--public", help="Of a new repository.")] = None,
+    private: Annotated[bool | None, typer.Option("--private/--public", help="Visibility of a new repository.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch; made if it does not exist.")] = None,
     create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose the commit instead.")] = False,
     license: Annotated[str | None, typer.Option(help="For the card, as the Hub names it, such as apache-2.0.")] = None,

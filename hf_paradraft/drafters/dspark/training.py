@@ -111,8 +111,8 @@ class BlockTraining(TargetTraining):
 
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
 
-    learning_rate: float = option("The highest of the run.", 6e-4, above=0)
-    num_layers: int = option("Of the drafter.", 2, least=1)
+    learning_rate: float = option("Peak learning rate.", 6e-4, above=0)
+    num_layers: int = option("Layers of the drafter.", 2, least=1)
     num_features: int = option("Layers of the target that are read.", 5, least=1)
     num_anchors: int = option("Blocks in each text, at most.", 32, least=1)
 
@@ -164,7 +164,7 @@ class DSparkTraining(BlockTraining):
 
     block_size: int = option("Tokens that a block guesses.", 7, least=2)
     markov_rank: int = option("Of the head that looks at the token before; 0: none.", 64, least=0)
-    markov_type: Literal["vanilla", "gated", "rnn"] = option("What that head is.", "vanilla")
+    markov_type: Literal["vanilla", "gated", "rnn"] = option("Type of that head.", "vanilla")
     confidence: bool = option("Learn how sure each guess is.", True)
 
     def check(self) -> None:

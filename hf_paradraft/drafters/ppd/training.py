@@ -104,7 +104,7 @@ class PpdTraining(TrainingOptions):
     hard_labels: bool = option("Learn the text's tokens, not the model's distribution.", False)
     num_train_epochs: float = option("Times that every sample is read.", 1.0, above=0)
     per_device_train_batch_size: int = option("Samples of a forward.", 4, least=1)
-    learning_rate: float = option("The highest of the run.", 1e-2, above=0)
+    learning_rate: float = option("Peak learning rate.", 1e-2, above=0)
 
     @property
     def source(self) -> str:
