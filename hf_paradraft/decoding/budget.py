@@ -68,13 +68,14 @@ class Budget:
         self.tokens = self.seconds = 0.0  # decayed, of drafted rounds
         self.odds = Odds()  # of the drafter's tokens, where the target's noise is known
         self.gain = HOPE  # lately, tokens per second of drafted rounds ÷ those of plain ones
+        self.spread = 0.0  # likewise, what drafts brought, squared: where it is a matter of luck, a few rounds decide little
         self.size_before = 1  # of the last draft that was cut
         self.drafted = False  # in the last round
         self.rounds, self.left, self.next_rest = 0, 0, REST
 
     def begin(self) -> None:
         """A call begins: it looks whether drafting pays, whatever the last one came to."""
-        self.left, self.gain = 0, min(max(self.gain, 1.0), MEMORY)
+        self.left, self.spread, self.gain = 0, 0.0, min(max(self.gain, 1.0), MEMORY)
 
     def cost(self, rows: ndarray | int) -> ndarray:
         """Expected seconds of verifying and accepting so many query rows of each sequence; the drafter's time is not in it."""
@@ -142,7 +143,8 @@ class Budget:
         if self.left > 0:
             self.left -= 1
             return True
-        if self.gain < LOSS:  # look again later, each time later
+        error = (self.spread * (1 - LATELY) / (1 + LATELY)) ** 0.5  # standard, of the gain
+        if self.gain + error < LOSS:  # look again later, each time later
             self.left, self.next_rest, self.gain = self.next_rest - 1, min(2 * self.next_rest, LONGEST), 1.0
             return True
         if not self.plain.values and self.rounds >= STEP and self.gain < DOUBT:
@@ -174,7 +176,9 @@ class Budget:
                 self.draft.observe(record.draft_seconds)
         self.tokens = DECAY * self.tokens + emitted
         self.seconds = DECAY * self.seconds + record.total_seconds
-        self.gain = LATELY * self.gain + (1 - LATELY) * emitted * self.plain_seconds / record.total_seconds
+        plain = self.plain_seconds / record.total_seconds
+        self.gain += (1 - LATELY) * (emitted * plain - self.gain)
+        self.spread += (1 - LATELY) * (((emitted - 1) * plain) ** 2 - self.spread)
         if self.gain >= LOSS and emitted > 1:
             self.next_rest = max(REST, self.next_rest // 2)
 

@@ -254,19 +254,15 @@ class DraftBuilder:
 
     def _of_tokens(self, guess: GuessedTokens, prefix: Prefix, size: TreeSize) -> Draft:
         """Tokens that were found; where no tree is wanted, the path that is the most probable."""
-        count = len(guess.tokens)
-        parents = list(range(-1, count - 1)) if guess.parents is None else list(guess.parents)
-        self._check_tokens(guess, parents, prefix, size)
-        depths: list[int] = []
-        for parent in parents:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
+        parents = Draft.chain(guess.tokens).parents if guess.parents is None else list(guess.parents)
+        depths = self._checked_depths(guess, parents, prefix, size)
         acceptance = guess.acceptance
         if prefix.race is not None and acceptance is not None and guess.prompt_rows is None:
             acceptance = prefix.race.chances(guess.tokens.tolist(), acceptance, [depth - 1 for depth in depths])
         tokens = guess.tokens.to(prefix.ids.device)
         if guess.prompt_rows is not None:
             return Draft(tokens, parents, None, acceptance, guess.prompt_rows)
-        if size is None and parents != list(range(-1, count - 1)):
+        if size is None and not Draft(tokens, parents).is_chain:
             path, node = [], -1
             while children := [child for child, parent in enumerate(parents) if parent == node]:
                 node = children[0] if acceptance is None else max(children, key=acceptance.__getitem__)
@@ -280,8 +276,8 @@ class DraftBuilder:
             ]
         return Draft(tokens, parents, None, acceptance)
 
-    def _check_tokens(self, guess: GuessedTokens, parents: list[int], prefix: Prefix, size: TreeSize) -> None:
-        """Refuse tokens that are no tree of the target's ids.
+    def _checked_depths(self, guess: GuessedTokens, parents: list[int], prefix: Prefix, size: TreeSize) -> list[int]:
+        """Of tokens, from 1; those that are no tree of the target's ids are refused.
 
         Raises:
             ValueError: what is wrong with them.
@@ -306,6 +302,7 @@ class DraftBuilder:
             raise ValueError(f"{self.author} guessed {max(depths)} tokens in a row, but there is room for {prefix.room}.")
         if size is not None and count > self.config.max_nodes:
             raise ValueError(f"{self.author} guessed {count} tokens, but at most {self.config.max_nodes} are allowed.")
+        return depths
 
     def _with_copied(self, draft: Draft, prefix: Prefix, copied: Copied, size: TreeSize) -> Draft:
         """A sequence's draft with what can be copied, where that promises more; a tree may become deeper than K by it."""
