@@ -35,7 +35,7 @@ class TargetTraining(TrainingOptions):
     target_id: str | None = option("The target's name on the Hub, where it is loaded from a folder.", None)
     vocab: int | None = option("V': tokens that are guessed, the answers' most frequent; default: all.", None, least=1)
     cache_dir: Path | None = option("Keep the target's states of every text here: it runs once for all epochs.", None)
-    cache_gb: float = option("Of that folder, at most.", 50.0, least=0)
+    cache_gb: float = option("Size of that folder in GB, at most.", 50.0, least=0)
 
     @property
     def source(self) -> str:
@@ -46,6 +46,13 @@ class TargetTraining(TrainingOptions):
     def sources(self) -> tuple[str | Path | None, ...]:
         """As `TrainingOptions.sources`."""
         return (self.target, self.cache_dir)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Autocast to bf16 where this hardware is fast at it; weights stay in fp32, for small steps vanish in bf16."""
+        if fast_dtype() != torch.bfloat16:
+            return {}
+        return {"bf16": True, "use_cpu": not torch.cuda.is_available()}  # or Trainer refuses bf16 there
 
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
         """The target, frozen, in the number format that this hardware is fast at."""

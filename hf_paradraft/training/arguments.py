@@ -22,7 +22,7 @@ def check_context(config: PreTrainedConfig, max_length: int) -> None:
         raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
 
 
-def training_arguments(output_dir: Path, usual: dict[str, Any], asked: dict[str, Any]) -> TrainingArguments:
+def training_arguments(output_dir: Path, defaults: dict[str, Any], asked: dict[str, Any]) -> TrainingArguments:
     """The arguments of a run: what all methods start from, then what one method usually takes, then what is asked for."""
     common = {
         "report_to": "none",
@@ -30,4 +30,4 @@ def training_arguments(output_dir: Path, usual: dict[str, Any], asked: dict[str,
         "save_total_limit": 2,
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
-    return TrainingArguments(output_dir=str(output_dir), **{**common, **usual, **asked})
+    return TrainingArguments(output_dir=str(output_dir), **{**common, **defaults, **asked})

@@ -73,11 +73,11 @@ class TrainingOptions(ABC):
     num_train_epochs: float = option("Times that every sample is read.", 4.0, above=0)
     per_device_train_batch_size: int = option("Samples of a forward.", 8, least=1)
     gradient_accumulation_steps: int = option("Forwards of a step.", 1, least=1)
-    learning_rate: float = option("The highest of the run.", 5e-4, above=0)
-    lr_scheduler_type: str = option("How it falls: cosine, linear, constant, …", "cosine")
-    warmup_steps: int = option("Steps in which it rises.", 20, least=0)
+    learning_rate: float = option("Peak learning rate.", 5e-4, above=0)
+    lr_scheduler_type: str = option("Schedule: cosine, linear, constant, …", "cosine")
+    warmup_steps: int = option("Warm-up steps.", 20, least=0)
     save_steps: int = option("Steps between checkpoints.", 500, least=1)
-    seed: int = option("Of everything that is drawn.", 0, least=0)
+    seed: int = option("Random seed.", 0, least=0)
     resume: bool = option("Go on from the newest whole checkpoint.", False)
     overwrite: bool = option("Write into an output folder that has files.", False)
 
@@ -97,7 +97,7 @@ class TrainingOptions(ABC):
         return (self.source,)
 
     @property
-    def usual(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:
         """What the kind's paper takes for arguments of the trainer that are no options here."""
         return {}
 
@@ -175,7 +175,7 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     run.check()
     check_output(run.output_dir, run.resume, run.overwrite, *run.sources)
     passed = {item.name: getattr(run, item.name) for item in fields(TrainingArguments) if item.name in names - {"output_dir"}}
-    arguments = training_arguments(run.output_dir, run.usual, {**passed, **more})
+    arguments = training_arguments(run.output_dir, run.defaults, {**passed, **more})
     tokenizer = open_tokenizer(run.source)
     train_set = encode_rows(load_rows(run.train_file), tokenizer, run.max_length)
     eval_set = encode_rows(load_rows(run.eval_file), tokenizer, run.max_length) if run.eval_file else None

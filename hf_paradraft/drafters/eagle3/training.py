@@ -15,8 +15,8 @@ from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ...training.run import RunInputs, option
 from ..anchors import AnchorTrainer
-from ..borrowed import final_scale
-from ..stack import sizes_of
+from ..layers import sizes_of
+from ..target_head import final_scale
 from ..target_training import TargetTraining
 from .config import Eagle3Config
 from .model import Eagle3Drafter
@@ -107,13 +107,13 @@ class Eagle3Training(TargetTraining):
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
 
     num_draft_tokens: int = option("K: tokens drafted one after the other, in training too.", 5, least=1)
-    num_layers: int = option("Of the drafter.", 1, least=1)
+    num_layers: int = option("Layers of the drafter.", 1, least=1)
     num_anchors: int = option("Places in each text from which it goes on, at most.", 32, least=1)
 
     @property
-    def usual(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:
         """As ParallelSpec's of this style."""
-        return {"adam_beta2": 0.95}
+        return {**super().defaults, "adam_beta2": 0.95}
 
     def prepare(self, inputs: RunInputs) -> tuple[Eagle3Drafter, AnchorTrainer]:
         """As `TrainingOptions.prepare`."""

@@ -93,19 +93,19 @@ class ParallelSpecTraining(TargetTraining):
     kind: ClassVar[str] = "parallelspec"
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --style eagle"
 
-    lr_scheduler_type: str = option("How it falls: cosine, linear, constant, …", "linear")
+    lr_scheduler_type: str = option("Schedule: cosine, linear, constant, …", "linear")
     style: Style = option("medusa: reads tokens alone; eagle: the target's states too.", "medusa")
     num_masks: int = option("M: a forward guesses M + 1 tokens.", 4, least=1)
-    num_layers: int = option("Of the drafter.", 1, least=1)
+    num_layers: int = option("Layers of the drafter.", 1, least=1)
     cod_ratio: float = option("r of conditional output dropping; 1 keeps every row.", 1.0, above=0, most=1)
     cod_min_ratio: float = option("r_min, the least share of rows of a depth.", 0.2, above=0, most=1)
-    decay: float = option("λ, of the weight of each further distance.", 1.0, above=0, most=1)
+    decay: float = option("λ: each further guess weighs λ times the one before.", 1.0, above=0, most=1)
     loss: Loss = option("ce: cross-entropy; tv: the chance of being rejected.", "ce")
 
     @property
-    def usual(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:
         """The paper's."""
-        return {"adam_beta2": 0.95 if self.style == "eagle" else 0.999}
+        return {**super().defaults, "adam_beta2": 0.95 if self.style == "eagle" else 0.999}
 
     def prepare(self, inputs: RunInputs) -> tuple[ParallelSpecDrafter, ParallelSpecTrainer]:
         """As `TrainingOptions.prepare`."""

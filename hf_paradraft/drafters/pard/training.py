@@ -19,7 +19,7 @@ from ...training.metrics import acceptance
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer, block_mask
 from ...training.run import RunInputs, TrainingOptions, option
 from ...training.target import config_of, is_packed, refuse_packed, refuse_trimmed
-from .config import MASK_KEYS
+from .mask_token import MASK_KEYS
 from .model import PardDrafter
 
 logger = logging.get_logger(__name__)
@@ -84,8 +84,8 @@ class PardTraining(TrainingOptions):
     num_depths: int = option("K: tokens drafted in training.", 8, least=1)
     cod_ratio: float = option("r of conditional output dropping; 1 keeps every row.", 0.7, above=0, most=1)
     cod_min_ratio: float = option("r_min, the least share of rows of a depth.", 0.2, above=0, most=1)
-    learning_rate: float = option("The highest of the run.", 1e-4, above=0)
-    lr_scheduler_type: str = option("How it falls: cosine, linear, constant, …", "linear")
+    learning_rate: float = option("Peak learning rate.", 1e-4, above=0)
+    lr_scheduler_type: str = option("Schedule: cosine, linear, constant, …", "linear")
 
     @property
     def source(self) -> str:
@@ -98,7 +98,7 @@ class PardTraining(TrainingOptions):
         return (self.model, self.target)
 
     @property
-    def usual(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:
         """The paper's; and fp32 but on a GPU."""
         bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
         return {"weight_decay": 0.01, "adam_beta2": 0.95, "bf16": bf16}
