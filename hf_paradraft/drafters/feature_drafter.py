@@ -22,10 +22,10 @@ from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from ..whole_files import write_whole
-from .borrowed import Borrowed, finished, pair
 from .config_file import read_config
 from .fits import check_ids
 from .published import drafter_folder, proposal
+from .target_head import TargetHead, finished, pair
 
 
 class FeatureDrafter(nn.Module, Drafter, ABC):
@@ -62,7 +62,7 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         self.vocabulary = vocabulary
         self.softcap: float | None = None
         self.logit_scale: float | None = None
-        self.borrowed: Borrowed | None = None
+        self.target_head: TargetHead | None = None
         self.speculation_config = SpeculationConfig()
         self.paradraft: dict[str, Any] = {}
         self.notes: list[tuple[str, Any]] = []
@@ -189,11 +189,6 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         return next(self.parameters()).dtype
 
     @property
-    def most_drafts(self) -> int | None:
-        """How many tokens it can guess in a row; None: any number."""
-        return None
-
-    @property
     def target_vocab_size(self) -> int | None:
         """V of the target that it was made for, if it is known."""
         return None
@@ -235,13 +230,13 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
             )
         if config is not target.config and "mrope_section" in str(getattr(config, "rope_parameters", None)):
             raise ValueError(f"{who} has one position a token, and images give the target several (M-RoPE): it cannot be served.")
-        borrowed = self.beside(target).borrowed
-        if borrowed is None or borrowed.head is not target.get_output_embeddings():
-            borrowed = Borrowed(target, None if self.head is not None else self.vocabulary)
-        if self.head is None and borrowed.embedding.weight.shape[-1] != self.hidden_size:
+        target_head = self.beside(target).target_head
+        if target_head is None or target_head.head is not target.get_output_embeddings():
+            target_head = TargetHead(target, None if self.head is not None else self.vocabulary)
+        if self.head is None and target_head.embedding.weight.shape[-1] != self.hidden_size:
             raise ValueError(f"{who} has no head of its own, and its states do not fit the target's.")
-        pair(self, target, borrowed=borrowed)
-        self.borrowed = borrowed
+        pair(self, target, target_head=target_head)
+        self.target_head = target_head
 
     def beside(self, target: PreTrainedModel) -> Self:
         """As it stands beside `target`, whatever else it was attached to since."""
@@ -264,20 +259,20 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         if self.head is None:
             return self.shared.logits(states, self.softcap, self.logit_scale)
         logits = self.head(states)
-        if self.borrowed is None:
+        if self.target_head is None:
             return finished(logits, self.softcap, self.logit_scale or 1.0)
-        return self.borrowed.finished(logits, self.softcap, self.logit_scale)
+        return self.target_head.finished(logits, self.softcap, self.logit_scale)
 
     @property
-    def shared(self) -> Borrowed:
+    def shared(self) -> TargetHead:
         """The target's embedding and head.
 
         Raises:
             ValueError: it is attached to no target.
         """
-        if self.borrowed is None:
+        if self.target_head is None:
             raise ValueError(f"This {self.title} shares its target's embedding or head: attach(target) first.")
-        return self.borrowed
+        return self.target_head
 
 
 def card_fields(folder: Path, kind: str, title: str) -> CardFields:

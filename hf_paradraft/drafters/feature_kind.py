@@ -1,6 +1,7 @@
 """What the kinds of feature drafters have in common, as the rest of the library knows them."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from ..hub.card import provenance_of
 from ..protocol import Drafter
 from .config_file import read_config
 from .feature_drafter import FeatureDrafter, card_fields
-from .kind import Kind, Variant, chains_and_trees
+from .kind import Kind, chains_and_trees
 from .published import identify, kind_in, names_in, refuse_pickles
 
 Described = Callable[[dict[str, Any], list[str]], list[tuple[str, Any]]]
@@ -37,11 +38,6 @@ def feature_kind(drafter: type[FeatureDrafter], found_as: tuple[str, ...], descr
         refuse_pickles(folder)
         drafter.read_folder(folder)
 
-    def variants(own: Any, lengths: Any, sizes: Any) -> list[Variant]:
-        most = own.most_drafts
-        usable = sorted({length if most is None else min(length, most) for length in lengths})
-        return chains_and_trees(drafter.kind, own, usable, sizes)
-
     def load(folder: Path, *args: Any, **kwargs: Any) -> Drafter:
         return drafter.from_pretrained(folder, *args, **kwargs)
 
@@ -54,7 +50,7 @@ def feature_kind(drafter: type[FeatureDrafter], found_as: tuple[str, ...], descr
         check=check,
         card=lambda folder: card_fields(folder, drafter.kind, drafter.title),
         describe=describe,
-        variants=variants,
+        variants=partial(chains_and_trees, drafter.kind),
     )
 
 

@@ -22,7 +22,8 @@ class Variant:
 
 
 def chains_and_trees(name: str, drafter: Drafter, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
-    """Chains of all lengths, then trees of all sizes, as deep as the longest chain."""
+    """Chains of all lengths that the drafter has, then trees of all sizes, as deep as the longest chain."""
+    lengths = lengths if drafter.most_drafts is None else sorted({min(length, drafter.most_drafts) for length in lengths})
     depth = max(lengths)
     chains = [Variant(f"{name}-chain-k{length}", drafter, SpeculationConfig(length, None)) for length in lengths]
     trees = [

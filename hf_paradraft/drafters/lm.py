@@ -100,14 +100,14 @@ class LmReader:
         max_length: tokens of a row at most.
         masks: ids of the K - 1 places to be guessed at most, in their order.
         unknown: stands for ids that the model has no embedding of.
-        usual: tokens that are read in every round behind the prompt, with all masks, by a compiled forward; 0: none is compiled.
+        compiled_width: tokens that a compiled forward reads in every round behind the prompt, masks too; 0: none is compiled.
     """
 
-    def __init__(self, model: PreTrainedModel, max_length: int, masks: Sequence[int], unknown: int, usual: int = 0):
+    def __init__(self, model: PreTrainedModel, max_length: int, masks: Sequence[int], unknown: int, compiled_width: int = 0):
         self.model, self.max_length, self.masks, self.unknown = model, max_length, list(masks), unknown
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.windows = attention_windows(model)
-        self.usual = 0 if self.windows is None else usual
+        self.compiled_width = 0 if self.windows is None else compiled_width
         self.cache: RaggedCache | Cache | None = None
         self.begins: list[int] = []  # of each row, the first token that the cache knows
         self.known: list[int] = []  # of each row, the tokens before this one are in the cache
@@ -125,7 +125,7 @@ class LmReader:
             Logits `(B, k, V')`, k being at most K, or all of a compiled drafter; None where the context is too short for any.
         """
         rows = [prefix.ids[0].to(self.model.device) for prefix in prefixes]
-        count = len(self.masks) + 1 if self.usual else min(count, len(self.masks) + 1)
+        count = len(self.masks) + 1 if self.compiled_width else min(count, len(self.masks) + 1)
         self.begins = self.begins or [0] * len(rows)
         self.forget([min(prefix.kept, len(ids) - 1) for prefix, ids in zip(prefixes, rows, strict=True)])
         self._keep_nodes(rows)
@@ -197,7 +197,7 @@ class LmReader:
     def _read(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
         """Logits `(B, K, V')` for what follows each row."""
         if self.windows is None:
-            return self._read_as_usual(rows, masks)
+            return self._read_compiled(rows, masks)
         if self.cache is not None:
             return self._read_new([ids[known:] for ids, known in zip(rows, self.known, strict=True)], masks)
         return self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], masks)
@@ -215,7 +215,7 @@ class LmReader:
         forward = compiled_forward(self.model) if compiled else self.model
         return forward(past_key_values=cache, use_cache=True, logits_to_keep=count, **inputs).logits
 
-    def _read_as_usual(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
+    def _read_compiled(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
         """For models that take no explicit masks; logits `(1, K, V')`."""
         if len(rows) > 1:
             raise ValueError(
@@ -231,7 +231,7 @@ class LmReader:
         fed, padding = self._fed(rows, masks, length)
         slots = torch.arange(fed.shape[1], device=fed.device)[None]
         seen = slots >= padding
-        cache = plain_cache(self.model, self.max_length + 2 * self.usual if self.usual else 0)
+        cache = plain_cache(self.model, self.max_length + 2 * self.compiled_width if self.compiled_width else 0)
         self.cache = RaggedCache(cache, len(rows), length)
         self.attention = TreeAttention(self.windows, seen[:, :length], length - 1 - padding[:, 0], self.model.dtype)
         logits = self._forward(
@@ -247,8 +247,8 @@ class LmReader:
     def _read_new(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
         """Read what was accepted since; logits `(B, K, V')`."""
         longest = max(map(len, rows))
-        compiled = longest <= self.usual
-        fed, padding = self._fed(rows, masks, self.usual if compiled else longest)
+        compiled = longest <= self.compiled_width
+        fed, padding = self._fed(rows, masks, self.compiled_width if compiled else longest)
         size = fed.shape[1]
         make_room(self.cache, size)
         mask, positions = self.attention.inputs(self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots)

@@ -24,7 +24,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ..decoding.pearl import device_of
 from ..protocol import Drafter, Drafting, GuessedTokens, Observation, Prefix, SpeculationConfig
-from .borrowed import Borrowed
+from .target_head import TargetHead
 from .worker import Asked, Begin, serve
 
 NAME = "paradraft-drafter"
@@ -96,7 +96,7 @@ class ProcessDrafter(Drafter):
         """
         who = type(self.drafter).__name__
         self.drafter.attach(target)
-        borrows = any(isinstance(own, Borrowed) for own in vars(self.drafter).values())
+        borrows = any(isinstance(own, TargetHead) for own in vars(self.drafter).values())
         if borrows or self.drafter.needs(target) or self.drafter.guesses_in_target:
             raise ValueError(f"{who} stands on the target, so it has to be in the target's process: pass it as it is.")
         with self.lock:

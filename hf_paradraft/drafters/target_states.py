@@ -22,7 +22,7 @@ from ..files import read_json
 from ..protocol.drafter import FeatureKey
 from ..training.regenerate import fingerprint
 from ..whole_files import write_whole
-from .borrowed import Borrowed
+from .target_head import TargetHead
 
 logger = logging.get_logger(__name__)
 ROWS = 256  # of which logits over all tokens are held at once
@@ -71,10 +71,10 @@ class TargetStates:
     ):
         self.target, self.keys = target, tuple(dict.fromkeys((*keys, "normed")))
         self.vocabulary, self.folder = vocabulary, folder
-        self.head = Borrowed(target)
+        self.head = TargetHead(target)
         if folder is None:
             return
-        self.rows = Borrowed(target, vocabulary)
+        self.rows = TargetHead(target, vocabulary)
         folder.mkdir(parents=True, exist_ok=True)
         config = {**target.config.get_text_config().to_dict(), "_name_or_path": None, "transformers_version": None}
         own = {

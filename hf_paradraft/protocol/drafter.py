@@ -75,6 +75,7 @@ class Drafter:
         name_or_path: where its tokenizer lies, if it has one of its own.
         found_under: the `revision` and `subfolder` there.
         guesses_in_target: whether it guesses in the target's own forward (PPD), and so cannot work beside it.
+        most_drafts: tokens that it guesses at most; None: any number.
         apart: the same drafter in a process of its own, which drafts while the target verifies (PEARL); None: there is none.
     """
 
@@ -83,6 +84,7 @@ class Drafter:
     name_or_path: str = ""
     found_under: Mapping[str, str] = MappingProxyType({})
     guesses_in_target: bool = False
+    most_drafts: int | None = None
     apart: "Drafter | None" = None
 
     @property

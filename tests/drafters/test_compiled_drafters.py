@@ -12,7 +12,7 @@ from tiny import near_copy
 
 import hf_paradraft as pd
 from hf_paradraft.decoding import cache, compiled, verify
-from hf_paradraft.drafters import drafter_cache, pairs
+from hf_paradraft.drafters import drafter_cache, feature_reader
 
 PROMPTS = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 0, 8, 9]])
 SEEN = (PROMPTS != 0).long()
@@ -92,7 +92,7 @@ def test_a_cache_that_turns_out_too_short(kind, make, calls, monkeypatch):
     """It grows; long prompts in pieces, of ragged rows."""
     monkeypatch.setattr(cache, "SLOTS", 4)
     monkeypatch.setattr(drafter_cache, "SLOTS", 4)
-    monkeypatch.setattr(pairs, "PIECE", 4)
+    monkeypatch.setattr(feature_reader, "PIECE", 4)
     static_cache = cache.static_cache
     monkeypatch.setattr(drafter_cache, "static_cache", lambda model, num_slots: static_cache(model, 20))
     drafter = make(kind, 9)

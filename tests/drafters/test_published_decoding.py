@@ -105,8 +105,8 @@ def test_confidences_cut_chains(load, monkeypatch):
 def test_the_target_is_not_copied(load):
     drafter = load("z-lab")
     assert sum(parameter.numel() for parameter in drafter.parameters()) == sum(t.numel() for t in zlab()[1].values())
-    assert drafter.borrowed.head.weight.data_ptr() != 0
-    assert not any("borrowed" in name for name, _ in drafter.named_modules())
+    assert drafter.target_head.head.weight.data_ptr() != 0
+    assert not any("target_head" in name for name, _ in drafter.named_modules())
 
 
 def test_sizes_of_the_tiny_drafters():

@@ -24,7 +24,7 @@ def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
         return
     drafter.save_pretrained(tmp_path)
     again = pd.AutoDrafter.from_pretrained(tmp_path)
-    again.borrowed, again.features = drafter.borrowed, drafter.features
+    again.target_head, again.features = drafter.target_head, drafter.features
     assert again.speculation_config == drafter.speculation_config
     assert torch.equal(drafter.draft_logits(ids, features, 3), again.draft_logits(ids, features, 3))
     asked = read_json(tmp_path / "config.json")["speculators_config"]  # by vLLM
@@ -214,7 +214,7 @@ def test_positions_are_exact_in_every_dtype(name, tmp_path):
 def test_attention_as_it_is_asked_for(name, load, tmp_path):
     folder = write(tmp_path, *LAYOUTS[name]())
     plain, eager = load(name), pd.AutoDrafter.from_pretrained(folder, attn_implementation="eager")
-    eager.borrowed = plain.borrowed
+    eager.target_head = plain.target_head
     ids, features = EXPECTED["ids"][None, :LENGTH], features_of(plain)
     attentions = {drafter.stack.layers[0].self_attn.config._attn_implementation for drafter in (plain, eager)}
     assert attentions == {"sdpa", "eager"}

@@ -38,7 +38,7 @@ def test_blocks_are_those_of_speculators(name, load):
 @torch.no_grad()
 def test_eagle_is_that_of_speculators(name, load):
     """Behind every pair, and one step further behind the true next token."""
-    from hf_paradraft.drafters.pairs import read_whole
+    from hf_paradraft.drafters.feature_reader import read_whole
 
     drafter = load(name)
     for length in (2, 5, LENGTH):

@@ -12,7 +12,7 @@ from hf_paradraft.drafters.anchors import AnchorCollator
 from hf_paradraft.drafters.dspark.blocks import block_mask, slots
 from hf_paradraft.drafters.dspark.training import block_drafter
 from hf_paradraft.drafters.eagle3.training import Unrolled, eagle_drafter
-from hf_paradraft.drafters.pairs import read_whole
+from hf_paradraft.drafters.feature_reader import read_whole
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer
 from hf_paradraft.drafters.target_states import states_of
 from hf_paradraft.protocol import Prefix

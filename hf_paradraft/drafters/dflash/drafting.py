@@ -10,7 +10,7 @@ from torch import Tensor
 from ...decoding.cache import RaggedCache
 from ...protocol import Drafting, GuessedLogits, Observation, Prefix
 from ..drafter_cache import compiled_method, make_room, plain_cache
-from ..stack import StackMasks
+from ..layers import StackMasks
 
 
 class BlockDrafting(Drafting):
@@ -23,8 +23,8 @@ class BlockDrafting(Drafting):
 
     def __init__(self, drafter: Any, max_length: int):
         self.drafter = drafter
-        self.usual = drafter.speculation_config.compiled_width  # whose context features a compiled round reads; 0: none is
-        self.num_slots = self.usual and max_length + self.usual + drafter.block.block_size
+        self.compiled_width = drafter.speculation_config.compiled_width  # tokens a compiled round reads; 0: none
+        self.num_slots = self.compiled_width and max_length + self.compiled_width + drafter.block.block_size
         self.cache: RaggedCache | None = None
         self.masks: StackMasks
         self.begins: list[int] = []  # of each row, the first token with features
@@ -51,7 +51,7 @@ class BlockDrafting(Drafting):
         self._inject()
         lengths = self.cache.lengths
         anchors = torch.stack([prefix.ids[0, -1] for prefix in prefixes]).to(self.drafter.device)
-        states = self.drafter.fill(anchors, self.masks, self.cache, self.usual > 0)
+        states = self.drafter.fill(anchors, self.masks, self.cache, self.compiled_width > 0)
         self.cache.keep([[]] * len(prefixes), states.shape[1])
         ready = [
             begin + length == prefix.ids.shape[1] - 1
@@ -68,8 +68,8 @@ class BlockDrafting(Drafting):
         counts = [0 if own is None else len(own) for own in new]
         if not any(counts):
             return
-        compiled = self.cache.end > 0 and max(counts) <= self.usual
-        size, inject = (self.usual, compiled_method(drafter.inject)) if compiled else (max(counts), drafter.inject)
+        compiled = self.cache.end > 0 and max(counts) <= self.compiled_width
+        size, inject = (self.compiled_width, compiled_method(drafter.inject)) if compiled else (max(counts), drafter.inject)
         context = torch.zeros((len(new), size, drafter.hidden_size), dtype=drafter.dtype, device=drafter.device)
         for row, own in enumerate(new):
             if own is not None:

@@ -22,8 +22,8 @@ from ..config_file import read_config
 from ..drafter_cache import compiled_method, make_room, plain_cache
 from ..feature_drafter import FeatureDrafter
 from ..gemma4 import GEMMA4
+from ..layers import StackMasks, decoder_stack, embedding_of, run, turns
 from ..published import check_width, load_strictly, vocabulary_of, weights_in
-from ..stack import StackMasks, decoder_stack, embedding_of, run, turns
 from .config import BlockConfig, block_config
 from .drafting import BlockDrafting
 from .layouts import published, renamed
@@ -136,7 +136,7 @@ class DFlashDrafter(FeatureDrafter):
         return self.block.vocab_size if self.vocabulary is None else len(self.vocabulary)
 
     @property
-    def most_drafts(self) -> int:
+    def most_drafts(self) -> int:  # type: ignore[override]
         """What a block guesses."""
         return self.block.num_drafts
 

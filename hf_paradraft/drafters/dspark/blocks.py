@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from ...decoding.tree_attention import additive
 from ...protocol.drafter import FeatureKey
 from ..dflash.model import DFlashDrafter
-from ..stack import run
+from ..layers import run
 from .model import DSparkDrafter
 
 

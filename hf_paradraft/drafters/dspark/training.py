@@ -15,10 +15,10 @@ from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
 from ...training.run import RunInputs, option
 from ..anchors import AnchorTrainer
-from ..borrowed import final_scale
 from ..dflash.config import BlockConfig, spread
 from ..dflash.model import DFlashDrafter
-from ..stack import sizes_of
+from ..layers import sizes_of
+from ..target_head import final_scale
 from ..target_training import TargetTraining, unused_token
 from .blocks import slots
 from .calibration import calibrate

@@ -16,13 +16,13 @@ from transformers import Cache, PreTrainedModel
 from ...decoding.features import layers_of
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..borrowed import pair
 from ..config_file import read_config
 from ..feature_drafter import FeatureDrafter
+from ..feature_reader import FeatureDrafting, FeatureModel, read_whole
 from ..gemma4 import GEMMA4, behind_attention
-from ..pairs import PairDrafting, PairModel, read_whole
+from ..layers import decoder_stack, embedding_of, turns
 from ..published import check_width, load_strictly, vocabulary_of, weights_in
-from ..stack import decoder_stack, embedding_of, turns
+from ..target_head import pair
 from .config import Eagle3Config, eagle3_config
 
 RENAMED = {
@@ -37,7 +37,7 @@ RENAMED = {
 LEFT_OUT = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
-class Eagle3Drafter(FeatureDrafter, PairModel):
+class Eagle3Drafter(FeatureDrafter, FeatureModel):
     """EAGLE-3, or P-EAGLE, as `assistant_model`.
 
     Args:
@@ -168,7 +168,7 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
         if self.eagle.features is None and features != self.features:
             self.settled.add(features)
             self.features = features
-        if self.embedding is None and self.borrowed.embedding.weight.shape[-1] != self.hidden_size:
+        if self.embedding is None and self.target_head.embedding.weight.shape[-1] != self.hidden_size:
             raise ValueError(f"This {self.title} has no embedding of its own, and the target's has another width.")
 
     def needed_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
@@ -180,10 +180,10 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
         """What it reads, each once."""
         return tuple(dict.fromkeys(self.needed_of(target)))
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> PairDrafting:
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> FeatureDrafting:
         """Begin a `generate` call; its state is its own."""
         beside = pair(self, target, features=self.needed_of(target))
-        return PairDrafting(beside, self.speculation_config, max_length, self.vocabulary, extends=not self.eagle.parallel)
+        return FeatureDrafting(beside, self.speculation_config, max_length, self.vocabulary, extends=not self.eagle.parallel)
 
     def _normed(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:
@@ -198,7 +198,7 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
         return self._normed(torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1))
 
     def nothing(self, size: int) -> Tensor:
-        """As `PairModel.nothing`; the first token is not read."""
+        """As `FeatureModel.nothing`; the first token is not read."""
         return torch.zeros((size, self.hidden_size), device=self.device, dtype=self.dtype)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ class Eagle3Drafter(FeatureDrafter, PairModel):
     def forward_rows(
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
     ) -> tuple[Tensor, Tensor]:
-        """As `PairModel.forward_rows`."""
+        """As `FeatureModel.forward_rows`."""
         normed, fed = self.states_behind(self.run(inputs, mask, positions, cache)[:, -count:])
         return self.logits(normed), fed
 

@@ -1,12 +1,11 @@
 """ParallelSpec, as the rest of the library knows it."""
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...protocol.config import TreeSize
 from ...training.target import refuse_missing
-from ..kind import Kind, Variant, chains_and_trees
+from ..kind import Kind, chains_and_trees
 from .model import ParallelSpecDrafter
 from .publish import NAME, TITLE, card_fields, check_folder, describe, is_parallelspec
 
@@ -21,10 +20,6 @@ def load(folder: Path, *args: Any, **kwargs: Any) -> ParallelSpecDrafter:
     return drafter.eval()
 
 
-def _variants(drafter: ParallelSpecDrafter, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
-    return chains_and_trees(NAME, drafter, sorted({min(length, drafter.most_drafts) for length in lengths}), sizes)
-
-
 PARALLELSPEC = Kind(
     name=NAME,
     title=TITLE,
@@ -34,5 +29,5 @@ PARALLELSPEC = Kind(
     check=check_folder,
     card=card_fields,
     describe=describe,
-    variants=_variants,
+    variants=partial(chains_and_trees, NAME),
 )

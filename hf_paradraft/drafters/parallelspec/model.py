@@ -26,16 +26,16 @@ from ...hub.card import provenance_of
 from ...hub.push import push_drafter
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..borrowed import Borrowed, final_norm, final_scale, pair
-from ..pairs import PairDrafting, PairModel, read_whole
-from ..stack import decoder_stack, run
+from ..feature_reader import FeatureDrafting, FeatureModel, read_whole
+from ..layers import decoder_stack, run
+from ..target_head import TargetHead, final_norm, final_scale, pair
 from .config import ParallelSpecConfig, Style, describe_layers, differences, identity
 from .publish import card_fields
 
 logger = logging.get_logger(__name__)
 
 
-class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
+class ParallelSpecDrafter(PreTrainedModel, Drafter, FeatureModel):
     """A layer that guesses in parallel, as `assistant_model` of the target that it was made for.
 
     Args:
@@ -59,7 +59,7 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
         self.mix = nn.Linear(2 * hidden, hidden) if config.style == "eagle" else None
         if config.draft_vocab_size is not None:
             self.register_buffer("vocabulary_ids", torch.zeros(config.draft_vocab_size, dtype=torch.long))
-        self.borrowed: Borrowed | None = None
+        self.target_head: TargetHead | None = None
         kept = provenance_of(config.to_dict())
         saved = kept.get("speculation_config")
         self.speculation_config = SpeculationConfig.from_saved(saved) if saved else SpeculationConfig(config.num_masks + 1)
@@ -118,7 +118,7 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
         return self._buffers.get("vocabulary_ids")
 
     @property
-    def most_drafts(self) -> int:
+    def most_drafts(self) -> int:  # type: ignore[override]
         """M + 1."""
         return self.config.num_masks + 1
 
@@ -168,9 +168,9 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
                 f"This ParallelSpec drafter has {self.config.num_masks} masks, so it guesses {self.most_drafts} tokens, but "
                 f"num_draft_tokens is {self.speculation_config.num_draft_tokens}: lower it, or train one with more masks."
             )
-        borrowed = pair(self, target).borrowed
-        if borrowed is not None and borrowed.head is target.get_output_embeddings():
-            self.borrowed = borrowed
+        target_head = pair(self, target).target_head
+        if target_head is not None and target_head.head is target.get_output_embeddings():
+            self.target_head = target_head
             return
         if found := differences(self.config, target):
             logger.warning(
@@ -178,16 +178,16 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
                 "guesses will be right.",
                 "; ".join(found),
             )
-        self.borrowed = borrowed = Borrowed(target, self.vocabulary)
-        pair(self, target, borrowed=borrowed)
+        self.target_head = target_head = TargetHead(target, self.vocabulary)
+        pair(self, target, target_head=target_head)
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """The normed last state, EAGLE-style."""
         return ("normed",) if self.reads_features else ()
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> PairDrafting:
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> FeatureDrafting:
         """Begin a `generate` call; its state is its own."""
-        return PairDrafting(pair(self, target), self.speculation_config, max_length, self.vocabulary)
+        return FeatureDrafting(pair(self, target), self.speculation_config, max_length, self.vocabulary)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """The features as they are."""
@@ -209,7 +209,7 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
     def forward_rows(
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
     ) -> tuple[Tensor, Tensor]:
-        """As `PairModel.forward_rows`."""
+        """As `FeatureModel.forward_rows`."""
         states = run(self.stack, inputs, mask, positions, cache)[:, -count:]
         return self.shared.logits(states), states
 
@@ -245,15 +245,15 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, PairModel):
         return self.shared.logits(states), states
 
     @property
-    def shared(self) -> Borrowed:
+    def shared(self) -> TargetHead:
         """The target's embedding and head.
 
         Raises:
             ValueError: it is attached to no target.
         """
-        if self.borrowed is None:
+        if self.target_head is None:
             raise ValueError("A ParallelSpec drafter shares its target's embedding and head: attach(target) first.")
-        return self.borrowed
+        return self.target_head
 
     @torch.no_grad()
     def draft_logits(

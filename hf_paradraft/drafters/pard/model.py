@@ -23,15 +23,15 @@ from ...decoding.sampling import sequential_choice, widen
 from ...files import names_folder, tensor_names
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..borrowed import last_target, remember_target
 from ..causal_lm import push_with_tokenizer
 from ..config_file import read_config
+from ..feature_reader import FeatureDrafting, read_whole
 from ..lm import check_drafts, logits_behind, read_with_masks
-from ..pairs import PairDrafting, read_whole
 from ..published import PARD2, drafter_folder, identify, refuse_foreign
-from .config import read_mask_token_id, write_mask_token_id
-from .features import ProjectedPairs, Projection
+from ..target_head import last_target, remember_target
 from .load import load_whole
+from .mask_token import read_mask_token_id, write_mask_token_id
+from .pard2 import ProjectedFeatures, Projection
 from .propose import MaskDrafting
 from .publish import card_fields, check_folder
 from .trim import trim_head
@@ -194,7 +194,7 @@ class PardDrafter(Drafter):
         """
         check_drafts(self)
         if self.projection is not None:
-            return PairDrafting(self._pairs(target), self.speculation_config, max_length, self.vocabulary)
+            return FeatureDrafting(self._pairs(target), self.speculation_config, max_length, self.vocabulary)
         masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
         return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length, self.vocabulary)
 
@@ -219,8 +219,8 @@ class PardDrafter(Drafter):
             return read_whole(pairs, input_ids.to(self.device), None if features is None else pairs.fuse(features), count)[1]
         return logits_behind(self, input_ids, [self.mask_token_id] * (count - 1))
 
-    def _pairs(self, target: PreTrainedModel) -> ProjectedPairs:
-        return ProjectedPairs(self, self.projection, self.projection.keys(len(layers_of(target))))
+    def _pairs(self, target: PreTrainedModel) -> ProjectedFeatures:
+        return ProjectedFeatures(self, self.projection, self.projection.keys(len(layers_of(target))))
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits `(K, V)` of `(K, V')`, for loops that know one vocabulary."""

@@ -10,7 +10,7 @@ from ...hub.card import CardFields, provenance_of
 from ..causal_lm import check_files
 from ..config_file import read_config
 from ..published import PARD2, identify, refuse_foreign
-from .config import MASK_KEYS, read_mask_token_id
+from .mask_token import MASK_KEYS, read_mask_token_id
 
 
 def check_folder(folder: Path) -> None:

@@ -20,7 +20,7 @@ from ...files import local_folder, names_folder, tensor_names
 from ...hub.push import push_drafter
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
-from ..borrowed import last_target, remember_target
+from ..target_head import last_target, remember_target
 from .config import PpdConfig
 from .drafting import PpdDrafting, default_rows, most_rows
 from .publish import card_fields, read_adapter

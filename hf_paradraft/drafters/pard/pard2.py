@@ -15,7 +15,7 @@ from torch import LongTensor, Tensor
 from transformers import Cache
 
 from ...protocol.drafter import FeatureKey
-from ..pairs import PairModel
+from ..feature_reader import FeatureModel
 from ..published import unpickled
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Projection:
         return tuple("normed" if place == num_layers else place - 1 for place in places)
 
 
-class ProjectedPairs(PairModel):
+class ProjectedFeatures(FeatureModel):
     """A PARD drafter's texts, with features.
 
     Args:
@@ -133,7 +133,7 @@ class ProjectedPairs(PairModel):
     def forward_rows(
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
     ) -> tuple[Tensor, Tensor]:
-        """As `PairModel.forward_rows`."""
+        """As `FeatureModel.forward_rows`."""
         logits = self.stack(
             inputs_embeds=inputs,
             attention_mask=mask,

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, CohereConfig, GemmaConfig, Granit
 
 import hf_paradraft as pd
 from hf_paradraft.decoding.features import Features, decoder_of
-from hf_paradraft.drafters.borrowed import Borrowed, final_norm, final_scale
 from hf_paradraft.drafters.dspark.training import block_drafter
 from hf_paradraft.drafters.eagle3.training import eagle_drafter
+from hf_paradraft.drafters.target_head import TargetHead, final_norm, final_scale
 
 SIZES = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -37,16 +37,16 @@ def logits_and_states(target):
 def test_logits_are_scaled_as_the_targets(name):
     target = AutoModelForCausalLM.from_config(SCALED[name]()).eval()
     expected, states = logits_and_states(target)
-    torch.testing.assert_close(Borrowed(target).logits(states), expected)
+    torch.testing.assert_close(TargetHead(target).logits(states), expected)
     some = torch.tensor([1, 4, 9])
-    torch.testing.assert_close(Borrowed(target, some).logits(states), expected[..., some])
+    torch.testing.assert_close(TargetHead(target, some).logits(states), expected[..., some])
 
 
 def test_a_scale_that_is_not_known_is_refused():
     target = tiny_model(dtype=torch.float32)
     head = target.lm_head.forward
     target.lm_head.forward = lambda states: head(states)
-    Borrowed(target)
+    TargetHead(target)
     other, forward = tiny_model(dtype=torch.float32), type(target).forward
 
     def scaled(*args, **kwargs):
@@ -56,18 +56,18 @@ def test_a_scale_that_is_not_known_is_refused():
 
     other.forward = scaled
     with pytest.raises(ValueError, match="not known here"):
-        Borrowed(other)
+        TargetHead(other)
 
 
 @torch.no_grad()
 def test_gathered_rows_follow_the_target():
     target, some = tiny_model(dtype=torch.float32), torch.tensor([1, 4, 9])
-    borrowed = Borrowed(target, some)
-    borrowed.logits(torch.ones(1, 32))
+    target_head = TargetHead(target, some)
+    target_head.logits(torch.ones(1, 32))
     target.to(torch.bfloat16)
-    assert borrowed.logits(torch.ones(1, 32)).dtype == torch.bfloat16
+    assert target_head.logits(torch.ones(1, 32)).dtype == torch.bfloat16
     target.float().lm_head.weight = torch.nn.Parameter(torch.ones(32, 32))
-    assert borrowed.logits(torch.ones(1, 32)).tolist() == [[32.0] * 3]
+    assert target_head.logits(torch.ones(1, 32)).tolist() == [[32.0] * 3]
 
 
 class Packed(torch.nn.Module):
@@ -86,8 +86,8 @@ def test_a_packed_head_gives_all_logits():
     target = tiny_model(dtype=torch.float32)
     target.set_output_embeddings(Packed(target.lm_head))
     expected, states = logits_and_states(target)
-    torch.testing.assert_close(Borrowed(target).logits(states), expected)
-    torch.testing.assert_close(Borrowed(target, torch.tensor([1, 9])).logits(states), expected[..., [1, 9]])
+    torch.testing.assert_close(TargetHead(target).logits(states), expected)
+    torch.testing.assert_close(TargetHead(target, torch.tensor([1, 9])).logits(states), expected[..., [1, 9]])
 
 
 @pytest.mark.parametrize("vocabulary", [None, torch.tensor([1, 4, 9])])
@@ -122,7 +122,7 @@ def test_a_drafter_is_made_for_an_offloaded_target(tied):
 
 def test_a_drafters_own_scale_and_cap():
     """Instead of the target's: scaled first, then capped."""
-    own = Borrowed(tiny_model("llama", dtype=torch.float32)).finished(torch.tensor([2.0]), 3.0, 4.0)
+    own = TargetHead(tiny_model("llama", dtype=torch.float32)).finished(torch.tensor([2.0]), 3.0, 4.0)
     torch.testing.assert_close(own, 3.0 * torch.tanh(torch.tensor([8.0 / 3.0])))
 
 

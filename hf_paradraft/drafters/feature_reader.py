@@ -20,13 +20,13 @@ from ..decoding.tree_attention import attention_windows
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .drafter_cache import compiled_method, make_room, plain_cache
+from .layers import StackMasks
 from .nodes import Nodes, ragged_rows
-from .stack import StackMasks
 
 PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
 
 
-class PairModel(ABC):
+class FeatureModel(ABC):
     """What a drafter brings to have its texts read so.
 
     Attributes:
@@ -67,7 +67,7 @@ class PairModel(ABC):
         return 0 if self.reads_first else 1
 
 
-class PairReader:
+class FeatureReader:
     """One call's reading.
 
     Args:
@@ -76,11 +76,11 @@ class PairReader:
         max_length: tokens of a row at most, for these.
     """
 
-    def __init__(self, model: PairModel, config: SpeculationConfig | None = None, max_length: int = 0):
+    def __init__(self, model: FeatureModel, config: SpeculationConfig | None = None, max_length: int = 0):
         self.model = model
-        self.usual = 0 if config is None else config.compiled_width  # tokens that such a round reads
-        self.width = 0 if not self.usual else 1 if config.tree_size is None else WIDTH  # nodes, likewise
-        self.num_slots = self.usual and max_length + self.usual * (1 + self.width)
+        self.compiled_width = 0 if config is None else config.compiled_width  # tokens that such a round reads
+        self.width = 0 if not self.compiled_width else 1 if config.tree_size is None else WIDTH  # nodes, likewise
+        self.num_slots = self.compiled_width and max_length + self.compiled_width * (1 + self.width)
         self.cache: RaggedCache | None = None
         self.starts: list[int] = []  # of each row, the first token that is read
         self.known: list[int] = []  # of each row, the tokens before this one have been read
@@ -170,8 +170,8 @@ class PairReader:
             rooms: of each row, the guesses that are wanted; default: none.
         """
         model, longest = self.model, max(map(len, rows))
-        compiled = longest <= self.usual and self.cache.end > 0
-        longest = self.usual if compiled else longest
+        compiled = longest <= self.compiled_width and self.cache.end > 0
+        longest = self.compiled_width if compiled else longest
         padding = torch.tensor([longest - len(ids) for ids in rows])[:, None]
         ids = torch.stack([torch.nn.functional.pad(own, (longest - len(own), 0)) for own in rows])
         fused = torch.stack(
@@ -224,11 +224,11 @@ class PairReader:
         return [own[: len(new)] for own, new in zip(logits, tokens, strict=True)]
 
 
-def read_whole(model: PairModel, ids: LongTensor, fused: Tensor | None, count: int) -> tuple[PairReader, Tensor]:
+def read_whole(model: FeatureModel, ids: LongTensor, fused: Tensor | None, count: int) -> tuple[FeatureReader, Tensor]:
     """Logits `(B, count, V')` behind whole texts of equal length, as a reader with nothing read yet; and the reader.
 
     Args:
-        model: as for `PairReader`.
+        model: as for `FeatureReader`.
         ids: int64 `(B, n)`.
         fused: `(B, n - 1, F)`, from `fuse`; None where no features are read.
         count: K.
@@ -236,7 +236,7 @@ def read_whole(model: PairModel, ids: LongTensor, fused: Tensor | None, count: i
     Raises:
         ValueError: a text of one token, where features are read.
     """
-    reader = PairReader(model)
+    reader = FeatureReader(model)
     if model.reads_features:
         if ids.shape[1] < 2 or fused is None:
             raise ValueError(
@@ -248,7 +248,7 @@ def read_whole(model: PairModel, ids: LongTensor, fused: Tensor | None, count: i
     return reader, torch.stack([own for own in logits if own is not None])
 
 
-class PairDrafting(Drafting):
+class FeatureDrafting(Drafting):
     """One call's drafting by reading tokens with the features before them.
 
     Args:
@@ -261,14 +261,14 @@ class PairDrafting(Drafting):
 
     def __init__(
         self,
-        model: PairModel,
+        model: FeatureModel,
         config: SpeculationConfig,
         max_length: int,
         vocabulary: LongTensor | None = None,
         extends: bool = False,
     ):
         self.vocabulary, self.extends = vocabulary, extends
-        self.reader = PairReader(model, config, max_length)
+        self.reader = FeatureReader(model, config, max_length)
 
     @torch.no_grad()
     def observe(self, observations: list[Observation | None]) -> None:
@@ -277,7 +277,7 @@ class PairDrafting(Drafting):
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """What follows each row; nothing behind a row whose features are not there."""
-        most = self.reader.usual - 1 if self.reader.usual else max(prefix.room for prefix in prefixes)
+        most = self.reader.compiled_width - 1 if self.reader.compiled_width else max(prefix.room for prefix in prefixes)
         logits = self.reader.read(prefixes, 1 if self.extends else most)
         extend = self.reader.read_nodes if self.extends else None
         nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())

@@ -37,7 +37,7 @@ def finished(logits: Tensor, softcap: float | None, scale: float) -> Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
-class Borrowed:
+class TargetHead:
     """The target's embedding and head, as the target itself uses them; never saved, moved or cast.
 
     Args:
@@ -127,7 +127,7 @@ class Borrowed:
         """What a head gave, scaled and then capped as the target's."""
         return finished(logits, softcap or self.softcap, scale or self.scale)
 
-    def __deepcopy__(self, memo: Any) -> Borrowed:
+    def __deepcopy__(self, memo: Any) -> TargetHead:
         return self
 
     def __reduce__(self) -> tuple:
