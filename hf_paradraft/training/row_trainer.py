@@ -16,6 +16,8 @@ from .data import IGNORED
 from .epochs import CountEpochs, ResumableTrainer
 from .rows import cod_keep_mask, draft_rows, may_attend, useful_rows
 
+SHAPES = 64  # numbers of rows are multiples of it: for each new one a CPU compiles kernels, and keeps them
+
 
 @dataclass
 class CodConfig:
@@ -66,6 +68,7 @@ class RowCollator:
         """
         rows = [self.rows(sample) for sample in samples]
         width = max(len(sample["input_ids"]) for sample in rows)
+        width += -width % SHAPES
 
         def pad(name: str, value: int) -> Tensor:
             return torch.stack([F.pad(sample[name], (0, width - len(sample[name])), value=value) for sample in rows])
@@ -152,7 +155,9 @@ class RowTrainer(ResumableTrainer, ABC):
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
         """Sum over labelled rows by their number; logits are computed for those columns alone."""
         labels = inputs.pop("labels")
-        columns = (labels != IGNORED).any(0).nonzero()[:, 0]
+        learned = (labels != IGNORED).any(0)
+        count = int(learned.sum())
+        columns = learned.byte().argsort(descending=True, stable=True)[: count + -count % SHAPES]
         labels, depths = labels[:, columns], inputs["depths"][:, columns]
         losses, outputs = self.row_losses(model, inputs, labels, depths, columns)
         if not model.training:
