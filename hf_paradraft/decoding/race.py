@@ -34,15 +34,22 @@ class Odds:
         alpha, alpha_unsure, noisy, noisy_unsure = self.weights.tolist()
         return (alpha + alpha_unsure * unsure).clamp(min=0.01) * q - (noisy + noisy_unsure * unsure).clamp(min=0) * noise
 
-    def learn(self, q: ndarray, noise: ndarray, unsure: float, winner: int) -> None:
-        """Learn who won among some tokens, by their log-probabilities and log noise, `(n,)` each."""
-        known = numpy.stack([q, unsure * q, -noise, -unsure * noise], 1)
+    def learn(self, known: ndarray, winners: list[int]) -> None:
+        """Learn who won, by one Newton step.
+
+        Args:
+            known: `(m, n, 4)`, of m tokens that came and the n that could win each, what the weights are for.
+            winners: `(m,)`, which of the n it was.
+        """
         scores = known @ self.weights
-        chances = numpy.exp(scores - scores.max())
-        chances /= chances.sum()
-        apart = known - chances @ known
-        self.precision += (1 - DECAY) * (PRIOR * numpy.eye(4) - self.precision) + apart.T @ (apart * chances[:, None])
-        self.weights = self.weights + numpy.linalg.solve(self.precision, apart[winner])
+        chances = numpy.exp(scores - scores.max(1, keepdims=True))
+        chances = (chances / chances.sum(1, keepdims=True))[..., None]
+        apart = known - (known * chances).sum(1, keepdims=True)
+        prior = PRIOR * numpy.eye(4)
+        self.precision = (
+            prior + DECAY ** len(known) * (self.precision - prior) + numpy.einsum("mni,mnj->ij", apart, apart * chances)
+        )
+        self.weights = self.weights + numpy.linalg.solve(self.precision, apart[range(len(winners)), winners].sum(0))
 
 
 class Race:
@@ -58,7 +65,7 @@ class Race:
 
     def __init__(self, noise: Noise, index: int, length: int, processors: LogitsProcessorList, odds: Odds):
         self.noise, self.index, self.length, self.processors, self.odds = noise, index, length, processors, odds
-        self.seen: list[tuple[int, list[int] | None, list[int], tuple[ndarray, ndarray, float]]] = []  # who could win, and where
+        self.seen: list[tuple[int, list[int] | None, list[int], ndarray]] = []  # who could win, and where
 
     def __call__(self, logits: Tensor, paths: list[list[int]] | None = None, vocabulary: LongTensor | None = None) -> Tensor:
         """Logits `(n, V')` of who wins; the drafter's own where the noise is not known.
@@ -79,30 +86,25 @@ class Race:
             if isinstance(processor, TemperatureLogitsWarper):
                 logits = processor(None, logits)
         q = logits.log_softmax(-1)
-        self._remember([row for row, distance in enumerate(distances) if distance < NEAR], distances, paths, q, noise, vocabulary)
-        return self.odds(q, noise)
-
-    def _remember(
-        self,
-        rows: list[int],
-        distances: list[int],
-        paths: list[list[int]] | None,
-        q: Tensor,
-        noise: Tensor,
-        vocabulary: LongTensor | None,
-    ) -> None:
-        """Who could win in these rows, to learn from who does; arguments as they are there."""
+        rows = [row for row, distance in enumerate(distances) if distance < NEAR]
         top = (q[rows] - noise[rows]).topk(min(RIVALS, q.shape[1])).indices
-        values = (part[rows].gather(1, top).clamp(min=IMPOSSIBLE).cpu().double().numpy() for part in (q, noise))
-        unsure = (-q[rows].amax(-1)).tolist()
-        for row, ids, *known in zip(rows, to_target(top, vocabulary).tolist(), *values, unsure, strict=True):
-            self.seen.append((distances[row], None if paths is None else paths[row], ids, tuple(known)))
+        near, drawn = (part[rows].gather(1, top).clamp(min=IMPOSSIBLE) for part in (q, noise))
+        unsure = -q[rows].amax(-1, keepdim=True)
+        known = torch.stack([near, unsure * near, -drawn, -unsure * drawn], -1).cpu().double().numpy()
+        for row, ids, features in zip(rows, to_target(top, vocabulary).tolist(), known, strict=True):
+            self.seen.append((distances[row], None if paths is None else paths[row], ids, features))
+        return self.odds(q, noise)
 
     def learn(self, tokens: list[int]) -> None:
         """Learn from the tokens that came."""
-        for distance, path, ids, known in self.seen:
-            if distance < len(tokens) and path in (None, tokens[:distance]) and (winner := tokens[distance]) in ids:
-                self.odds.learn(*known, ids.index(winner))
+        came = [
+            (features, ids.index(tokens[distance]))
+            for distance, path, ids, features in self.seen
+            if distance < len(tokens) and path in (None, tokens[:distance]) and tokens[distance] in ids
+        ]
+        if came:
+            known, winners = zip(*came, strict=True)
+            self.odds.learn(numpy.stack(known), list(winners))
 
     def chances(self, tokens: list[int], believed: list[float], distances: list[int] | None = None) -> list[float]:
         """Those of tokens that were believed with chances π before the noise was known: `exp(-E (1 - π) / π)`."""

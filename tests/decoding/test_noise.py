@@ -178,12 +178,13 @@ def test_calls_of_two_threads_share_no_noise(prompt):
 def test_odds_learn_how_much_the_noise_decides(scale, sharp, alpha, noisy):
     """Of races that were really run: `q` is the target's distribution, off by Gumbel noise of some scale, made sharper."""
     generator, odds = numpy.random.default_rng(0), Odds()
-    for _ in range(600):
-        q = 1.5 * generator.normal(size=16)
-        q -= numpy.log(numpy.exp(q).sum())
-        waits = generator.exponential(size=16)
-        p = sharp * (q + scale * generator.gumbel(size=16))
-        odds.learn(q, numpy.log(waits), float(-q.max()), int((p - numpy.log(waits)).argmax()))
+    for _ in range(200):  # rounds of three tokens
+        q = 1.5 * generator.normal(size=(3, 16))
+        q -= numpy.log(numpy.exp(q).sum(1, keepdims=True))
+        noise = numpy.log(generator.exponential(size=(3, 16)))
+        p = sharp * (q + scale * generator.gumbel(size=(3, 16)))
+        unsure = -q.max(1, keepdims=True)
+        odds.learn(numpy.stack([q, unsure * q, -noise, -unsure * noise], -1), (p - noise).argmax(1).tolist())
     q = torch.tensor([[-0.5, -1.5]])
     of_q = float(odds(q, torch.zeros(1, 2))[0, 0] - odds(q, torch.zeros(1, 2))[0, 1])
     of_noise = float(odds(q, torch.zeros(1, 2))[0, 1] - odds(q, torch.tensor([[0.0, 1.0]]))[0, 1])
