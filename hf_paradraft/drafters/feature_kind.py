@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from ..hub.card import provenance_of
-from ..protocol import Drafter
 from .config_file import read_config
 from .feature_drafter import FeatureDrafter, card_fields
 from .kind import Kind, chains_and_trees
@@ -38,15 +37,12 @@ def feature_kind(drafter: type[FeatureDrafter], found_as: tuple[str, ...], descr
         refuse_pickles(folder)
         drafter.read_folder(folder)
 
-    def load(folder: Path, *args: Any, **kwargs: Any) -> Drafter:
-        return drafter.from_pretrained(folder, *args, **kwargs)
-
     return Kind(
         name=drafter.kind,
         title=drafter.title,
         drafters=(drafter,),
         recognises=lambda folder: kind_in(folder) in found_as,
-        load=load,
+        load=drafter.from_pretrained,
         check=check,
         card=lambda folder: card_fields(folder, drafter.kind, drafter.title),
         describe=describe,

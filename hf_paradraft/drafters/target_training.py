@@ -49,10 +49,10 @@ class TargetTraining(TrainingOptions):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Autocast to bf16 where this hardware is fast at it; weights stay in fp32, for small steps vanish in bf16."""
-        if fast_dtype() != torch.bfloat16:
-            return {}
-        return {"bf16": True, "use_cpu": not torch.cuda.is_available()}  # or Trainer refuses bf16 there
+        """Autocast to bf16 on GPUs and on CPUs with AMX; without it bf16 is slower over a thousand rows. Weights stay in fp32."""
+        gpu = torch.cuda.is_available()
+        fast = torch.cuda.is_bf16_supported() if gpu else torch.cpu._is_amx_tile_supported()
+        return {"bf16": True, "use_cpu": not gpu} if fast else {}
 
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
         """The target, frozen, in the number format that this hardware is fast at."""
