@@ -9,14 +9,14 @@ from . import training
 from .auto import AutoDrafter
 from .decoding.loop import SpeculativeOutput
 from .drafters.autoregressive import AutoregressiveDrafter
-from .drafters.dflash import DFlashDrafter
-from .drafters.dspark import DSparkDrafter
+from .drafters.blocks.dspark import DSparkDrafter
+from .drafters.blocks.model import DFlashDrafter
 from .drafters.eagle3 import Eagle3Drafter
 from .drafters.ngram import NgramDrafter
 from .drafters.parallelspec import ParallelSpecDrafter
 from .drafters.pard import PardCandidateGenerator, PardDrafter
 from .drafters.ppd import PpdConfig
-from .drafters.ppd.drafter import PpdDrafter
+from .drafters.ppd.model import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
 from .drafters.process import ProcessDrafter
 from .integration.hook import install, speculative_decoding

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from .drafters.kinds import kind_of_folder
-from .drafters.published import drafter_folder
+from .drafters import kind_of_folder
+from .drafters.formats.identify import drafter_folder
 from .files import names_folder
 from .protocol import Drafter
 
@@ -17,12 +17,12 @@ class AutoDrafter:
 
     @classmethod
     @names_folder
-    def from_pretrained(cls, repo_or_dir: str | Path, *args: Any, **kwargs: Any) -> Drafter:
+    def from_pretrained(cls, repo_or_dir: str | Path, **kwargs: Any) -> Drafter:
         """Load the drafter in a folder or a Hub repository.
 
         Args:
             repo_or_dir: a folder, or a Hub id.
-            args, kwargs: as for `AutoModelForCausalLM.from_pretrained` (`dtype`, `device_map`, `revision`, `token`, …).
+            kwargs: as for `AutoModelForCausalLM.from_pretrained` (`dtype`, `device_map`, `revision`, `token`, …).
 
         Raises:
             OSError: nothing loadable there.
@@ -30,7 +30,7 @@ class AutoDrafter:
         """
         found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
         folder = drafter_folder(repo_or_dir, kwargs)
-        drafter = kind_of_folder(folder).load(folder, *args, **kwargs)
+        drafter = kind_of_folder(folder).from_pretrained(folder, **kwargs)
         if drafter.name_or_path:  # it has a tokenizer, which lies there too
             drafter.name_or_path, drafter.found_under = str(repo_or_dir), found_under
         return drafter

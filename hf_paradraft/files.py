@@ -5,10 +5,12 @@ import os
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
+from shutil import copymode
 from typing import Any, ParamSpec, TypeVar
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, StrictDataclassError
+from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
 P = ParamSpec("P")
@@ -80,10 +82,28 @@ def names_folder(load: Callable[P, T]) -> Callable[P, T]:
     return loaded
 
 
+def hub_name(name: str | None) -> str | None:
+    """`name` if it can be a repository on the Hub; None for a folder's path, which means nothing to anyone else."""
+    if name is None or "/" not in name or Path(name).exists():
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
+
+
 def shipped(name: str) -> Path:
     """A folder that lies beside the package in a clone, and inside it where it is installed."""
     inside = Path(__file__).parent / name
     return inside if inside.is_dir() else Path(__file__).parents[1] / name
+
+
+def share_weights(folder: Path) -> None:
+    """Let all read a folder's weights who may read the config beside them: safetensors writes them for their owner alone."""
+    for config in [*folder.glob("*config.json")][:1]:
+        for file in folder.glob("*.safetensors"):
+            copymode(config, file)
 
 
 def read_json(file: Path, kind: type = dict) -> Any:

@@ -22,7 +22,6 @@ from hf_paradraft.demo import FAMILY, GENERAL, PUBLIC
 from hf_paradraft.demo.differences import explain, first_difference
 from hf_paradraft.demo.public_model import MODEL
 from hf_paradraft.demo.tasks import CATEGORIES, tasks
-from hf_paradraft.drafters.kinds import kind_of
 from hf_paradraft.hardware import fast_dtype
 from hf_paradraft.protocol.config import TreeSize
 
@@ -62,7 +61,7 @@ METHODS: dict[str, dict[str, Any]] = {}
 if isinstance(drafter, PpdDrafter):
     METHODS["PPD, prompt tokens"] = {"assistant_model": drafter}
 else:
-    title = kind_of(drafter).title.removesuffix(" drafter")
+    title = drafter.title.removesuffix(" drafter")
     METHODS |= {f"{title}, {shape}": {"assistant_model": drafter} for shape in (TREE, CHAIN)}
 METHODS["transformers' prompt lookup"] = {"prompt_lookup_num_tokens": 10}
 if TARGET is None or public:
@@ -146,7 +145,7 @@ def compare(
     size: TreeSize = "auto" if int(tree_size) == AUTO else min(max(1, int(tree_size)), 64)
     if method.endswith((TREE, CHAIN)):
         length = min(max(1, int(num_draft_tokens)), 16)
-        chain, tree = kind_of(drafter).variants(drafter, (length,), (size,))  # no longer than it can guess
+        chain, tree = drafter.variants((length,), (size,))  # no longer than it can guess
         shape = (tree if method.endswith(TREE) else chain).config
         config = replace(
             drafter.speculation_config, num_draft_tokens=shape.num_draft_tokens, tree_size=shape.tree_size, trace=True

@@ -67,7 +67,7 @@ def test_a_mistyped_target_is_named(hub, tmp_path):
     (tmp_path / "rows.jsonl").write_text(ROW)
     words = ("--train-file", tmp_path / "rows.jsonl", "--output-dir", tmp_path / "out")
     assert "user/mistyped" in said("train", "eagle3", "--target", "user/mistyped", *words)
-    assert "user/mistyped" in said("regenerate", "--target", "user/mistyped", "--source", "x", "--output", tmp_path / "y")
+    assert "user/mistyped" in said("regenerate", "--target", "user/mistyped", "--prompts", "x", "--output", tmp_path / "y")
 
 
 @pytest.mark.parametrize("kind", ["mamba", "bloom"])
@@ -94,7 +94,7 @@ def test_a_damaged_adapter_is_not_calibrated(model, tmp_path):
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
     (tmp_path / "rows.jsonl").write_text(ROW)
-    sentence = said("calibrate", folder, "--data", tmp_path / "rows.jsonl", "--max-length", 64)
+    sentence = said("calibrate", folder, "--eval-file", tmp_path / "rows.jsonl", "--max-length", 64)
     assert sentence.startswith(f"{weights} is truncated or damaged")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hf_paradraft.drafters.dspark.training import DFlashTraining, DSparkTraining
+from hf_paradraft.drafters.blocks.training import DFlashTraining, DSparkTraining
 from hf_paradraft.drafters.eagle3.training import Eagle3Training
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTraining
 from hf_paradraft.drafters.pard.training import PardTraining

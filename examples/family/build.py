@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 from hf_paradraft.demo.tasks import CATEGORIES, tasks
 from hf_paradraft.drafters.pard.model import PardDrafter
 from hf_paradraft.drafters.pard.training import PardTraining
-from hf_paradraft.drafters.ppd.drafter import PpdDrafter
+from hf_paradraft.drafters.ppd.model import PpdDrafter
 from hf_paradraft.drafters.ppd.training import PpdTraining
 from hf_paradraft.hardware import fast_dtype
 from hf_paradraft.training.regenerate import regenerate

@@ -9,9 +9,9 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from ..drafters.autoregressive import AutoregressiveDrafter
-from ..drafters.kind import Kind, Variant, with_prompt_lookup
-from ..drafters.kinds import kind_of
+from ..drafters.drafter import NamedDrafter, Variant, with_prompt_lookup
 from ..drafters.ngram import NgramDrafter
+from ..drafters.ppd.model import PpdDrafter
 from ..drafters.process import ProcessDrafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
@@ -35,10 +35,10 @@ class Case(StrEnum):
     overlap = "overlap"
 
 
-def _kind(drafter: Drafter) -> Kind:
-    if (kind := kind_of(drafter)) is None:
+def _named(drafter: Drafter) -> NamedDrafter:
+    if not isinstance(drafter, NamedDrafter):
         raise ValueError(f"{type(drafter).__name__} is of no kind that this library measures by itself: build Methods of it.")
-    return kind
+    return drafter
 
 
 def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
@@ -89,28 +89,23 @@ def methods_of(
     Raises:
         ValueError: a case that this drafter cannot serve.
     """
-    kind = _kind(drafter)
+    named = _named(drafter)
     if case == Case.prompts:
-        studied = next((own for own in (drafter, *others) if _kind(own).study is not None), None)
-        if studied is None:
-            raise ValueError("The case 'prompts' needs calibrated prompt tokens: paradraft calibrate, then --drafter ADAPTER.")
-        return [plain(), *map(drafted, _kind(studied).study(studied))]
+        return [plain(), *map(drafted, next((own for own in (drafter, *others) if isinstance(own, PpdDrafter)), named).study())]
     if case == Case.overlap:
-        return [plain(), *_overlapped(kind.name, drafter, max(draft_lengths)), *_overlapped_parent(parent)]
+        return [plain(), *_overlapped(named.kind, drafter, max(draft_lengths)), *_overlapped_parent(parent)]
     compiled = case == Case.compiled
     if case == Case.hopeless:
-        if kind.untrained is None:
-            raise ValueError(f"The case 'hopeless' needs a drafter that can be made anew, and a {kind.title} cannot.")
         length = max(draft_lengths)
-        chains = [(f"{kind.name}-chain-k{length}", drafter), (f"{kind.name}-chain-untrained-k{length}", kind.untrained(drafter))]
+        chains = [(f"{named.kind}-chain-k{length}", drafter), (f"{named.kind}-chain-untrained-k{length}", named.untrained())]
         return [plain(), *(drafted(Variant(name, own, SpeculationConfig(length, None))) for name, own in chains)]
     peers = []
     if case == Case.methods and not recurrent:
         peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
         peers.append(prompt_lookup())
-    variants = kind.variants(drafter, draft_lengths, tree_sizes)
+    variants = named.variants(draft_lengths, tree_sizes)
     if case == Case.methods:
-        more = (variant for own in others for variant in _kind(own).variants(own, draft_lengths, tree_sizes))
+        more = (variant for own in others for variant in _named(own).variants(draft_lengths, tree_sizes))
         variants = _told_apart([*variants, *more])
     if lookup:
         peers.append(drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None))))

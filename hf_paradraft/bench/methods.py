@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
-from ..drafters.kind import Variant
+from ..drafters.drafter import Variant
 from ..protocol import Drafter
 
 

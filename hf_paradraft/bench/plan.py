@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from ..decoding.pearl import check_overlap, device_of
 from ..decoding.schedule import overlapped_rates
-from ..drafters.kind import Variant, chains_and_trees, with_prompt_lookup
-from ..drafters.kinds import kind_of
+from ..drafters.drafter import NamedDrafter, Variant, with_prompt_lookup
 from ..drafters.ngram import NgramDrafter
 from ..protocol import Drafter, SpeculationStats
 from ..protocol.config import TreeSize
@@ -222,11 +221,9 @@ def variants_of(
     Raises:
         ValueError: a drafter of no kind that is known here.
     """
-    if isinstance(drafter, NgramDrafter):
-        return chains_and_trees("ngram", drafter, draft_lengths, ())
-    if (kind := kind_of(drafter)) is None:
+    if not isinstance(drafter, NamedDrafter):
         raise ValueError(f"{type(drafter).__name__} is of no kind that this library plans with.")
-    ways = kind.variants(drafter, draft_lengths, tree_sizes)
+    ways = drafter.variants(draft_lengths, () if isinstance(drafter, NgramDrafter) else tree_sizes)
     return [*ways, *with_prompt_lookup(ways)] if prompt_lookup else ways
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from .. import __version__
 from ..files import read_json
 from ..hardware import device_name
-from ..whole_files import write_whole
+from ..whole_files import write_json, write_whole
 from .measure import Measurement
 
 # What `Measurement` has that its record says already.
@@ -159,5 +159,5 @@ class Unfinished:
     def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the results, and forget the measurements."""
         if self.file is not None:
-            write_whole(self.file.with_suffix(""), json.dumps(rows, indent=1) + "\n")
+            write_json(self.file.with_suffix(""), rows)
             self.file.unlink(missing_ok=True)

@@ -6,20 +6,33 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from .options import Dtype, DtypeOption, MaxLength, NewTokens, Overwrite, Temperature, Threads, console, open_target, use_threads
+from .options import (
+    Dtype,
+    DtypeOption,
+    MaxLength,
+    NewTokens,
+    Overwrite,
+    Temperature,
+    Threads,
+    accepting,
+    console,
+    open_target,
+    use_threads,
+)
 
 app = typer.Typer()
 
 
 @app.command(
-    epilog="Example: paradraft regenerate --target DIR --source prompts.jsonl --output answers.jsonl, or with --invent 5000"
+    cls=accepting(source="prompts"),
+    epilog="Example: paradraft regenerate --target DIR --prompts prompts.jsonl --output answers.jsonl, or with --invent 5000",
 )
 def regenerate(
     target: Annotated[str, typer.Option(help="Folder or Hub id of the model that answers.")],
     output: Annotated[Path, typer.Option(help="JSON lines to write; an unfinished file is continued.")],
-    source: Annotated[str | None, typer.Option(help="JSON lines with 'messages' or 'text', or a Hub dataset.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="JSON lines with 'messages' or 'text', or a Hub dataset.")] = None,
     invent: Annotated[
-        int | None, typer.Option(min=1, help="Let the target write so many prompts itself, instead of --source.")
+        int | None, typer.Option(min=1, help="Let the target write so many prompts itself, instead of --prompts.")
     ] = None,
     drafter: Annotated[str | None, typer.Option(help="A drafter for the target, which makes it faster.")] = None,
     avoid: Annotated[
@@ -37,20 +50,20 @@ def regenerate(
     from ..auto import AutoDrafter
     from ..training.regenerate import regenerate as run
 
-    if (source is None) == (invent is None):
-        raise typer.BadParameter("give --source FILE, or --invent N.")
+    if (prompts is None) == (invent is None):
+        raise typer.BadParameter("give --prompts FILE, or --invent N.")
     use_threads(threads)
     model, tokenizer = open_target(target, dtype.place)
     if invent is not None:
         from ..training.invent import invent as write_prompts
 
-        prompts = output.with_name(f"{output.name}.prompts.jsonl")
-        write_prompts(model, tokenizer, invent, prompts, batch_size=batch_size, seed=seed, overwrite=overwrite)
-        source = str(prompts)
+        invented = output.with_name(f"{output.name}.prompts.jsonl")
+        write_prompts(model, tokenizer, invent, invented, batch_size=batch_size, seed=seed, overwrite=overwrite)
+        prompts = str(invented)
     rows = run(
         model,
         tokenizer,
-        str(source),
+        str(prompts),
         output,
         max_new_tokens,
         batch_size,
@@ -64,11 +77,13 @@ def regenerate(
     console.print(f"{rows} rows written to {output}")
 
 
-@app.command(epilog="Example: paradraft calibrate my-adapter --data answers.jsonl")
+@app.command(
+    cls=accepting(data="eval_file", model="target"), epilog="Example: paradraft calibrate my-adapter --eval-file answers.jsonl"
+)
 def calibrate(
     adapter: Annotated[Path, typer.Argument(help="Folder of a PPD adapter; its adapter_config.json is written anew.")],
-    data: Annotated[str, typer.Option(help="Rows it was not trained on, best answered by the model itself.")],
-    model: Annotated[str | None, typer.Option(help="The base model; default: the one that the adapter names.")] = None,
+    eval_file: Annotated[str, typer.Option(help="Rows it was not trained on, best answered by the model itself.")],
+    target: Annotated[str | None, typer.Option(help="The base model; default: the one that the adapter names.")] = None,
     max_length: MaxLength = 512,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
@@ -77,7 +92,7 @@ def calibrate(
     from ..drafters.ppd.calibration import calibrate_folder
     from ..drafters.ppd.sparse import sizes
 
-    adapted = calibrate_folder(adapter, data, model, max_length, dtype.chosen)
+    adapted = calibrate_folder(adapter, eval_file, target, max_length, dtype.chosen)
     config, latency = adapted.active_peft_config, row_latency(adapted.get_base_model())
     right = Table("distance", *(f"rank {rank}" for rank in range(1, 6)), title="Right guesses, %")
     for distance, rates in enumerate(config.accuracy, 1):
@@ -93,13 +108,16 @@ def calibrate(
     console.print(table)
 
 
-@app.command(epilog="Example: paradraft shrink --target DIR --output-dir small --layers 2 --vocab 8000 --data answers.jsonl")
+@app.command(
+    cls=accepting(data="train_file"),
+    epilog="Example: paradraft shrink --target DIR --output-dir small --layers 2 --vocab 8000 --train-file answers.jsonl",
+)
 def shrink(
     target: Annotated[str, typer.Option(help="Folder or Hub id of the causal LM that has no small sibling.")],
     output_dir: Annotated[Path, typer.Option(help="Where the small model goes.")],
     layers: Annotated[int, typer.Option(min=1, help="N: how many of the target's layers are kept.")],
     vocab: Annotated[int | None, typer.Option(min=1, help="V': tokens that its head guesses; default: all.")] = None,
-    data: Annotated[str | None, typer.Option(help="The target's answers, in which tokens are counted; with --vocab.")] = None,
+    train_file: Annotated[str | None, typer.Option(help="The target's answers, whose tokens are counted; with --vocab.")] = None,
     which: Annotated[str, typer.Option(help="first, or even: layers chosen evenly.")] = "even",
     overwrite: Overwrite = False,
 ) -> None:
@@ -108,5 +126,5 @@ def shrink(
 
     if which not in ("first", "even"):
         raise typer.BadParameter("--which is first or even.")
-    small = run(target, output_dir, layers, vocab, data, which, overwrite=overwrite)  # type: ignore[arg-type]
+    small = run(target, output_dir, layers, vocab, train_file, which, overwrite=overwrite)  # type: ignore[arg-type]
     console.print(f"{small.num_parameters() / 1e6:.1f} million parameters in {output_dir}")

@@ -10,25 +10,19 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from ..drafters import KINDS
 from .options import Threads, accepting, use_threads
 
-# Imported when one of them is asked for: training needs packages that drafting does not.
-KINDS = {
-    "pard": ("pard", "PardTraining"),
-    "ppd": ("ppd", "PpdTraining"),
-    "parallelspec": ("parallelspec", "ParallelSpecTraining"),
-    "dspark": ("dspark", "DSparkTraining"),
-    "dflash": ("dspark", "DFlashTraining"),
-    "eagle3": ("eagle3", "Eagle3Training"),
-}
+# Their options are imported when one of them is asked for: training needs packages that drafting does not.
+TRAINED = {kind.kind: kind for kind in KINDS if kind.training is not None}
 
 
 def _command(name: str) -> TyperCommand:
     """The command that runs a kind's training."""
     from ..training.run import TrainingOptions, train
 
-    folder, class_name = KINDS[name]
-    kind = getattr(import_module(f"hf_paradraft.drafters.{folder}.training"), class_name)
+    drafter = TRAINED[name]
+    kind = getattr(import_module(".training", drafter.__module__.rpartition(".")[0]), drafter.training)
     own = {item.name for item in fields(kind)} - {item.name for item in fields(TrainingOptions)}
 
     def order(item: Field) -> tuple[bool, bool]:
@@ -63,11 +57,11 @@ class Kinds(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Their names."""
-        return list(KINDS)
+        return list(TRAINED)
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
         """The command of that name."""
-        return _command(cmd_name) if cmd_name in KINDS else None
+        return _command(cmd_name) if cmd_name in TRAINED else None
 
 
 def _part(*_: Any, **__: Any) -> None:

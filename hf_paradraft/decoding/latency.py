@@ -14,7 +14,7 @@ from huggingface_hub.constants import HF_HOME
 from transformers import DynamicCache, PreTrainedModel
 
 from ..hardware import device_name, input_device
-from ..whole_files import write_whole
+from ..whole_files import write_json
 from .cache import empty_cache, takes
 from .recurrent import is_recurrent
 from .tree_attention import attention_windows
@@ -116,5 +116,5 @@ def row_latency(model: PreTrainedModel) -> RowLatency:
             tables[key] = latency = measure(model)
             with suppress(OSError):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(file, json.dumps({"rows": latency.rows, "seconds": latency.seconds}))
+                write_json(file, {"rows": latency.rows, "seconds": latency.seconds})
     return tables[key]

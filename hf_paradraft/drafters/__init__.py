@@ -1,0 +1,45 @@
+"""All kinds of drafters. A new one is a folder beside this file, and one line here; their order means nothing."""
+
+from pathlib import Path
+
+from .autoregressive import AutoregressiveDrafter
+from .blocks.dspark import DSparkDrafter
+from .blocks.model import DFlashDrafter
+from .drafter import SavedDrafter
+from .eagle3.model import Eagle3Drafter
+from .formats.identify import kind_in
+from .parallelspec.model import ParallelSpecDrafter
+from .pard.config import NO_MASK
+from .pard.model import PardDrafter
+from .ppd.model import PpdDrafter
+
+KINDS: tuple[type[SavedDrafter], ...] = (
+    AutoregressiveDrafter,
+    DFlashDrafter,
+    DSparkDrafter,
+    Eagle3Drafter,
+    ParallelSpecDrafter,
+    PardDrafter,
+    PpdDrafter,
+)
+
+
+def kind_of_folder(folder: Path) -> type[SavedDrafter]:
+    """Which kind lies in a folder.
+
+    Raises:
+        OSError: no saved model does.
+        ValueError: something else; the message says what, if it is known.
+    """
+    kinds = [kind for kind in KINDS if kind.recognises(folder)]
+    if len(kinds) == 1:
+        return kinds[0]
+    if kinds:
+        raise ValueError(f"{folder} holds a {' and a '.join(kind.title for kind in kinds)}: give each a folder of its own.")
+    if not (folder / "config.json").exists():
+        raise OSError(
+            f"{folder} holds no drafter: it has no config.json and no adapter_config.json. Give a folder that was saved whole."
+        )
+    if (what := kind_in(folder)) is not None:
+        raise ValueError(f"{folder} holds a {what}, which is not served here.")
+    raise ValueError(NO_MASK)

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from huggingface_hub import CommitInfo
 from safetensors.torch import save_file
 from torch import LongTensor, Tensor, nn
 from transformers import PreTrainedModel
 
 from ..decoding.features import layers_of
-from ..files import names_folder
-from ..hub.card import CardFields, provenance_of
-from ..hub.push import push_drafter
-from ..protocol import Drafter, SpeculationConfig
+from ..decoding.target_head import TargetHead, finished
+from ..hub.card import provenance_of
+from ..protocol import SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from ..whole_files import write_whole
-from .config_file import read_config
-from .fits import check_ids
-from .published import drafter_folder, proposal
-from .target_head import TargetHead, finished, pair
+from ..whole_files import write_json
+from .drafter import SavedDrafter, pair
+from .formats.identify import kind_in
+from .formats.speculators import proposal
+from .formats.values import read_config
+
+PADDING = 512  # rows by which tables of one vocabulary differ, padded to this or that multiple
 
 
-class FeatureDrafter(nn.Module, Drafter, ABC):
+class FeatureDrafter(nn.Module, SavedDrafter):
     """A network that reads features of a target, and shares its embedding and head where it has none of its own.
 
     Attributes:
-        kind, title: its name, and that for people.
+        known_as: what `identify` calls its folders.
         stack: its layers, from `decoder_stack`.
         features: what it reads, in the order in which its first matrix wants them.
         target_hidden_size: d_t.
@@ -44,8 +42,7 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         notes: what was understood of its files, for people.
     """
 
-    kind: ClassVar[str]
-    title: ClassVar[str]
+    known_as: ClassVar[tuple[str, ...]]
     stack: PreTrainedModel
 
     def __init__(
@@ -81,50 +78,52 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         """Config and tensors as other engines read them."""
 
     @classmethod
-    @names_folder
-    def from_pretrained(
+    def recognises(cls, folder: Path) -> bool:
+        """By config and tensors, as `identify` reads them."""
+        return kind_in(folder) in cls.known_as
+
+    @classmethod
+    def load_folder(
         cls,
-        repo_or_dir: str | Path,
+        folder: Path,
         dtype: torch.dtype | str | None = None,
         device_map: Any = None,
         speculation_config: SpeculationConfig | None = None,
+        attn_implementation: str | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Load one from a folder or a Hub repository, in any published layout of its kind.
+        """The drafter in a folder, in any published layout of its kind.
 
         Args:
-            repo_or_dir: a folder, or a Hub id.
+            folder: with its files.
             dtype: of its weights; default, and `"auto"`: as they were saved.
             device_map: a device, or `"auto"`.
             speculation_config: how to use it; default: as saved.
-            kwargs: `revision`, `subfolder`, `token`, …; `attn_implementation`: `sdpa` or `eager`.
+            attn_implementation: `sdpa` or `eager`.
+            kwargs: `torch_dtype`, and what makes no difference here.
 
         Raises:
-            OSError: nothing loadable there, or a damaged file.
-            ValueError: it is something else; the message says what.
+            OSError, ValueError: it is damaged, incomplete, or something else.
         """
-        if kwargs.pop("trust_remote_code", False):
-            raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
-        found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
-        folder = drafter_folder(repo_or_dir, kwargs)
+        if more := sorted(kwargs.keys() - {"torch_dtype", "use_safetensors", "low_cpu_mem_usage"}):
+            raise ValueError(f"{cls.__name__}.from_pretrained does not know {', '.join(more)}.")
         drafter = cls.read_folder(folder)
         drafter.paradraft = provenance_of(read_config(folder))
         if speculation_config is not None:
             drafter.speculation_config = speculation_config
         elif saved := drafter.paradraft.get("speculation_config"):
             drafter.speculation_config = SpeculationConfig.from_saved(saved)
-        drafter.found_under = found_under
         dtype = kwargs.pop("torch_dtype", None) or dtype
         if isinstance(dtype, str):
             if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
                 raise ValueError(f"There is no dtype {dtype!r}: pass torch.bfloat16, 'bfloat16', 'auto' or the like.")
             dtype = None if dtype == "auto" else getattr(torch, dtype)
-        if (attention := kwargs.pop("attn_implementation", None)) is not None:
-            if attention not in ("sdpa", "eager"):
-                raise ValueError(f"This {cls.title} takes explicit masks: attn_implementation is sdpa or eager, not {attention}.")
-            drafter.stack.set_attn_implementation(attention)
-        if more := sorted(kwargs.keys() - {"use_safetensors", "low_cpu_mem_usage"}):
-            raise ValueError(f"{cls.__name__}.from_pretrained does not know {', '.join(more)}.")
+        if attn_implementation is not None:
+            if attn_implementation not in ("sdpa", "eager"):
+                raise ValueError(
+                    f"This {cls.title} takes explicit masks: attn_implementation is sdpa or eager, not {attn_implementation}."
+                )
+            drafter.stack.set_attn_implementation(attn_implementation)
         if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
             device_map = "cuda" if torch.cuda.is_available() else None
         elif isinstance(device_map, dict):
@@ -135,14 +134,12 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         """Keep how it was trained."""
         self.paradraft = {**self.paradraft, "training": record}
 
-    def save_pretrained(self, save_directory: str | Path) -> None:
-        """Save it in the speculators layout, which vLLM reads too; nothing of the target is saved.
+    def write(self, folder: Path, **kwargs: Any) -> None:
+        """In the speculators layout, which vLLM reads too.
 
         Raises:
             ValueError: it has options or layers for which that layout has no place.
         """
-        folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
         config, tensors = self.written()
         trained = self.paradraft.get("training") or {}
         config["speculators_config"] = proposal(
@@ -152,22 +149,21 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         new = folder / ".model.safetensors.new"
         save_file({name: own.detach().cpu().contiguous() for name, own in tensors.items()}, new, metadata={"format": "pt"})
         new.replace(folder / "model.safetensors")
-        write_whole(folder / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
+        write_json(folder / "config.json", config)
 
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> CommitInfo:
-        """Publish weights, config and card in one commit.
+    @classmethod
+    def check_folder(cls, folder: Path) -> None:
+        """Refuse a folder that cannot be loaded as it is."""
+        super().check_folder(folder)
+        cls.read_folder(folder)
 
-        Args:
-            repo_id: `user/name`.
-            kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_drafter`.
-
-        Raises:
-            OSError: the Hub refused.
-        """
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            self.save_pretrained(folder)
-            return push_drafter(folder, repo_id, card_fields(folder, self.kind, self.title), **kwargs)
+    @classmethod
+    def export(cls, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
+        """Refused: what `save_pretrained` writes is read elsewhere too."""
+        raise ValueError(
+            f"A {cls.title} has no other form to be exported to: save_pretrained writes the speculators layout, which vLLM "
+            "reads where it serves that kind, and transformers needs no export."
+        )
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """As `nn.Module`'s, but what turns positions stays in fp32: bf16 is off by radians behind some hundred tokens."""
@@ -275,15 +271,36 @@ class FeatureDrafter(nn.Module, Drafter, ABC):
         return self.target_head
 
 
-def card_fields(folder: Path, kind: str, title: str) -> CardFields:
-    """For the model card of a feature drafter."""
-    provenance = provenance_of(read_config(folder))
-    return CardFields(
-        template="feature.jinja",
-        library_name="hf-paradraft",
-        relation="finetune",
-        base_model=provenance["training"].get("target"),
-        methods=(kind,),
-        provenance=provenance,
-        values={"title": title},
-    )
+def check_ids(
+    who: str, vocabulary: LongTensor | None, own_size: int | None, target_size: int, mask_token: int | None, table_size: int
+) -> None:
+    """Refuse a drafter of other ids, which would draft and never be right.
+
+    Args:
+        who: begins a sentence about it.
+        vocabulary: int64 `(V',)`, the target's ids that it guesses; None: all.
+        own_size: of the vocabulary that it was made for, if it is known.
+        target_size: V.
+        mask_token: of its masks, or None.
+        table_size: rows of the embedding in which it looks that up.
+
+    Raises:
+        ValueError: ids that the target does not have, another vocabulary, or a mask without an embedding.
+    """
+    if vocabulary is not None and int(vocabulary.max()) >= target_size:
+        raise ValueError(f"{who} guesses ids up to {int(vocabulary.max())}; the target's end at {target_size - 1}.")
+    if vocabulary is None and own_size is not None and abs(own_size - target_size) > max(PADDING, target_size // 100):
+        raise ValueError(
+            f"{who} was made for a vocabulary of {own_size}, and the target's has {target_size}: it was made for another target."
+        )
+    if mask_token is not None and not 0 <= mask_token < table_size:
+        raise ValueError(
+            f"{who} guesses in place of mask token {mask_token}, and its embedding ends at {table_size - 1}: it was made for "
+            "another target, or for one with more tokens."
+        )
+
+
+def feature_names(features: tuple) -> str:
+    """Feature keys for people."""
+    names = {-1: "the embedding's output", "normed": "the normed last state"}
+    return ", ".join(str(names.get(key, f"output of layer {key}")) for key in features)

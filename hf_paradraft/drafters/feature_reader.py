@@ -19,9 +19,8 @@ from ..decoding.growing import WIDTH
 from ..decoding.tree_attention import attention_windows
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from .drafter_cache import compiled_method, make_room, plain_cache
+from .cache import Nodes, compiled_method, make_room, plain_cache, ragged_rows
 from .layers import StackMasks
-from .nodes import Nodes, ragged_rows
 
 PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
 

@@ -6,14 +6,14 @@ import copy
 from typing import Any
 
 import torch
-from torch import BoolTensor, LongTensor, Tensor
+from torch import BoolTensor, LongTensor, Tensor, nn
 from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextScaledWordEmbedding
 
 from ..decoding.tree_attention import TreeAttention, attention_windows
-from .gemma4 import GEMMA4
 
+GEMMA4 = "gemma4_text"  # whose layers norm on both sides of each part, and scale no scores
 CONTEXT = 32_768  # of a target that does not say how long texts may be
 
 
@@ -33,15 +33,15 @@ def decoder_stack(config: PreTrainedConfig) -> PreTrainedModel:
         raise ValueError(f"transformers makes no layers of this config: {type(error).__name__}: {error}") from error
     if attention_windows(stack) is None:
         raise ValueError(f"Layers of {type(stack).__name__} take no masks and positions as they are given.")
-    stack.set_input_embeddings(torch.nn.Identity())
+    stack.set_input_embeddings(nn.Identity())
     return stack.eval()
 
 
-def embedding_of(config: PreTrainedConfig, vocab_size: int) -> torch.nn.Embedding:
+def embedding_of(config: PreTrainedConfig, vocab_size: int) -> nn.Embedding:
     """A table for layers of this config, which gives what they read: Gemma 4's is scaled."""
     if config.model_type == GEMMA4:
         return Gemma4TextScaledWordEmbedding(vocab_size, config.hidden_size, None, embed_scale=config.hidden_size**0.5)
-    return torch.nn.Embedding(vocab_size, config.hidden_size)
+    return nn.Embedding(vocab_size, config.hidden_size)
 
 
 def turns(stack: PreTrainedModel, states: Tensor, positions: LongTensor) -> tuple[Tensor, Tensor]:
@@ -84,6 +84,13 @@ def run(stack: PreTrainedModel, inputs: Tensor, mask: Tensor | dict[str, Tensor]
     """
     outputs: Any = stack(inputs_embeds=inputs, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
     return outputs.last_hidden_state
+
+
+def behind_attention(layer: nn.Module, states: Tensor, attended: Tensor) -> Tensor:
+    """What a layer of Gemma 4 makes of its input and of what its attention gave, `(B, M, hidden)` each."""
+    states = states + layer.post_attention_layernorm(attended)
+    inner = layer.mlp(layer.pre_feedforward_layernorm(states))
+    return (states + layer.post_feedforward_layernorm(inner)) * layer.layer_scalar
 
 
 class StackMasks:

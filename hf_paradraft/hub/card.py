@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-from ..files import shipped
+from ..files import hub_name, shipped
 from ..report.records import read_bench
 from ..report.tables import markdown
 
@@ -53,17 +52,6 @@ def provenance_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
-
-
-def hub_name(name: str | None) -> str | None:
-    """`name` if it can be a repository on the Hub; None for a folder's path, which means nothing to anyone else."""
-    if name is None or "/" not in name or Path(name).exists():
-        return None
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return None
-    return name
 
 
 def _results(bench: list[dict[str, Any]], methods: tuple[str, ...]) -> list[EvalResult]:
@@ -118,6 +106,7 @@ def render_card(folder: Path, repo_id: str, fields: CardFields, license: str | N
         base=base or "BASE-MODEL",
         target=hub_name(training.get("target")) or "TARGET-MODEL",
         training=training,
+        options=fields.provenance.get("speculation_config") or {},
         measured=markdown(bench) if bench else None,
         environment=bench[0].get("environment") if bench else None,
         license=license,

@@ -12,8 +12,8 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from ..files import BESIDE, PUBLISHED, read_json, shipped
-from .card import CardFields, hub_name, plot_bench, render_card
+from ..files import BESIDE, PUBLISHED, hub_name, read_json, shipped
+from .card import CardFields, plot_bench, render_card
 
 MODEL = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")  # in one piece or in several
 BASE = (*MODEL, "config.json", "generation_config.json")

@@ -2,10 +2,8 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from ..drafters.feature_drafter import FeatureDrafter
-from ..drafters.kinds import kind_of_folder
+from ..drafters import kind_of_folder
 from ..files import local_folder
 
 
@@ -36,13 +34,5 @@ def export(source: str | Path, output: Path, engine: Engine, target: str | None 
     """
     if output.exists():
         raise ValueError(f"{output} exists: give a new folder.")
-    folder: Any = local_folder(source, {}, also=("*.bin",))
-    kind = kind_of_folder(folder)
-    if kind.export is None:
-        if any(issubclass(drafter, FeatureDrafter) for drafter in kind.drafters):
-            raise ValueError(
-                f"A {kind.title} has no other form to be exported to: save_pretrained writes the speculators layout, which vLLM "
-                "reads where it serves that kind, and transformers needs no export."
-            )
-        raise ValueError(f"A {kind.title} is of use in transformers alone, and there as it is: {engine} has nothing of the kind.")
-    return kind.export(folder, output, str(engine), target, pad)
+    folder = local_folder(source, {}, also=("*.bin",))
+    return kind_of_folder(folder).export(folder, output, str(engine), target, pad)

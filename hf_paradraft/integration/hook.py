@@ -19,7 +19,7 @@ from .. import protocol
 from ..decoding import loop, pearl
 from ..decoding.begin import NOTES, Notes
 from ..decoding.checks import check_drafter
-from ..drafters.kinds import KINDS
+from ..drafters import KINDS
 from .pairing import check_same_tokenizer
 from .probe import check_cross_attention, check_reads
 
@@ -61,7 +61,7 @@ def install() -> bool:
 
 def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | None:
     """The assistant if it is a drafter, or the drafter that it is for this target; else None."""
-    adopted = (kind.adopt(target, assistant) for kind in KINDS if kind.adopt is not None)
+    adopted = (kind.adopt(target, assistant) for kind in KINDS)
     if (drafter := next((found for found in adopted if found is not None), None)) is not None:
         return drafter
     return assistant if callable(getattr(assistant, "start_drafting", None)) else None

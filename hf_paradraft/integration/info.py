@@ -12,7 +12,7 @@ from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import HFValidationError, HTTPError
 from safetensors.torch import save_file
 
-from ..drafters.kinds import kind_of_folder
+from ..drafters import kind_of_folder
 from ..files import names_folder, read_json
 
 WEIGHTS = {"model.safetensors", "model.safetensors.index.json"}

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import render_chat
 from ..files import rows_of
-from ..whole_files import write_whole
+from ..whole_files import write_json
 from .regenerate import check_same_run, cut_half_line, fingerprint
 
 MARK = "\u241fWHAT THE USER SAYS\u241f"
@@ -30,7 +30,7 @@ def user_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
     if ending[0] not in {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}:
         raise ValueError(
             f"The chat template ends a user's turn with ordinary text ({behind.strip()!r}), which a prompt may hold itself: "
-            "prompts cannot be invented. Give prompts of your own instead, with --source."
+            "prompts cannot be invented. Give prompts of your own instead, with --prompts."
         )
     return tokenizer(before, add_special_tokens=False)["input_ids"], ending[0]
 
@@ -89,7 +89,7 @@ def invent(
     else:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.unlink(missing_ok=True)  # first: old prompts must not be found beside new settings
-        write_whole(run, json.dumps(settings, indent=1) + "\n")
+        write_json(run, settings)
         output.touch()
     rows = list(rows_of(output, "train")) if output.stat().st_size else []
     seen = {row["messages"][0]["content"] for row in rows}
@@ -103,7 +103,7 @@ def invent(
                 raise ValueError(
                     f"None of the last {barren} invented turns ended within {max_tokens} tokens and was new; {len(seen)} prompts "
                     "are there. A base model does not end turns, and some models were taught another end than the template's: "
-                    "take a chat model, or give prompts of your own with --source."
+                    "take a chat model, or give prompts of your own with --prompts."
                 )
             torch.manual_seed(1_000_003 * seed + batch)
             made = target.generate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +12,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
 from ..files import PUBLISHED, read_json
-from ..whole_files import write_whole
+from ..whole_files import write_json
 
 logger = logging.get_logger(__name__)
 RUN = "run.json"  # in every whole checkpoint, written last: how its run was made
@@ -110,7 +109,7 @@ class Checkpoints(TrainerCallback):
         if not state.is_world_process_zero:
             return
         output_dir = Path(args.output_dir)
-        write_whole(output_dir / f"checkpoint-{state.global_step}" / RUN, json.dumps(self.settings, indent=1) + "\n")
+        write_json(output_dir / f"checkpoint-{state.global_step}" / RUN, self.settings)
         whole = [checkpoint for checkpoint in _checkpoints(output_dir) if (checkpoint / RUN).exists()]
         ours = [checkpoint for checkpoint in whole if read_json(checkpoint / RUN) == self.settings]
         reached = [checkpoint for checkpoint in ours if int(checkpoint.name.removeprefix("checkpoint-")) <= state.global_step]

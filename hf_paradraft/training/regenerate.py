@@ -18,7 +18,7 @@ from transformers.utils import logging
 from ..chat import learned_context, render_chat
 from ..files import read_json, rows_of
 from ..protocol import Drafter
-from ..whole_files import write_whole
+from ..whole_files import write_json
 from .data import load_rows, text_of, tokenizer_hash, turns_of
 from .disjoint import WORDS, disjoint
 
@@ -276,7 +276,7 @@ def regenerate(
             for old in (output, part):  # first: old answers must not be found beside new settings
                 if old.exists():
                     old.replace(old.with_name(f"{old.name}.former"))
-            write_whole(run, json.dumps(settings, indent=1) + "\n")
+            write_json(run, settings)
         sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
         before, ours = done, tokenizer_hash(tokenizer)
         bar = tqdm(total=len(prompts), initial=done + len(written), desc="regenerate", unit="rows")

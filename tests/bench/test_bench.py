@@ -18,7 +18,7 @@ from hf_paradraft.bench.measure import check_equality
 from hf_paradraft.bench.questions import random_prompts
 from hf_paradraft.bench.results import Unfinished, measurements
 from hf_paradraft.demo import FAMILY
-from hf_paradraft.drafters.kind import Variant
+from hf_paradraft.drafters.drafter import Variant
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.report.figures import draw
 from hf_paradraft.report.records import read_bench

@@ -10,7 +10,6 @@ from hf_paradraft.bench import Prompt
 from hf_paradraft.bench.plan import expected_tau, measured, plan
 from hf_paradraft.cli import app
 from hf_paradraft.demo import FAMILY
-from hf_paradraft.drafters.dspark.training import block_drafter
 
 PROMPTS = [Prompt("a", torch.tensor([[1, 2, 3]])), Prompt("a", torch.tensor([[4, 5, 6]]))]
 
@@ -108,7 +107,7 @@ def test_drafts_that_are_shorter_than_asked_for():
 @pytest.mark.slow
 def test_a_drafter_of_blocks_goes_as_far_as_it_can():
     target = tiny_model(num_hidden_layers=8)
-    drafter = block_drafter(target, MASK, block_size=3, num_features=2, markov_rank=4)
+    drafter = pd.DSparkDrafter.from_target(target, MASK, block_size=3, num_features=2, markov_rank=4)
     plans = plan(target, drafter, PROMPTS, (2, 8), 12)
     assert [entry.way.config.num_draft_tokens for entry in plans] == [2, 3]
 

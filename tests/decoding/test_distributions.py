@@ -10,7 +10,6 @@ from tiny import MASK, near_copy, tiny_model, with_prompts
 from transformers import LlamaConfig
 
 import hf_paradraft as pd
-from hf_paradraft.drafters.dspark.training import block_drafter
 from hf_paradraft.drafters.eagle3.config import Eagle3Config
 
 VOCAB, ROWS = 32, 400
@@ -81,7 +80,7 @@ DRAFTERS = {
 
 def blocks(**options):
     """An untrained drafter of blocks whose head on the token before has a say."""
-    drafter = block_drafter(TARGET, MASK, num_layers=1, block_size=3, num_features=2, markov_rank=4, **options)
+    drafter = pd.DSparkDrafter.from_target(TARGET, MASK, num_layers=1, block_size=3, num_features=2, markov_rank=4, **options)
     torch.nn.init.normal_(drafter.markov.before.weight)
     torch.nn.init.normal_(drafter.markov.after.weight)
     return drafter
@@ -90,7 +89,7 @@ def blocks(**options):
 def eagle(parallel):
     """An untrained EAGLE-3 or P-EAGLE drafter for the target."""
     layers = LlamaConfig(**{**TARGET.config.to_dict(), "num_hidden_layers": 1, "initializer_range": 0.4})
-    config = Eagle3Config(layers, (0, 1), 2, 32, VOCAB, mask_token_id=MASK if parallel else None)
+    config = Eagle3Config(layers, 32, VOCAB, (0, 1), mask_token_id=MASK if parallel else None)
     torch.manual_seed(2)
     return pd.Eagle3Drafter(config, torch.arange(0, VOCAB, 2), own_embedding=parallel)
 

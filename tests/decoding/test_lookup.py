@@ -14,7 +14,6 @@ from tiny import EOS, near_copy, tiny_model, with_prompts
 import hf_paradraft as pd
 from hf_paradraft.decoding.drafts import DraftBuilder
 from hf_paradraft.decoding.lookup import PromptLookup, with_copied, with_copied_beside_prompts
-from hf_paradraft.drafters.dspark.training import block_drafter
 
 TARGET = tiny_model()
 MAKE = {
@@ -23,7 +22,7 @@ MAKE = {
     "ppd": lambda: pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(TARGET), 2, calibrated=True)),
     "prompted": lambda: pd.PromptedDrafter(with_prompts(near_copy(TARGET, 0.2), 2)),
     "parallelspec": lambda: pd.ParallelSpecDrafter.from_target(TARGET, "eagle", 3),
-    "dspark": lambda: block_drafter(TARGET, 31, num_layers=1, block_size=4, num_features=2, markov_rank=4),
+    "dspark": lambda: pd.DSparkDrafter.from_target(TARGET, 31, num_layers=1, block_size=4, num_features=2, markov_rank=4),
     "n-grams": pd.NgramDrafter,
 }
 DRAFTERS = {name: make() for name, make in MAKE.items()}

@@ -23,7 +23,7 @@ from transformers import (
 
 import hf_paradraft as pd
 from hf_paradraft.decoding.cache import empty_cache
-from hf_paradraft.drafters.lm import read_with_masks
+from hf_paradraft.drafters.reader import read_with_masks
 from hf_paradraft.integration import probe
 from hf_paradraft.integration.probe import check_reads
 

@@ -12,7 +12,8 @@ from tiny import near_copy
 
 import hf_paradraft as pd
 from hf_paradraft.decoding import cache, compiled, verify
-from hf_paradraft.drafters import drafter_cache, feature_reader
+from hf_paradraft.drafters import cache as drafter_cache
+from hf_paradraft.drafters import feature_reader
 
 PROMPTS = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 0, 8, 9]])
 SEEN = (PROMPTS != 0).long()

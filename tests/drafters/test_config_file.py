@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tiny import near_copy, tiny_model
 
 import hf_paradraft as pd
-from hf_paradraft.drafters.config_file import NESTED, RULES, check_config
+from hf_paradraft.drafters.formats.values import NESTED, RULES, check_config
 from hf_paradraft.integration.info import describe
 
 VALUES = (

@@ -14,7 +14,6 @@ from tiny import generate, make_tokenizer, near_copy, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM, BambaConfig, Llama4TextConfig, pipeline
 
 import hf_paradraft as pd
-from hf_paradraft.drafters.ppd.kind import PPD
 
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
 
@@ -88,11 +87,11 @@ def test_a_peft_model_is_one_drafter_in_all_calls(prompt):
     """What was learned of it stays, and its statistics are found again; another adapter is another drafter."""
     target = tiny_model()
     model = with_prompts(target, 2)
-    drafter = PPD.adopt(target, model)
+    drafter = pd.PpdDrafter.adopt(target, model)
     target.generate(prompt, assistant_model=model, **OPTIONS)
     assert drafter.last_stats.num_rounds > 0
-    assert PPD.adopt(target, model) is drafter
-    assert PPD.adopt(tiny_model(), model) is not drafter
+    assert pd.PpdDrafter.adopt(target, model) is drafter
+    assert pd.PpdDrafter.adopt(tiny_model(), model) is not drafter
 
 
 @pytest.mark.parametrize("kind", ["n-gram", "parallelspec"])

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +13,7 @@ from lossless import assert_lossless
 from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_prompts
 
 import hf_paradraft as pd
-from hf_paradraft.drafters import kinds
-from hf_paradraft.drafters.dspark.training import block_drafter
-from hf_paradraft.drafters.kind import Kind, Variant
-from hf_paradraft.drafters.kinds import KINDS, kind_of, kind_of_folder
-from hf_paradraft.hub.card import CardFields
+from hf_paradraft.drafters import KINDS, kind_of_folder
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
 TARGETS = {name: tiny_model(name) for name in NAMES}
@@ -26,8 +24,8 @@ MAKE = {
     "ppd, calibrated": lambda target: pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2, calibrated=True)),
     "prompted": lambda target: pd.PromptedDrafter(with_prompts(near_copy(target, 0.05), 2)),
     "n-grams": lambda target: pd.NgramDrafter(),
-    "dspark": lambda target: block_drafter(target, MASK, 1, 6, 2, 4),
-    "dflash": lambda target: block_drafter(target, MASK, 1, 6, 2, 0, confidence=False),
+    "dspark": lambda target: pd.DSparkDrafter.from_target(target, MASK, 1, 6, 2, markov_rank=4),
+    "dflash": lambda target: pd.DFlashDrafter.from_target(target, MASK, 1, 7, 2),
     "parallelspec": lambda target: pd.ParallelSpecDrafter.from_target(target, "medusa", 5),
     "parallelspec, eagle": lambda target: pd.ParallelSpecDrafter.from_target(target, "eagle", 5),
 }
@@ -115,71 +113,56 @@ def test_a_folder_of_every_kind(name, tmp_path):
     drafter = MAKE[name](target)
     folder = tmp_path / "drafter"
     drafter.save_pretrained(folder)
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1  # weights are as readable as what lies beside them
     make_tokenizer().save_pretrained(folder)
     kind = kind_of_folder(folder)
-    assert kind.name == name
-    assert kind is kind_of(drafter) is kind_of(pd.AutoDrafter.from_pretrained(folder))
-    kind.check(folder)
+    assert kind.kind == drafter.kind == pd.AutoDrafter.from_pretrained(folder).kind == name
+    kind.check_folder(folder)
     assert dict(kind.describe(folder))["kind"]
-    assert kind.card(folder).template.endswith(".jinja")
-    for variant in kind.variants(drafter, (2,), (6, "auto")):
+    assert kind.card_fields(folder).template.endswith(".jinja")
+    for variant in drafter.variants((2,), (6, "auto")):
         assert variant.name.startswith(name)
 
 
-def test_a_plain_model_is_of_no_kind():
-    assert kind_of(TARGETS["llama"]) is None
-    assert len({kind.name for kind in KINDS}) == len(KINDS)
+def test_a_plain_model_is_of_no_kind(tmp_path):
+    TARGETS["llama"].save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="names no mask token"):
+        kind_of_folder(tmp_path)
+    assert len({kind.kind for kind in KINDS}) == len(KINDS)
 
 
-class Constant(pd.Drafter, pd.Drafting):
-    """A new kind: always the same token."""
-
-    def __init__(self, token):
-        self.token, self.speculation_config = token, pd.SpeculationConfig(2)
-
-    @classmethod
-    def from_pretrained(cls, folder, **kwargs):
-        return cls(int((folder / "constant.txt").read_text()))
-
-    def start_drafting(self, target, max_length):
-        return self
-
-    def propose(self, prefixes):
-        return [pd.GuessedTokens(torch.full((prefix.room,), self.token)) for prefix in prefixes]
-
-
-CONSTANT = Kind(
-    name="constant",
-    title="constant drafter",
-    drafters=(Constant,),
-    recognises=lambda folder: (folder / "constant.txt").exists(),
-    load=Constant.from_pretrained,
-    check=lambda folder: None,
-    card=lambda folder: CardFields("pard.jinja", "transformers", "finetune", None, ("constant",), {"training": {}}, {}),
-    describe=lambda folder: [("kind", "constant drafter"), ("token", (folder / "constant.txt").read_text())],
-    variants=lambda drafter, lengths, sizes: [Variant("constant", drafter, pd.SpeculationConfig(max(lengths), None))],
-)
-
-
-def test_a_new_kind_is_one_folder_and_one_line(monkeypatch, tmp_path, prompt):
+def test_a_new_kind_is_one_folder_and_one_line(hub, monkeypatch, tmp_path, prompt):
+    """The one of docs/add-a-drafter.md, which has weights."""
     from hf_paradraft.bench import Prompt, Settings, bench
     from hf_paradraft.bench.cases import Case, methods_of
     from hf_paradraft.integration.export import Engine, export
     from hf_paradraft.integration.info import describe
+    from hf_paradraft.integration.publish import push_folder
 
-    for module in ("hf_paradraft.drafters.kinds", "hf_paradraft.integration.hook"):
-        monkeypatch.setattr(f"{module}.KINDS", (CONSTANT, *kinds.KINDS))  # the line
-    (tmp_path / "constant.txt").write_text("7")
-    drafter = pd.AutoDrafter.from_pretrained(tmp_path)
-    assert dict(describe(str(tmp_path)))["token"] == "7"
+    page = (Path(__file__).parents[2] / "docs" / "add-a-drafter.md").read_text()
+    first, *_, last = re.findall(r"```python\n(.*?)```", page, re.S)
+    scope = {"__name__": "bigram"}
+    exec(first + last, scope)
+    kind = scope["BigramDrafter"]
+    monkeypatch.setattr("hf_paradraft.drafters.KINDS", (*KINDS, kind))  # the line
     target = tiny_model(dtype=torch.float32)
+    made = kind.from_target(target)
+    made.save_pretrained(tmp_path / "drafter")
+    drafter = pd.AutoDrafter.from_pretrained(tmp_path / "drafter")
+    assert torch.equal(drafter.logits, made.logits)
+    last = prompt[0, -1:]
+    guess = drafter.propose([pd.Prefix(prompt, 1, 0)])[0].logits
+    torch.testing.assert_close(guess, target.lm_head(target.get_input_embeddings()(last)).detach())
+    assert dict(describe(str(tmp_path / "drafter")))["vocabulary"] == 32
     assert_lossless(target, drafter, prompt, max_new_tokens=12)
     methods = methods_of(Case.methods, drafter, None)
-    assert [method.name for method in methods] == ["plain", "prompt-lookup", "constant"]
+    assert [method.name for method in methods][:3] == ["plain", "prompt-lookup", "bigram-chain-k1"]
     assert all(row.same for row in bench(target, methods, [Prompt("a", prompt)], Settings(8), progress=False))
-    assert drafter.speculation_config == pd.SpeculationConfig(2)  # as it was
+    assert drafter.speculation_config == pd.SpeculationConfig(1, None)  # as it was
+    push_folder(tmp_path / "drafter", "user/bigram")
+    assert isinstance(pd.AutoDrafter.from_pretrained("user/bigram"), kind)
     with pytest.raises(ValueError, match="of use in transformers alone"):
-        export(tmp_path, tmp_path / "out", Engine.vllm)
+        export(tmp_path / "drafter", tmp_path / "out", Engine.vllm)
 
 
 def test_benchmarks_leave_models_as_they_were(prompt):
@@ -241,4 +224,4 @@ def test_one_model_as_several_kinds(tmp_path):
     again = pd.PardDrafter.from_pretrained(tmp_path / "first", mask_token_id=MASK)
     assert again.speculation_config == pd.SpeculationConfig()
     again.save_pretrained(tmp_path / "third")
-    assert [kind_of_folder(tmp_path / name).name for name in ("first", "second", "third")] == ["autoregressive", "pard", "pard"]
+    assert [kind_of_folder(tmp_path / name).kind for name in ("first", "second", "third")] == ["autoregressive", "pard", "pard"]

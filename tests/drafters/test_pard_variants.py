@@ -12,8 +12,9 @@ from scipy.stats import chisquare
 from tiny import MASK, VOCAB, make_tokenizer, near_copy, tiny_model
 
 import hf_paradraft as pd
-from hf_paradraft.drafters.kinds import kind_of_folder
-from hf_paradraft.drafters.pard.trim import most_frequent, trim_head
+from hf_paradraft.drafters import kind_of_folder
+from hf_paradraft.drafters.pard.config import trim_head
+from hf_paradraft.training.vocabulary import most_frequent
 
 TARGET = tiny_model("llama", num_hidden_layers=4, dtype=torch.float32)
 LAYERS = [-1, -3, 1]
@@ -78,10 +79,10 @@ def test_pard2_saved_again(tmp_path):
     tensors = pard2(tmp_path / "first")
     drafter = pd.AutoDrafter.from_pretrained(tmp_path / "first")
     with pytest.raises(ValueError, match="warp_model"):
-        kind_of_folder(tmp_path / "first").check(tmp_path / "first")
+        kind_of_folder(tmp_path / "first").check_folder(tmp_path / "first")
     drafter.save_pretrained(tmp_path / "second")
     make_tokenizer().save_pretrained(tmp_path / "second")
-    kind_of_folder(tmp_path / "second").check(tmp_path / "second")
+    kind_of_folder(tmp_path / "second").check_folder(tmp_path / "second")
     again = pd.AutoDrafter.from_pretrained(tmp_path / "second")
     assert torch.equal(again.projection.weight, tensors["target_proj.weight"])
     assert again.projection.scale == 0.3
@@ -145,8 +146,8 @@ def test_a_trimmed_head_guesses_what_the_whole_one_does(tmp_path):
     assert torch.equal(again.draft_logits(text, num_draft_tokens=3), expected)
     assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].shape == (20, 32)
     kind = kind_of_folder(tmp_path)
-    kind.check(tmp_path)
-    assert dict(kind.describe(tmp_path))["guesses ids"] == 20
+    kind.check_folder(tmp_path)
+    assert dict(kind.describe(tmp_path))["guesses ids"].startswith("20 of 32")
     with pytest.raises(ValueError, match="writes no text by itself"):
         again.generate(text)
     from hf_paradraft.integration.export import Engine, export

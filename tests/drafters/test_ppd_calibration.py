@@ -84,7 +84,7 @@ def test_the_command(tmp_path):
     get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=2)).save_pretrained(adapter)
     data.write_text("".join(json.dumps({"text": " ".join("abcdefgh"[i % 8] for i in range(40))}) + "\n" for _ in range(40)))
     before = (adapter / "adapter_model.safetensors").read_bytes()
-    command = ["calibrate", str(adapter), "--data", str(data), "--dtype", "float32"]
+    command = ["calibrate", str(adapter), "--eval-file", str(data), "--dtype", "float32"]
     assert isinstance(CliRunner().invoke(app, command).exception, ValueError)  # it names no base model
     command += ["--model", str(base), "--max-length", "64"]
     longer = CliRunner().invoke(app, [*command, "--max-length", "257"]).exception

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GenerationConfig
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.ppd import PpdConfig
-from hf_paradraft.drafters.ppd.drafter import PpdDrafter
+from hf_paradraft.drafters.ppd.model import PpdDrafter
 from hf_paradraft.integration.probe import check_reads
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tiny import tiny_model
 
 import hf_paradraft as pd
-from hf_paradraft.drafters.kinds import kind_of_folder
+from hf_paradraft.drafters import kind_of_folder
 from hf_paradraft.files import read_json
 
 
@@ -34,7 +34,7 @@ def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
     again.save_pretrained(tmp_path)
     assert read_json(tmp_path / "config.json")["speculators_config"]["verifier"]["name_or_path"] == "user/model"
     kind = kind_of_folder(tmp_path)
-    kind.check(tmp_path)
+    kind.check_folder(tmp_path)
     assert dict(kind.describe(tmp_path))["kind"]
     assert not {"embed_tokens.weight"} & load_file(tmp_path / "model.safetensors").keys() or drafter.embedding is not None
 
@@ -108,7 +108,7 @@ def test_the_usual_pickle(load, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="can be read safely"):
         pd.Eagle3Drafter.from_pretrained(tmp_path / "evil")
     with pytest.raises(OSError, match="save_pretrained it"):
-        kind_of_folder(tmp_path / "pickled").check(tmp_path / "pickled")
+        kind_of_folder(tmp_path / "pickled").check_folder(tmp_path / "pickled")
 
 
 def without(name, *tensors, config=None):
@@ -133,7 +133,7 @@ REFUSED = {
     "d2t and t2d": (lambda: with_tensors("SafeAI", t2d=torch.ones(V, dtype=torch.bool)), ValueError),
     "has no table of them": (lambda: without("speculators DFlash", "d2t", "t2d"), OSError),
     "names no mask token": (lambda: zlab({"mask_token_id": None}), ValueError),
-    "P-EAGLE drafter's config names no mask": (
+    "config names no mask": (
         lambda: without("speculators P-EAGLE", config={"mask_token_id": None}),
         ValueError,
     ),

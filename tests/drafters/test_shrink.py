@@ -53,7 +53,19 @@ def folder(tmp_path):
 def test_from_a_target_to_a_drafter(folder):
     """`shrink`, then `train pard`, then `generate`."""
     target, rows = str(folder / "target"), str(folder / "rows.jsonl")
-    made = ["shrink", "--target", target, "--output-dir", str(folder / "small"), "--layers", "2", "--vocab", "12", "--data", rows]
+    made = [
+        "shrink",
+        "--target",
+        target,
+        "--output-dir",
+        str(folder / "small"),
+        "--layers",
+        "2",
+        "--vocab",
+        "12",
+        "--train-file",
+        rows,
+    ]
     result = CliRunner().invoke(app, made)
     assert result.exit_code == 0, result.output
     config = json.loads((folder / "small" / "config.json").read_text())

@@ -10,9 +10,7 @@ from transformers import AutoModelForCausalLM, CohereConfig, GemmaConfig, Granit
 
 import hf_paradraft as pd
 from hf_paradraft.decoding.features import Features, decoder_of
-from hf_paradraft.drafters.dspark.training import block_drafter
-from hf_paradraft.drafters.eagle3.training import eagle_drafter
-from hf_paradraft.drafters.target_head import TargetHead, final_norm, final_scale
+from hf_paradraft.decoding.target_head import TargetHead, final_norm, final_scale
 
 SIZES = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -95,7 +93,7 @@ def test_an_offloaded_target_is_drafted_for(vocabulary):
     from accelerate import cpu_offload
 
     target = tiny_model("llama", num_hidden_layers=4, dtype=torch.float32)
-    drafter = block_drafter(target, MASK, 1, 4, 2, 0, confidence=False)
+    drafter = pd.DFlashDrafter.from_target(target, MASK, 1, 4, 2)
     drafter.vocabulary = vocabulary
     options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
     assert_lossless(target, drafter, IDS, **options)
@@ -139,10 +137,10 @@ def test_an_untrained_drafter_begins_with_the_scale_of_the_targets_final_norm():
     torch.testing.assert_close(final_scale(gemma), 1 + gemma.model.norm.weight)  # it counts from one
     deep = tiny_model("llama", num_hidden_layers=8, dtype=torch.float32)
     deep.model.norm.weight.uniform_(0.5, 2.0)
-    for drafter in (block_drafter(deep, MASK), eagle_drafter(deep)):
+    for drafter in (pd.DSparkDrafter.from_target(deep, MASK), pd.Eagle3Drafter.from_target(deep)):
         torch.testing.assert_close(drafter.stack.norm.weight, deep.model.norm.weight)
     ids, features = torch.tensor([[1, 2, 3, 4]]), {}
-    blocks = block_drafter(deep, MASK)
+    blocks = pd.DSparkDrafter.from_target(deep, MASK)
     features = {key: torch.randn(1, 3, 32) for key in blocks.features}
     base = blocks.base_logits(blocks.guesses(blocks.all_states(ids, features)))
     torch.testing.assert_close(blocks.draft_logits(ids, features), base)  # the head on the token before says nothing yet

@@ -5,7 +5,7 @@ import torch
 from tiny import tiny_model
 from trained import train_dspark, train_parallelspec
 
-from hf_paradraft.drafters.target_states import TargetStates
+from hf_paradraft.training.target_states import TargetStates
 
 OPTIONS = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "use_cpu": True, "max_length": 64}
 
@@ -29,7 +29,7 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
                 torch.testing.assert_close(found[key][row, :length], expected[key][row, :length])
         torch.testing.assert_close(states.probabilities(found, rows, places), wanted)
 
-    monkeypatch.setattr("hf_paradraft.drafters.target_states.ROWS", 3)  # logits in pieces
+    monkeypatch.setattr("hf_paradraft.training.target_states.ROWS", 3)  # logits in pieces
     cached = TargetStates(target, (0, 1), vocabulary, tmp_path / "cache", 1e9)
     same(cached(ids, lengths), cached)
     assert len(list((tmp_path / "cache").glob("*.safetensors"))) == 3
@@ -39,7 +39,7 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
     same(full(ids, lengths), full)
     assert 1 <= len(list((tmp_path / "full").glob("*.safetensors"))) < 3
     same(full(ids, lengths), full)
-    monkeypatch.setattr("hf_paradraft.drafters.target_states.states_of", None)  # nothing is run again
+    monkeypatch.setattr("hf_paradraft.training.target_states.states_of", None)  # nothing is run again
     same(again(ids, lengths), again)
     with pytest.raises(ValueError, match="another target, or of other layers"):
         TargetStates(target, (-1,), vocabulary, tmp_path / "cache", 1e9)

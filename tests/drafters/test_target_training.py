@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 import hf_paradraft as pd
 from hf_paradraft.cli import app
-from hf_paradraft.drafters.dspark.calibration import calibration_error, temperatures
-from hf_paradraft.drafters.eagle3.training import eagle_drafter
-from hf_paradraft.drafters.kinds import kind_of_folder
-from hf_paradraft.drafters.target_training import unused_token
+from hf_paradraft.drafters import kind_of_folder
+from hf_paradraft.drafters.blocks.calibration import calibration_error, temperatures
 from hf_paradraft.training.losses import cross_entropy, rejection
+from hf_paradraft.training.target_training import unused_token
 
 OPTIONS = {
     "per_device_train_batch_size": 4,
@@ -51,8 +50,8 @@ def test_parallelspec_learns(style, loss, folder):
     ids = torch.tensor([[1, 2, 3]])
     assert_lossless(target, again, ids, max_new_tokens=30)
     kind = kind_of_folder(folder / "out")
-    kind.check(folder / "out")
-    assert kind.card(folder / "out").provenance["training"]["num_masks"] == 2
+    kind.check_folder(folder / "out")
+    assert kind.card_fields(folder / "out").provenance["training"]["num_masks"] == 2
     with pytest.raises(ValueError, match="already has files"):
         train_parallelspec(folder / "target", rows, folder / "out", max_steps=1, **OPTIONS)
 
@@ -74,9 +73,9 @@ def test_eagle3_learns(folder):
     target = tiny_model("llama", num_hidden_layers=8, dtype=torch.float32)
     ids = torch.tensor([[1, 2, 3]])
     assert_lossless(target, again, ids, max_new_tokens=30, eos_token_id=EOS)
-    kind_of_folder(folder / "out").check(folder / "out")
+    kind_of_folder(folder / "out").check_folder(folder / "out")
     with pytest.raises(ValueError, match="7 are needed"):
-        eagle_drafter(tiny_model("llama", dtype=torch.float32))
+        pd.Eagle3Drafter.from_target(tiny_model("llama", dtype=torch.float32))
     with pytest.raises(ValueError, match="num_anchors must be at least 1"):
         train_eagle3(folder / "target", rows, folder / "none", num_anchors=0)
 

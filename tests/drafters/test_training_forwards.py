@@ -8,15 +8,14 @@ from tiny import tiny_model
 from transformers import AutoModelForCausalLM, Gemma4TextConfig, TrainingArguments
 
 import hf_paradraft as pd
-from hf_paradraft.drafters.anchors import AnchorCollator
-from hf_paradraft.drafters.dspark.blocks import block_mask, slots
-from hf_paradraft.drafters.dspark.training import block_drafter
-from hf_paradraft.drafters.eagle3.training import Unrolled, eagle_drafter
+from hf_paradraft.drafters.blocks.slots import block_mask, slots
+from hf_paradraft.drafters.eagle3.training import Unrolled
 from hf_paradraft.drafters.feature_reader import read_whole
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer
-from hf_paradraft.drafters.target_states import states_of
 from hf_paradraft.protocol import Prefix
+from hf_paradraft.training.anchors import AnchorCollator
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator
+from hf_paradraft.training.target_states import states_of
 
 
 @torch.no_grad()
@@ -80,9 +79,9 @@ def test_training_blocks_are_what_is_drafted(kind):
     """The logits of a slot in training are those behind its anchor, with the text's own tokens before."""
     target = tiny_model("llama", num_hidden_layers=6)
     if kind == "dflash":
-        drafter = block_drafter(target, 31, block_size=4, num_features=3, markov_rank=0, confidence=False, fill_in=True)
+        drafter = pd.DFlashDrafter.from_target(target, 31, block_size=4, num_features=3)
     else:
-        drafter = block_drafter(target, 31, block_size=3, num_features=3, markov_rank=4, markov_type=kind)
+        drafter = pd.DSparkDrafter.from_target(target, 31, block_size=3, num_features=3, markov_rank=4, markov_type=kind)
         torch.nn.init.normal_(drafter.markov.after.weight)
         torch.nn.init.normal_(drafter.markov.before.weight)
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -111,7 +110,7 @@ def test_training_blocks_are_what_is_drafted(kind):
 def test_training_steps_are_what_is_drafted():
     """The logits of a step in training are those of the drafter behind the text's own tokens, read one after the other."""
     target = tiny_model("llama", num_hidden_layers=8)
-    drafter = eagle_drafter(target, 3)
+    drafter = pd.Eagle3Drafter.from_target(target, 3)
     torch.nn.init.normal_(drafter.fc.weight, std=0.3)
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
     batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])

@@ -10,8 +10,8 @@ from tiny import make_tokenizer, near_copy, tiny_model
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+import hf_paradraft as pd
 from hf_paradraft.cli import app
-from hf_paradraft.drafters.dspark.training import block_drafter
 from hf_paradraft.integration.export import Engine, export
 
 
@@ -140,6 +140,6 @@ print("OUT " + json.dumps([list(o.outputs[0].token_ids) for o in llm.chat(chats,
 
 def test_a_feature_drafter_has_no_other_form(tmp_path):
     target = tiny_model("llama", num_hidden_layers=4)
-    block_drafter(target, 31, 1, 4, 2, 4).save_pretrained(tmp_path / "drafter")
+    pd.DSparkDrafter.from_target(target, 31, 1, 4, 2, markov_rank=4).save_pretrained(tmp_path / "drafter")
     with pytest.raises(ValueError, match="writes the speculators layout"):
         export(tmp_path / "drafter", tmp_path / "out", Engine.vllm)

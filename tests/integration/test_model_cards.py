@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import hf_paradraft as pd
 from hf_paradraft.cli import app
-from hf_paradraft.drafters.feature_drafter import card_fields
-from hf_paradraft.hub.card import hub_name, render_card
+from hf_paradraft.files import hub_name
+from hf_paradraft.hub.card import render_card
 from hf_paradraft.hub.push import push_recipe
 from hf_paradraft.integration.info import describe
 from hf_paradraft.integration.publish import card_of, push_folder
@@ -92,21 +92,21 @@ def test_a_drafter_that_no_other_engine_takes_names_none(tmp_path):
     assert "guesses 12 of 32 ids" in text
     for promise in ("vllm serve", "decoding_type", "paradraft export"):
         assert promise not in text
-    assert "hf_paradraft alone" in dict(describe(folder))["fits"]
+    assert "have no place for" in dict(describe(folder))["guesses ids"]
 
 
 def test_what_feature_drafters_read(tmp_path):
-    for style, title, begins in (
-        (None, "EAGLE-3 drafter", "An **EAGLE-3 drafter** for `TARGET-MODEL`: it reads the target's hidden states, "),
+    for style, kind, begins in (
+        (None, pd.Eagle3Drafter, "An **EAGLE-3 drafter** for `TARGET-MODEL`: it reads the target's hidden states, "),
         (
             "eagle",
-            "ParallelSpec drafter",
+            pd.ParallelSpecDrafter,
             "A **ParallelSpec drafter** for `TARGET-MODEL`: it reads the target's hidden states, ",
         ),
-        ("medusa", "ParallelSpec drafter", "A **ParallelSpec drafter** for `TARGET-MODEL`: it reads tokens alone, shares"),
+        ("medusa", pd.ParallelSpecDrafter, "A **ParallelSpec drafter** for `TARGET-MODEL`: it reads tokens alone, shares"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({"paradraft": {"training": {"style": style} if style else {}}}))
-        text = render_card(tmp_path, REPO, card_fields(tmp_path, "eagle3", title)).text
+        text = render_card(tmp_path, REPO, kind.card_fields(tmp_path)).text
         assert begins in text
         assert ("hidden states" in text) == (style != "medusa")
 

@@ -19,7 +19,7 @@ LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-LIMITS = {"loop files": 30, "loop tokens": 29_050, "package tokens": 131_570}
+LIMITS = {"loop files": 30, "loop tokens": 29_075, "package tokens": 130_710}
 
 
 def docstrings(tree: ast.Module) -> set[tuple[int, int]]:

@@ -13,7 +13,7 @@ from transformers import Trainer
 from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
-from hf_paradraft.cli.train import KINDS
+from hf_paradraft.cli.train import TRAINED
 from hf_paradraft.drafters.ppd.training import PpdTraining
 from hf_paradraft.training.epochs import ResumableTrainer
 
@@ -111,7 +111,7 @@ def test_measurements_of_former_weights_are_laid_aside(run, folder):
     assert (folder / "out" / "former" / "bench.json").read_text() == "[]"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINED)
 def test_every_option_can_be_read_at_80_columns(kind):
     result = CliRunner().invoke(app, ["train", kind, "--help"], terminal_width=80)
     assert result.exit_code == 0

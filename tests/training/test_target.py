@@ -50,7 +50,7 @@ def test_where_ordinary_weights_are_wanted(packed, tmp_path):
     for command in (
         ("train", "pard", "--model", packed, "--train-file", rows, "--output-dir", tmp_path / "out"),
         ("train", "ppd", "--model", packed, "--train-file", rows, "--output-dir", tmp_path / "out"),
-        ("calibrate", ppd_folder(tmp_path), "--data", rows, "--model", packed),
+        ("calibrate", ppd_folder(tmp_path), "--eval-file", rows, "--target", packed),
     ):
         result = run(*command)
         assert isinstance(result.exception, ValueError)

@@ -14,27 +14,20 @@ from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from ...decoding.features import layers_of
+from ...decoding.target_head import final_scale
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..config_file import read_config
-from ..feature_drafter import FeatureDrafter
+from ..drafter import pair
+from ..feature_drafter import FeatureDrafter, feature_names
 from ..feature_reader import FeatureDrafting, FeatureModel, read_whole
-from ..gemma4 import GEMMA4, behind_attention
-from ..layers import decoder_stack, embedding_of, turns
-from ..published import check_width, load_strictly, vocabulary_of, weights_in
-from ..target_head import pair
+from ..formats.files import check_width, load_strictly, offset_tables, vocabulary_of, weights_in
+from ..formats.identify import EAGLE3, PEAGLE
+from ..formats.speculators import eagle3_config as saved_config
+from ..formats.tensors import EAGLE3 as NAMES
+from ..formats.tensors import published, renamed
+from ..formats.values import read_config
+from ..layers import GEMMA4, behind_attention, decoder_stack, embedding_of, turns
 from .config import Eagle3Config, eagle3_config
-
-RENAMED = {
-    "midlayer.hidden_norm.": "hidden_norm.",
-    "layers.0.hidden_norm.": "hidden_norm.",
-    "midlayer.": "stack.layers.0.",
-    "layers.": "stack.layers.",
-    "norm.": "stack.norm.",
-    "embed_tokens.": "embedding.",
-    "lm_head.": "head.",
-}
-LEFT_OUT = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
 
 
 class Eagle3Drafter(FeatureDrafter, FeatureModel):
@@ -48,6 +41,8 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
 
     kind = "eagle3"
     title = "EAGLE-3 drafter"
+    known_as = (EAGLE3, PEAGLE)
+    training = "Eagle3Training"
     reads_first = False
 
     def __init__(
@@ -85,10 +80,38 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         self.eval()
 
     @classmethod
+    def from_target(
+        cls,
+        target: PreTrainedModel,
+        num_draft_tokens: int = 5,
+        num_layers: int = 1,
+        vocabulary: LongTensor | None = None,
+    ) -> Eagle3Drafter:
+        """An untrained one for `target`, attached to it; embedding and head stay the target's own.
+
+        Args:
+            target: a decoder-only causal LM of seven layers at least.
+            num_draft_tokens: K that it is trained for.
+            num_layers: of its own, Llama's in the target's sizes.
+            vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
+
+        Raises:
+            ValueError: a target with too few layers to read three of.
+        """
+        size = None if vocabulary is None else len(vocabulary)
+        config = Eagle3Config.for_target(target, num_layers, draft_vocab_size=size, num_draft_tokens=num_draft_tokens)
+        drafter = cls(config, vocabulary)
+        with torch.no_grad():
+            drafter.stack.norm.weight.copy_(final_scale(target))
+        drafter.to(target.get_input_embeddings().weight.device).attach(target)
+        return drafter
+
+    @classmethod
     def read_folder(cls, folder: Path) -> Eagle3Drafter:
         """As `FeatureDrafter.read_folder`; every layout that `Eagle3Config` knows."""
-        tensors = {name.removeprefix("model."): tensor for name, tensor in weights_in(folder).items()}
-        config = eagle3_config(read_config(folder), tensors)
+        tensors = weights_in(folder)
+        weights = renamed(tensors, NAMES)
+        config = eagle3_config(read_config(folder), [*weights, *tensors])
         offsets = tensors.get("d2t")
         vocabulary = None
         if config.draft_vocab_size is not None:
@@ -97,11 +120,6 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
                     f"{folder} guesses {config.draft_vocab_size} ids and has no table of them (d2t): download it again."
                 )
             vocabulary = vocabulary_of(offsets, tensors.get("t2d"), config.vocab_size)
-        weights = {}
-        for name, tensor in tensors.items():
-            if name not in LEFT_OUT:
-                prefix = next((prefix for prefix in RENAMED if name.startswith(prefix)), "")
-                weights[RENAMED.get(prefix, "") + name.removeprefix(prefix)] = tensor
         if (mask := weights.get("mask_hidden")) is not None:
             weights["mask_hidden"] = mask.reshape(1, 1, -1)
         check_width(weights, config.num_features, config.target_hidden_size, cls.title)
@@ -113,36 +131,26 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """In the speculators layout."""
-        config, back = self.eagle, {ours: theirs for theirs, ours in RENAMED.items() if not theirs.startswith("midlayer.")}
-        tensors = {}
-        for name, tensor in self.state_dict().items():
-            prefix = next((prefix for prefix in back if name.startswith(prefix)), "")
-            tensors[back.get(prefix, "") + name.removeprefix(prefix)] = tensor
+        tensors, num_guesses = published(self.state_dict(), NAMES), self.eagle.vocab_size
         if self.vocabulary is not None:
-            ids = self.vocabulary.cpu()
-            tensors["d2t"] = ids - torch.arange(len(ids))
-            tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-        if config.layers.model_type == GEMMA4:
-            raise ValueError(f"The speculators layout has no layers of Gemma 4, as this {self.title} has: keep its own files.")
-        if not (features := self.features):
-            raise ValueError(f"Which layers this {self.title} reads depends on its target: attach(target) first.")
-        return {
-            "speculators_model_type": "peagle" if config.parallel else "eagle3",
-            "architectures": ["PEagleSpeculator" if config.parallel else "Eagle3Speculator"],
-            "transformer_layer_config": config.layers.to_diff_dict() | {"model_type": config.layers.model_type},
-            "eagle_aux_hidden_state_layer_ids": [key + 1 for key in features if isinstance(key, int)],
-            "vocab_size": config.vocab_size,
-            "draft_vocab_size": config.vocab_size if self.vocabulary is None else len(self.vocabulary),
-            "target_hidden_size": config.target_hidden_size,
-            "num_target_layers": self.target_layers,
-            "norm_before_residual": config.norm_before_residual,
-            "norm_before_fc": config.norm_before_fc,
-            "fc_norm": config.fc_norm,
-            "norm_output": config.norm_output,
-            "embed_requires_grad": self.embedding is not None,
-            "mask_token_id": config.mask_token_id,
-            "speculators_version": "0.9.0",
-        }, tensors
+            tensors |= offset_tables(self.vocabulary, self.eagle.vocab_size)
+            num_guesses = len(self.vocabulary)
+        return saved_config(self.eagle, self.features, num_guesses, self.embedding is not None), tensors
+
+    @classmethod
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """What was understood of its files."""
+        eagle = eagle3_config(config, names)
+        flags = [name for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output") if getattr(eagle, name)]
+        return [
+            ("layout", eagle.layout),
+            ("reads", "default layers" if eagle.features is None else feature_names(eagle.features)),
+            ("own layers", f"{eagle.layers.num_hidden_layers} × {eagle.layers.hidden_size}"),
+            ("guesses ids", f"{eagle.draft_vocab_size or eagle.vocab_size} of {eagle.vocab_size}"),
+            ("flags", ", ".join(flags) or "none"),
+            *([("mask token", eagle.mask_token_id)] if eagle.parallel else []),
+            *eagle.notes,
+        ]
 
     @property
     def hidden_size(self) -> int:

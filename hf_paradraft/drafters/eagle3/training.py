@@ -6,57 +6,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import LongTensor, Tensor
-from transformers import DynamicCache, LlamaConfig, PreTrainedModel
+from torch import Tensor
+from transformers import DynamicCache
 
-from ...decoding.features import layers_of
 from ...decoding.tree_attention import additive
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ...training.anchors import AnchorTrainer
 from ...training.run import RunInputs, option
-from ..anchors import AnchorTrainer
-from ..layers import sizes_of
-from ..target_head import final_scale
-from ..target_training import TargetTraining
-from .config import Eagle3Config
+from ...training.target_training import TargetTraining
 from .model import Eagle3Drafter
 
 FADING = 0.8  # the weight of each further step
-
-
-def eagle_drafter(
-    target: PreTrainedModel, num_draft_tokens: int = 5, num_layers: int = 1, vocabulary: LongTensor | None = None
-) -> Eagle3Drafter:
-    """An untrained drafter for `target`, attached to it; embedding and head stay the target's own.
-
-    Args:
-        target: a decoder-only causal LM of seven layers at least.
-        num_draft_tokens: K that it is trained for.
-        num_layers: of its own, Llama's in the target's sizes.
-        vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
-
-    Raises:
-        ValueError: a target with too few layers to read three of.
-    """
-    config, total = target.config.get_text_config(), len(layers_of(target))
-    if total < 7:
-        raise ValueError(f"EAGLE-3 reads a low, a middle and a high layer, and this target has {total} in all: 7 are needed.")
-    layers = LlamaConfig(**sizes_of(target), num_hidden_layers=num_layers)
-    described = Eagle3Config(
-        layers=layers,
-        features=(1, total // 2 - 1, total - 4),
-        num_features=3,
-        target_hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        target_layers=total,
-        draft_vocab_size=None if vocabulary is None else len(vocabulary),
-        num_draft_tokens=num_draft_tokens,
-    )
-    drafter = Eagle3Drafter(described, vocabulary)
-    with torch.no_grad():
-        drafter.stack.norm.weight.copy_(final_scale(target))
-    drafter.to(target.get_input_embeddings().weight.device).attach(target)
-    return drafter
 
 
 class Unrolled(torch.nn.Module):
@@ -117,7 +78,7 @@ class Eagle3Training(TargetTraining):
 
     def prepare(self, inputs: RunInputs) -> tuple[Eagle3Drafter, AnchorTrainer]:
         """As `TrainingOptions.prepare`."""
-        drafter = eagle_drafter(inputs.model, self.num_draft_tokens, self.num_layers, self.vocabulary(inputs))
+        drafter = Eagle3Drafter.from_target(inputs.model, self.num_draft_tokens, self.num_layers, self.vocabulary(inputs))
         drafter.speculation_config = SpeculationConfig(self.num_draft_tokens)
         trainer = AnchorTrainer(
             Unrolled(drafter, self.num_draft_tokens),

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...decoding.features import layers_of
-from ..config_file import transformers_config
+from ..formats.values import transformers_config
 
 STYLES = ("medusa", "eagle")
 # Of a layer, what makes its states other ones; some models have no such thing.

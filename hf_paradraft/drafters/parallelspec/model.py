@@ -7,35 +7,35 @@ had at the token before.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import align_module_device
-from huggingface_hub import CommitInfo
 from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding.features import decoder_of
+from ...decoding.target_head import TargetHead, final_norm, final_scale
 from ...decoding.tree_attention import additive
+from ...files import tensor_names
 from ...hardware import input_device
 from ...hub.card import provenance_of
-from ...hub.push import push_drafter
-from ...protocol import Drafter, SpeculationConfig
+from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ...training.target import refuse_missing
+from ..drafter import SavedDrafter, pair
 from ..feature_reader import FeatureDrafting, FeatureModel, read_whole
+from ..formats.values import read_config
 from ..layers import decoder_stack, run
-from ..target_head import TargetHead, final_norm, final_scale, pair
 from .config import ParallelSpecConfig, Style, describe_layers, differences, identity
-from .publish import card_fields
 
 logger = logging.get_logger(__name__)
 
 
-class ParallelSpecDrafter(PreTrainedModel, Drafter, FeatureModel):
+class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
     """A layer that guesses in parallel, as `assistant_model` of the target that it was made for.
 
     Args:
@@ -46,6 +46,9 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, FeatureModel):
         last_stats: of the last `generate` call it assisted, or None.
     """
 
+    kind = "parallelspec"
+    title = "ParallelSpec drafter"
+    training = "ParallelSpecTraining"
     config_class = ParallelSpecConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
@@ -71,6 +74,48 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, FeatureModel):
             nn.init.zeros_(self.mix.bias)
             nn.init.eye_(self.mix.weight[:, : self.mix.out_features])
             nn.init.eye_(self.mix.weight[:, self.mix.out_features :])
+
+    @classmethod
+    def recognises(cls, folder: Path) -> bool:
+        """By the type of its config."""
+        return (folder / "config.json").exists() and read_config(folder).get("model_type") == ParallelSpecConfig.model_type
+
+    @classmethod
+    def load_folder(cls, folder: Path, **kwargs: Any) -> ParallelSpecDrafter:
+        """The drafter in a folder.
+
+        Args:
+            folder: as `save_pretrained` wrote it.
+            kwargs: as for `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            OSError, ValueError: it is damaged, incomplete, or something else.
+        """
+        cls.check_folder(folder)
+        load = super(SavedDrafter, cls).from_pretrained
+        drafter, info = load(folder, use_safetensors=True, output_loading_info=True, **kwargs)
+        refuse_missing(info, cls.__name__, folder)
+        return drafter.eval()
+
+    @classmethod
+    def check_folder(cls, folder: Path) -> None:
+        """Refuse a folder that is not whole."""
+        if not cls.recognises(folder):
+            raise OSError(f"{folder} holds no ParallelSpec drafter.")
+        if "mask_embeddings" not in tensor_names(folder):
+            raise OSError(f"{folder} lacks the drafter's masks: save it again.")
+
+    @classmethod
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """Its layers and masks."""
+        layers, size = config.get("layers") or {}, config.get("draft_vocab_size")
+        return [
+            ("style", config.get("style")),
+            ("reads", "the normed last state" if config.get("style") == "eagle" else "tokens alone"),
+            ("own layers", f"{layers.get('num_hidden_layers')} × {layers.get('hidden_size')} of {layers.get('model_type')}"),
+            ("masks", f"{config.get('num_masks')}, so {config.get('num_masks', 0) + 1} guesses"),
+            ("guesses ids", f"{size or layers.get('vocab_size')} of {layers.get('vocab_size')}"),
+        ]
 
     @classmethod
     def from_target(
@@ -136,20 +181,10 @@ class ParallelSpecDrafter(PreTrainedModel, Drafter, FeatureModel):
         """Keep how it was trained."""
         self.config.paradraft = {**self.paradraft, "training": record}
 
-    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Save layers, masks and mix; nothing of the target."""
-        self.config.paradraft = {**self.paradraft, "kind": "parallelspec", "speculation_config": asdict(self.speculation_config)}
-        super().save_pretrained(save_directory, **kwargs)
-
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> CommitInfo:
-        """Publish weights, config and card in one commit; arguments as for `push_drafter`.
-
-        Raises:
-            OSError: the Hub refused.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            return push_drafter(folder, repo_id, card_fields(Path(folder)), **kwargs)
+    def write(self, folder: Path, **kwargs: Any) -> None:
+        """Layers, masks and mix."""
+        self.config.paradraft = {**self.paradraft, "kind": self.kind, "speculation_config": asdict(self.speculation_config)}
+        super(SavedDrafter, self).save_pretrained(folder, **kwargs)
 
     def attach(self, target: PreTrainedModel) -> None:
         """Share the target's embedding and head.

@@ -14,8 +14,8 @@ from ...training.data import IGNORED
 from ...training.losses import cross_entropy, rejection
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer
 from ...training.run import RunInputs, option
-from ..target_states import TargetStates
-from ..target_training import TargetTraining
+from ...training.target_states import TargetStates
+from ...training.target_training import TargetTraining
 from .config import Style
 from .model import ParallelSpecDrafter
 

@@ -7,7 +7,7 @@ from transformers import LogitsProcessorList
 from transformers.generation import CandidateGenerator
 
 from ...decoding.sampling import sequential_choice
-from ..lm import read_with_masks
+from ..reader import read_with_masks
 from .model import PardDrafter
 
 

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -13,15 +14,14 @@ from transformers import AutoTokenizer
 
 from ...files import FILES
 from ...training.target import config_of, refuse_packed
-from ..config_file import read_config
-from .model import PardDrafter
+from ..formats.values import read_config
 
 # vLLM takes a drafter for another kind if one of these is in its path.
 MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
 PROJECTION = "warp_model.bin"
 
 
-def export(folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
+def export(pard: Any, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
     """As `integration.export.export`, of a PARD drafter, or of a PARD-2 one, whose pickled projection becomes safetensors."""
     if engine == "vllm" and (wrong := next((word for word in MISREAD if word in str(output.resolve()).lower()), None)):
         raise ValueError(f"vLLM takes a drafter with {wrong!r} in its path for one of another kind: choose another folder.")
@@ -33,7 +33,7 @@ def export(folder: Path, output: Path, engine: str, target: str | None, pad: boo
             f"This drafter guesses {config['draft_vocab_size']} of {config['vocab_size']} ids, which {engine} has no place for: "
             "train one with a whole head for it."
         )
-    drafter = PardDrafter.from_pretrained(folder, dtype="auto")
+    drafter = pard.from_pretrained(folder, dtype="auto")
     if target is not None:
         refuse_packed(target, "its config is read")
         _match_vocabulary(drafter, config_of(target).get_text_config().vocab_size, engine, pad)
@@ -56,7 +56,7 @@ def _publish(made: Path, output: Path) -> None:
     output.chmod(0o777 & ~mask)
 
 
-def _match_vocabulary(drafter: PardDrafter, wanted: int, engine: str, pad: bool) -> None:
+def _match_vocabulary(drafter: Any, wanted: int, engine: str, pad: bool) -> None:
     have = drafter.config.get_text_config().vocab_size
     if have == wanted or (engine == "transformers" and not pad):
         return
@@ -99,4 +99,4 @@ def _command(engine: str, target: str, output: Path, num_draft_tokens: int, mask
             f'speculation = PARDDecodingConfig(max_draft_len={num_draft_tokens}, speculative_model="{output}", '
             f'mask_token_id={mask_token_id})\nllm = LLM("{target}", speculative_config=speculation)'
         )
-    return f'drafter = pd.AutoDrafter.from_pretrained("{output}")\ntarget.generate(**inputs, assistant_model=drafter)'
+    return f'drafter = AutoDrafter.from_pretrained("{output}")\ntarget.generate(**inputs, assistant_model=drafter)'

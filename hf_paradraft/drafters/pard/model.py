@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from huggingface_hub import CommitInfo
 from torch import LongTensor
-from transformers import AutoConfig, Cache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -20,24 +19,23 @@ from ...decoding.cache import empty_cache
 from ...decoding.features import layers_of
 from ...decoding.recurrent import is_recurrent
 from ...decoding.sampling import sequential_choice, widen
-from ...files import names_folder, tensor_names
+from ...files import tensor_names
+from ...hub.card import provenance_of
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..causal_lm import push_with_tokenizer
-from ..config_file import read_config
+from ..drafter import SavedDrafter, last_target, remember_target
 from ..feature_reader import FeatureDrafting, read_whole
-from ..lm import check_drafts, logits_behind, read_with_masks
-from ..published import PARD2, drafter_folder, identify, refuse_foreign
-from ..target_head import last_target, remember_target
+from ..formats.files import names_in
+from ..formats.identify import PARD2, identify, refuse_foreign
+from ..formats.values import read_config, transformers_config
+from ..reader import MaskDrafting, check_drafts, logits_behind, read_with_masks
+from .config import MASK_KEYS, read_mask_token_id, trim_head, write_mask_token_id
+from .export import export
 from .load import load_whole
-from .mask_token import read_mask_token_id, write_mask_token_id
-from .pard2 import ProjectedFeatures, Projection
-from .propose import MaskDrafting
-from .publish import card_fields, check_folder
-from .trim import trim_head
+from .pard2 import FILE, ProjectedFeatures, Projection
 
 
-class PardDrafter(Drafter):
+class PardDrafter(SavedDrafter):
     """A causal LM that drafts in parallel (PARD, section 3); mixed into the class of the model it is made from.
 
     The saved folder is a plain causal LM: `AutoModelForCausalLM`, vLLM, TensorRT-LLM and AMD's code load it as it is.
@@ -49,6 +47,13 @@ class PardDrafter(Drafter):
         last_stats: of the last `generate` call it assisted, or None.
     """
 
+    kind = "pard"
+    title = "PARD drafter"
+    template = "pard.jinja"
+    training = "PardTraining"
+    made_from = "base_model"
+    has_tokenizer = True
+    fits = "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same vocabulary size"
     model_tags: ClassVar[list[str]] = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft"]
 
     mask_token_id: int
@@ -65,31 +70,32 @@ class PardDrafter(Drafter):
             trim_head(self, torch.zeros(size, dtype=torch.long))
 
     @classmethod
-    @names_folder
-    def from_pretrained(
-        cls,
-        repo_or_dir: str | Path,
-        *args: Any,
-        mask_token_id: int | None = None,
-        target_independent: bool = False,
-        **kwargs: Any,
+    def recognises(cls, folder: Path) -> bool:
+        """A causal LM whose config names a mask token, and that is of no other kind."""
+        if not (folder / "config.json").exists() or (folder / "adapter_config.json").exists():
+            return False
+        config = read_config(folder)
+        names_a_mask = any(config.get(key) is not None for key in MASK_KEYS)
+        other = provenance_of(config).get("kind", cls.kind) != cls.kind
+        kind = identify(config, names_in(folder))
+        return kind == PARD2 or (kind is None and names_a_mask and not other)
+
+    @classmethod
+    def load_folder(
+        cls, folder: Path, *args: Any, mask_token_id: int | None = None, target_independent: bool = False, **kwargs: Any
     ) -> PardDrafter:
-        """Load a PARD drafter from a folder or a Hub repository.
+        """The drafter in a folder, in AMD's published format or saved by this library; PARD-2 too.
 
         Args:
-            repo_or_dir: in AMD's published format or saved by this library; PARD-2 too.
+            folder: with its files.
             mask_token_id: overrides what the config says.
             target_independent: draft without the target's hidden states, where a PARD-2 drafter would read them.
-            args, kwargs: as for `AutoModelForCausalLM.from_pretrained`; remote code is never run.
+            args, kwargs: as for `AutoModelForCausalLM.from_pretrained`.
 
         Raises:
-            OSError: nothing loadable there, or a damaged file.
+            OSError: a damaged file.
             ValueError: not a PARD drafter; the message says what it is or lacks.
         """
-        if kwargs.pop("trust_remote_code", False):
-            raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
-        found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
-        folder = drafter_folder(repo_or_dir, kwargs)
         described = read_config(folder)
         if not (reads_features := identify(described, tensor_names(folder)) == PARD2):
             refuse_foreign(described, tensor_names(folder))
@@ -99,10 +105,8 @@ class PardDrafter(Drafter):
             setattr(config, name, kwargs.pop(name))
         mask_token_id = read_mask_token_id(config, mask_token_id)
         drafter_type = drafter_class(type(config))  # type: ignore[arg-type]  # a class is hashable
-        load = super(PardDrafter, drafter_type).from_pretrained
-        whole = load_whole(load, drafter_type.__bases__[1].__name__, folder, config, args, kwargs)
-        drafter = _prepare(whole, mask_token_id, str(repo_or_dir))
-        drafter.found_under = found_under
+        load, name = super(SavedDrafter, drafter_type).from_pretrained, drafter_type.__bases__[1].__name__
+        drafter = _prepare(load_whole(load, name, folder, config, args, kwargs), mask_token_id, str(folder))
         if projection is not None and projection.weight.shape[0] != drafter.get_input_embeddings().weight.shape[1]:
             raise ValueError(f"{folder}: the projection's width is not that of the drafter's embedding: it is another drafter's.")
         drafter.projection = projection
@@ -134,26 +138,53 @@ class PardDrafter(Drafter):
         drafter.generation_config = copy.deepcopy(model.generation_config)
         return _prepare(drafter, mask_token_id, model.name_or_path)
 
-    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Save a plain causal LM whose config tells every engine the mask token; see `PreTrainedModel.save_pretrained`."""
+    def write(self, folder: Path, **kwargs: Any) -> None:
+        """A plain causal LM whose config tells every engine the mask token; see `PreTrainedModel.save_pretrained`."""
         self.config.paradraft = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
-        super().save_pretrained(save_directory, **kwargs)
+        super(SavedDrafter, self).save_pretrained(folder, **kwargs)
         if self.projection is not None:
-            self.projection.save(Path(save_directory))
+            self.projection.save(folder)
 
-    def push_to_hub(self, repo_id: str, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> CommitInfo:
-        """Publish weights, configs, tokenizer and card in one commit.
+    @classmethod
+    def check_folder(cls, folder: Path) -> None:
+        """Refuse a folder that is not a whole PARD drafter with its tokenizer."""
+        super().check_folder(folder)
+        config = read_config(folder)
+        if identify(config, ()) != PARD2:
+            refuse_foreign(config, tensor_names(folder))
+        elif not (folder / FILE).exists():
+            raise ValueError(f"{folder} is a PARD-2 drafter without {FILE}: load it and save_pretrained it.")
+        read_mask_token_id(AutoConfig.from_pretrained(folder, trust_remote_code=False))
 
-        Args:
-            repo_id: `user/name`.
-            tokenizer: default: the one that lies where the drafter was loaded from.
-            kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_drafter`.
+    @classmethod
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """Its masks and its training."""
+        described = transformers_config(AutoConfig.for_model, config)
+        provenance, size = provenance_of(config), described.get_text_config().vocab_size
+        training, options = provenance["training"], provenance.get("speculation_config") or {}
+        tau, reads = training.get("acceptance", {}).get("mean_emitted"), config.get("pard2_target_layers")
+        trimmed = f"{config.get('draft_vocab_size')} of {size}, which vLLM and TensorRT-LLM have no place for"
+        return [
+            *([] if reads is None else [("reads", f"entries {reads} of the target's hidden states, -1 the normed last one")]),
+            ("architecture", ", ".join(config.get("architectures") or ["?"])),
+            ("mask token", read_mask_token_id(described)),
+            ("guesses ids", trimmed if "draft_vocab_size" in config else size),
+            ("adapted from", training.get("base_model") or "not recorded"),
+            ("trained with K", training.get("num_depths") or "not recorded"),
+            ("τ on held-out rows", f"{tau:.2f}" if isinstance(tau, float) else "not recorded"),
+            ("drafts K", options.get("num_draft_tokens", 12)),
+        ]
 
-        Raises:
-            OSError: the Hub refused, or there is no tokenizer.
-            ValueError: nothing says which tokenizer it is.
-        """
-        return push_with_tokenizer(self, repo_id, tokenizer, check_folder, card_fields, **kwargs)
+    def untrained(self) -> Drafter:
+        """A drafter of the same shape, dtype and place with random weights."""
+        torch.manual_seed(0)
+        fresh: Any = type(self)(self.config)
+        return PardDrafter.from_causal_lm(fresh.to(self.device, self.dtype).eval(), self.mask_token_id)
+
+    @classmethod
+    def export(cls, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
+        """As `pard.export.export`."""
+        return export(cls, folder, output, engine, target, pad)
 
     @property
     def paradraft(self) -> dict[str, Any]:

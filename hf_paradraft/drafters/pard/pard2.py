@@ -16,7 +16,7 @@ from transformers import Cache
 
 from ...protocol.drafter import FeatureKey
 from ..feature_reader import FeatureModel
-from ..published import unpickled
+from ..formats.files import unpickled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

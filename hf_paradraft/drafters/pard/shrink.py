@@ -11,10 +11,11 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from ...training.data import IGNORED, encode_rows, load_rows
+from ...training.data import encode_rows, load_rows
 from ...training.output import replace_model
 from ...training.target import open_model, open_tokenizer
-from .trim import most_frequent, trim_head
+from ...training.vocabulary import answer_vocabulary
+from .config import trim_head
 
 Which = Literal["first", "even"]
 
@@ -102,16 +103,13 @@ def shrink(
     if output_dir.exists() and any(output_dir.iterdir()) and not overwrite:
         raise ValueError(f"{output_dir} already has files: pass --overwrite to replace it, or name another folder.")
     if (vocab is None) != (data is None):
-        raise ValueError("--vocab and --data go together: tokens are counted on the target's own answers.")
+        raise ValueError("--vocab and --train-file go together: tokens are counted on the target's own answers.")
     tokenizer = open_tokenizer(target)
     model = open_model(target, whole=True, dtype=torch.float32)
     small = with_layers(model, chosen_layers(layers, model.config.get_text_config().num_hidden_layers, which))
     if vocab is not None and data is not None:
         rows = encode_rows(load_rows(data), tokenizer, max_length)
-        texts = ([label for label in row["labels"] if label != IGNORED] for row in rows)
-        ends = model.generation_config.eos_token_id
-        always = [*tokenizer.all_special_ids, *(ends if isinstance(ends, list) else [] if ends is None else [ends])]
-        trim_head(small, most_frequent(texts, vocab, always, small.config.get_text_config().vocab_size))
+        trim_head(small, answer_vocabulary(rows, vocab, tokenizer, model))
 
     def save(folder: Path) -> None:
         small.save_pretrained(folder)

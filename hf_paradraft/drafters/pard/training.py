@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import find_adapter_config_file, logging
 
 from ...decoding.tree_attention import additive, attention_windows
-from ...hub.card import hub_name
+from ...files import hub_name
 from ...training.metrics import acceptance
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer, block_mask
 from ...training.run import RunInputs, TrainingOptions, option
 from ...training.target import config_of, is_packed, refuse_packed, refuse_trimmed
-from .mask_token import MASK_KEYS
+from .config import MASK_KEYS
 from .model import PardDrafter
 
 logger = logging.get_logger(__name__)

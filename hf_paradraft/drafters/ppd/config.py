@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
+from typing import Any
 
 from peft import PeftConfig, TaskType
+
+from ...files import read_json
 
 
 class PpdType(str, Enum):  # noqa: UP042  (PEFT's tables and files want the value as a plain string)
@@ -60,10 +64,23 @@ class PpdConfig(PeftConfig):
         """
         raise ValueError(
             "Prompt tokens ride along in the target's own forward, which transformers' assisted generation cannot do: use a "
-            "version of transformers that hf_paradraft's loop is installed in, or custom_generate=pd.speculative_decoding."
+            "version of transformers that hf_paradraft's loop is installed in, or custom_generate=speculative_decoding."
         )
 
     @property
     def num_ids(self) -> int:
         """m·E, the ids behind the vocabulary that are prompts."""
         return self.num_prompt_tokens * self.num_ensembles
+
+
+def read_adapter(folder: Path) -> dict[str, Any]:
+    """`adapter_config.json` of a PPD adapter.
+
+    Raises:
+        OSError: it is missing or not JSON.
+        ValueError: an adapter of another kind.
+    """
+    config = read_json(folder / "adapter_config.json")
+    if (kind := config.get("peft_type")) != "PPD":
+        raise ValueError(f"{folder} is a PEFT adapter of type {kind}, not a drafter: use PEFT's own PeftModel for it.")
+    return config

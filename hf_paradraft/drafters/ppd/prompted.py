@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from peft import PeftModel
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
-from ...protocol import Drafter, Drafting, SpeculationConfig
-from ..lm import check_drafts, logits_behind
-from ..pard.propose import MaskDrafting
+from ...protocol import Drafting, SpeculationConfig
+from ...protocol.config import TreeSize
+from ..drafter import NamedDrafter, Variant
+from ..reader import MaskDrafting, check_drafts, logits_behind
 from .tuner import prompt_embedding
 
 
-class PromptedDrafter(Drafter):
+class PromptedDrafter(NamedDrafter):
     """Guesses m + 1 tokens in one forward, as PARD does, with an adapter's prompts in the place of masks.
 
     `assistant_model=PeftModel.from_pretrained(small, adapter)` makes one by itself; make it here to change its options.
@@ -27,6 +30,9 @@ class PromptedDrafter(Drafter):
     Raises:
         ValueError: no active PPD adapter, or several embeddings per prompt token.
     """
+
+    kind = "ppd-drafter"
+    title = "model with prompt tokens"
 
     def __init__(self, model: PeftModel, speculation_config: SpeculationConfig | None = None):
         self.model: PreTrainedModel = model.get_base_model()
@@ -51,6 +57,11 @@ class PromptedDrafter(Drafter):
             "A model with prompt tokens drafts in hf_paradraft's loop alone: use a version of transformers that it is installed "
             "in, or custom_generate=speculative_decoding."
         )
+
+    def variants(self, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
+        """A tree of all that its prompts guess."""
+        length = self.num_prompts + 1
+        return [Variant(f"{self.kind}-k{length}-n12", self, SpeculationConfig(length, 12))]
 
     @property
     def prompts(self) -> list[int]:

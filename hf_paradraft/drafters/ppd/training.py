@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,16 +12,16 @@ from peft import PeftModel, get_peft_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
+from ...files import hub_name
 from ...hardware import fast_dtype
-from ...hub.card import hub_name
 from ...training.epochs import CountEpochs, ResumableTrainer
 from ...training.run import RunInputs, TrainingOptions, option
 from ...training.target import open_model, refuse_packed
-from ...whole_files import write_whole
+from ...whole_files import write_json
 from .calibration import calibrate
 from .config import PpdConfig
-from .drafter import PpdDrafter
 from .guess import check_takes_masks, guess_at
+from .model import PpdDrafter
 from .rows import PromptCollator
 
 logger = logging.get_logger(__name__)
@@ -140,7 +139,7 @@ class PpdTraining(TrainingOptions):
         """The adapter as PEFT saves it, without PEFT's card."""
         drafter.save_pretrained(folder)
         (folder / "README.md").unlink(missing_ok=True)
-        write_whole(folder / "paradraft.json", json.dumps({"training": record}, indent=1) + "\n")
+        write_json(folder / "paradraft.json", {"training": record})
 
     def measure(self, drafter: PeftModel, inputs: RunInputs) -> dict[str, Any]:
         """The calibration goes into the adapter's own config."""

@@ -1,0 +1,165 @@
+"""The target's embedding and head, as it uses them itself: what drafters share by reference, outside their module tree."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from accelerate.utils import align_module_device
+from torch import LongTensor, Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..hardware import input_device
+from .features import Features, decoder_of
+
+TOLERANCE = 0.1  # of all logits' size; bf16 is off by a hundredth, another scale by more
+_checked: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()  # targets whose logits are made as is known here
+
+
+def logit_scale(config: PreTrainedConfig) -> float:
+    """By what a target multiplies what its head gives, before it caps it.
+
+    Args:
+        config: of its text.
+    """
+    scale = 1.0
+    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):  # Cohere's, Falcon H1's, Muse's
+        scale *= float(getattr(config, name, None) or 1.0)
+    scaling = float(getattr(config, "logits_scaling", None) or 1.0)
+    return scale * scaling if config.model_type == "hyperclovax" else scale / scaling  # Granite divides by what is so called
+
+
+def finished(logits: Tensor, softcap: float | None, scale: float) -> Tensor:
+    """What a head gave, scaled and then capped."""
+    logits = logits * scale if scale != 1 else logits
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+class TargetHead:
+    """The target's embedding and head, as the target itself uses them; never saved, moved or cast.
+
+    Args:
+        target: the model; unless it is offloaded, it reads a few tokens, once, to see that its logits are made as is known here.
+        vocabulary: int64 `(V',)`, the ids whose rows of the head are wanted; None: all. Rows are gathered once where the head is
+            an ordinary matrix; another one (quantised, offloaded) gives all logits, of which these are taken.
+
+    Raises:
+        ValueError: the target has no embedding or no head, or its logits are made in a way that is not known.
+    """
+
+    def __init__(self, target: PreTrainedModel, vocabulary: LongTensor | None = None):
+        config = target.config.get_text_config()
+        embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
+        if embedding is None or head is None:
+            raise ValueError(f"{type(target).__name__} has no embedding or no head that a drafter could share.")
+        self.embedding, self.head, self.vocabulary = embedding, head, vocabulary
+        self.device = input_device(target)  # for parts whose weights are elsewhere
+        self.multiplier = float(getattr(config, "embedding_multiplier", None) or 1.0)  # Granite's
+        self.scale = logit_scale(config)
+        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.gathered: tuple[Tensor, Tensor, Tensor | None] | None = None  # the head's weight; its wanted rows, and their bias
+        ordinary = vocabulary is not None and type(head) is torch.nn.Linear
+        if ordinary and int(vocabulary.max()) >= len(head.weight):
+            raise ValueError(f"The drafter guesses ids up to {int(vocabulary.max())}, and the target has {len(head.weight)}.")
+        self._check(target)
+
+    @torch.no_grad()
+    def _check(self, target: PreTrainedModel) -> None:
+        """Compare logits of states with those that the target gives itself."""
+        if target in _checked or any(own.is_meta for own in target.parameters()):
+            return
+        ids = torch.arange(min(4, self.embedding.num_embeddings), device=self.device)[None]
+        with Features(target, ("normed",)) as features:
+            theirs = target.forward(input_ids=ids, use_cache=False).logits.float()  # no hook of the caller's sees it
+            own = self.finished(self._all_logits(features.rows["normed"])).float().to(theirs.device)
+        size = min(own.shape[-1], theirs.shape[-1])
+        if (own[..., :size] - theirs[..., :size]).norm() > TOLERANCE * theirs[..., :size].norm():
+            raise ValueError(
+                f"{type(target).__name__} makes its logits of its last states in a way that is not known here (a scale, or "
+                "something between norm and head): a drafter that shares its head cannot be served."
+            )
+        _checked.add(target)
+
+    def embed(self, ids: LongTensor) -> Tensor:
+        """Embeddings `(…, hidden)` as the target's first layer reads them; ids that it does not have count as 0."""
+        known = ids.where(ids < self.embedding.num_embeddings, 0)
+        return self.embedding(known.to(self._place(self.embedding))) * self.multiplier
+
+    def logits(self, states: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
+        """Logits `(…, V')` of normed states, scaled and capped as the target's.
+
+        Args:
+            states: `(…, hidden)`.
+            softcap, scale: instead of the target's.
+        """
+        weight = getattr(self.head, "weight", None)
+        if self.vocabulary is not None and type(self.head) is torch.nn.Linear and not weight.is_meta:
+            rows, bias = self._rows(weight)
+            logits = torch.nn.functional.linear(states.to(rows), rows, bias)
+        else:
+            logits = self._all_logits(states)
+            logits = logits if self.vocabulary is None else logits[..., self.vocabulary.to(logits.device)]
+        return self.finished(logits, softcap, scale)
+
+    def _all_logits(self, states: Tensor) -> Tensor:
+        """What the head itself gives, `(…, V)`."""
+        weight = getattr(self.head, "weight", None)  # packed ones have none
+        floating = isinstance(weight, Tensor) and weight.is_floating_point()
+        return self.head(states.to(self._place(self.head), weight.dtype if floating else states.dtype))
+
+    def _rows(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The wanted rows of an ordinary head and their bias, gathered anew where the target was moved, cast or given another."""
+        known = self.gathered
+        if known is None or known[0] is not weight or (known[1].device, known[1].dtype) != (weight.device, weight.dtype):
+            wanted, bias = self.vocabulary.to(weight.device), self.head.bias
+            rows = torch.nn.Parameter(weight.detach()[wanted], requires_grad=False)  # CUDA graphs copy what is none
+            self.gathered = weight, rows, None if bias is None else bias.detach()[wanted]
+        return self.gathered[1:]
+
+    def _place(self, part: torch.nn.Module) -> torch.device:
+        """Where a part's inputs belong."""
+        own = next((own.device for own in (*part.parameters(), *part.buffers()) if not own.is_meta), None)
+        return self.device if own is None else own
+
+    def finished(self, logits: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
+        """What a head gave, scaled and then capped as the target's."""
+        return finished(logits, softcap or self.softcap, scale or self.scale)
+
+    def __deepcopy__(self, memo: Any) -> TargetHead:
+        return self
+
+    def __reduce__(self) -> tuple:
+        return _nothing, ()
+
+
+def _nothing() -> None:
+    """What a pickled drafter has of its target."""
+
+
+def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
+    """The norm behind a model's last layer.
+
+    Raises:
+        ValueError: it is not where models of transformers have it.
+    """
+    for part in (decoder, getattr(decoder, "decoder", None)):  # OPT's stands one deeper
+        for name in ("norm", "final_layernorm", "ln_f", "final_layer_norm"):
+            if (found := getattr(part, name, None)) is not None:
+                return found
+    raise ValueError(f"{type(decoder).__name__} has no final norm by a name that is known: its normed states cannot be found.")
+
+
+@torch.no_grad()
+def final_scale(target: PreTrainedModel) -> Tensor:
+    """What a target's final norm multiplies each number of a state by, fp32 `(hidden,)`, on the CPU.
+
+    Its head was trained for states of that size, and a norm of ones makes every guess doubtful.
+    """
+    norm, size = final_norm(decoder_of(target)), target.config.get_text_config().hidden_size
+    signs = torch.ones(1, size)
+    signs[:, 1::2] = -1  # of mean zero and size one
+    with align_module_device(norm):
+        weight = next(norm.parameters(), None)
+        there = signs if weight is None else signs.to(weight)
+        return (0.5 * signs * (norm(there) - norm(-there)).float().cpu())[0]  # without a bias

@@ -1,0 +1,155 @@
+"""Any small causal LM as a drafter, one token a forward (Leviathan et al., 2023); its folder says that it is one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ..decoding.tree_attention import attention_windows, or_sdpa
+from ..files import local_folder, tensor_names
+from ..hub.card import provenance_of
+from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
+from ..training.target import refuse_missing, refuse_trimmed
+from ..whole_files import write_json
+from .drafter import SavedDrafter
+from .formats.values import read_config
+from .reader import LmReader, check_drafts, logits_behind
+
+
+class AutoregressiveDrafter(SavedDrafter):
+    """Guesses a token at a time; where trees are wanted, what it guesses behind several of its candidates.
+
+    Args:
+        model: a causal LM that takes explicit masks, with the target's tokens.
+        speculation_config: default: chains of 5.
+
+    Raises:
+        ValueError: a model that cannot draft so.
+    """
+
+    kind = "autoregressive"
+    title = "autoregressive drafter"
+    template = "autoregressive.jinja"
+    made_from = "base_model"
+    has_tokenizer = True
+    fits = "transformers with hf_paradraft; as a plain model, any engine's autoregressive speculation"
+
+    def __init__(self, model: PreTrainedModel, speculation_config: SpeculationConfig | None = None):
+        refuse_trimmed(model.config.to_dict(), model.name_or_path)
+        check_drafts(model)
+        if attention_windows(model) is None:
+            raise ValueError(
+                f"{type(model).__name__} as it is loaded here takes no explicit masks, which its guesses are read with: pass it "
+                f"as assistant_model itself{or_sdpa(model)}."
+            )
+        self.model = model
+        self.speculation_config = speculation_config or SpeculationConfig(5, None)
+        self.config, self.name_or_path = model.config, model.name_or_path
+
+    @classmethod
+    def from_causal_lm(cls, model: PreTrainedModel | str | Path, **kwargs: Any) -> AutoregressiveDrafter:
+        """Wrap a causal LM.
+
+        Args:
+            model: a loaded model, which is shared and not copied, or a folder or Hub id.
+            kwargs: for `AutoModelForCausalLM.from_pretrained`, if `model` is a name.
+
+        Raises:
+            OSError: nothing loadable there.
+            ValueError: a model that cannot draft so.
+        """
+        if isinstance(model, PreTrainedModel):
+            return cls(model)
+        found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
+        drafter = cls.load_folder(local_folder(model, kwargs), **kwargs)
+        drafter.name_or_path, drafter.found_under = str(model), found_under
+        return drafter
+
+    @classmethod
+    def recognises(cls, folder: Path) -> bool:
+        """By what `save_pretrained` writes beside the model's own config."""
+        return (folder / "config.json").exists() and provenance_of(read_config(folder)).get("kind") == cls.kind
+
+    @classmethod
+    def load_folder(cls, folder: Path, **kwargs: Any) -> AutoregressiveDrafter:
+        """The causal LM in a folder, used as it was saved to be.
+
+        Args:
+            folder: with its files.
+            kwargs: for `AutoModelForCausalLM.from_pretrained`.
+
+        Raises:
+            OSError, ValueError: it is damaged, incomplete, or cannot draft so.
+        """
+        described = read_config(folder)
+        refuse_trimmed(described, folder)
+        options = provenance_of(described).get("speculation_config") if cls.recognises(folder) else None
+        tensor_names(folder)
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **kwargs
+        )
+        refuse_missing(info, type(loaded).__name__, folder)
+        return cls(loaded.eval(), None if options is None else SpeculationConfig.from_saved(options))
+
+    @classmethod
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """Its model and how it is used."""
+        options = provenance_of(config).get("speculation_config") or {}
+        return [
+            ("architecture", ", ".join(config.get("architectures") or ["?"])),
+            ("vocabulary", config.get("vocab_size", "?")),
+            ("drafts K", options.get("num_draft_tokens", "not recorded")),
+        ]
+
+    def write(self, folder: Path, **kwargs: Any) -> None:
+        """The model, with a config that says that it is a drafter; the model's own stays as it is."""
+        self.model.save_pretrained(folder, **kwargs)
+        config = read_config(folder)
+        config["paradraft"] = {"kind": self.kind, "speculation_config": asdict(self.speculation_config)}
+        write_json(folder / "config.json", config)
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> AutoregressiveDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return AutoregressiveDrafting(self.model, self.speculation_config, max_length)
+
+    def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
+        """What is guessed behind a whole prefix, each token after the most probable one, without caches.
+
+        Args:
+            input_ids: int64 `(B, n)`, without padding.
+            features: none are read.
+            num_draft_tokens: K; default: as configured.
+
+        Returns:
+            `(B, K, V')` in the model's dtype; row `d` guesses the token at distance `d + 1`.
+        """
+        ids, rows = input_ids, []
+        for _ in range(num_draft_tokens or self.speculation_config.num_draft_tokens):
+            rows.append(logits_behind(self.model, ids, []))
+            ids = torch.cat([ids, rows[-1].argmax(-1).to(ids.device)], dim=1)
+        return torch.cat(rows, dim=1)
+
+
+class AutoregressiveDrafting(Drafting):
+    """One call's drafting: a cache over the prefixes, and behind them over the nodes that the engine asked about.
+
+    Args:
+        model: shared with other calls.
+        config: how it is used.
+        max_length: tokens of a row at most.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: SpeculationConfig, max_length: int):
+        self.reader = LmReader(model, max_length, [], 0)
+
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """What follows each row, one token far; `extend` goes on from there."""
+        logits = self.reader.read(prefixes, 1, max(prefix.room for prefix in prefixes))
+        if logits is None:
+            return [GuessedLogits(prefix.ids.new_zeros((0, 1)).float()) for prefix in prefixes]
+        return [GuessedLogits(row, extend=self.reader.read_nodes) for row in logits]

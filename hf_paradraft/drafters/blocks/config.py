@@ -1,0 +1,118 @@
+"""One record for every published layout of DFlash and DSpark: what a file's numbers mean, settled when it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
+
+from ...decoding.features import layers_of
+from ...protocol.drafter import FeatureKey
+from ..formats import deepspec, speculators, transformers, zlab
+from ..formats.identify import ASSISTANT, DEEPSPEC
+from ..layers import sizes_of
+
+
+@dataclass
+class BlockConfig:
+    """A drafter of blocks.
+
+    Attributes:
+        layers: of its own transformer layers, Qwen3's, Llama's or Gemma 4's.
+        features: what it reads.
+        block_size: B, rows of a block, the newest token's included.
+        mask_token_id: of the other rows.
+        fill_in: row `k` guesses the token at its own place, so the first guesses none; else the one behind it. None: the
+            file does not say, and the target's own output has to decide.
+        assumed: the value of `fill_in` that was taken where the target's output left it open; it is not saved.
+        target_hidden_size: d_t.
+        target_layers: L, if it is written.
+        causal: kinds of layers whose rows see only those before them in the block.
+        window_from_anchor: sliding windows are counted from the newest token, not from each row.
+        vocab_size: V of the target.
+        draft_vocab_size: V', where it is smaller.
+        markov_rank, markov_type: of the head that looks at the token before; 0 for none.
+        confidence, confidence_with_markov: whether it says how sure it is, and knows the token before then.
+        softcap, embedding_scale, logit_scale: of its own, instead of the target's.
+        layout: whose it is.
+        notes: what was assumed.
+    """
+
+    layers: PreTrainedConfig
+    features: tuple[FeatureKey, ...]
+    block_size: int
+    mask_token_id: int
+    fill_in: bool | None
+    target_hidden_size: int
+    target_layers: int | None = None
+    causal: tuple[str, ...] = ()
+    window_from_anchor: bool = False
+    vocab_size: int = 0
+    draft_vocab_size: int | None = None
+    markov_rank: int = 0
+    markov_type: str = "vanilla"
+    confidence: bool = False
+    confidence_with_markov: bool = False
+    softcap: float | None = None
+    embedding_scale: float = 1.0
+    logit_scale: float | None = None
+    layout: str = "speculators"
+    assumed: bool | None = None
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def num_drafts(self) -> int:
+        """Tokens that a block guesses."""
+        return self.block_size - 1 if self.fill_in is not False else self.block_size
+
+    @classmethod
+    def for_target(cls, target: PreTrainedModel, num_layers: int, num_features: int, **options: Any) -> BlockConfig:
+        """Of an untrained drafter.
+
+        Args:
+            target: a decoder-only causal LM.
+            num_layers: of the drafter's own, Qwen3's in the target's sizes.
+            num_features: layers of the target that it reads, spread evenly.
+            options: further fields.
+
+        Raises:
+            ValueError: the target has fewer layers than are to be read.
+        """
+        config, total = target.config.get_text_config(), len(layers_of(target))
+        if not 1 <= num_features <= total:
+            raise ValueError(f"The target has {total} layers: {num_features} of them cannot be read.")
+        chosen = zlab.spread(num_features, total) if total > 4 or num_features == 1 else tuple(range(num_features))
+        return cls(
+            layers=Qwen3Config(**sizes_of(target), num_hidden_layers=num_layers),
+            features=tuple(dict.fromkeys(min(max(0, key), total - 1) for key in chosen)),
+            target_hidden_size=config.hidden_size,
+            target_layers=total,
+            vocab_size=config.vocab_size,
+            window_from_anchor=True,
+            **options,
+        )
+
+
+def block_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConfig:
+    """What a `config.json` of DFlash or DSpark says, whoever wrote it.
+
+    Args:
+        config: as it was read.
+        tensors: names of the folder's tensors.
+
+    Raises:
+        ValueError: something is missing that may not be assumed, or a variant that is not served.
+    """
+    first = (config.get("architectures") or [""])[0]
+    zlabs = first in ("DFlashDraftModel", "DSparkDraftModel")  # which name their layers at the top in some exports
+    if config.get("speculators_model_type") is not None:
+        read = speculators.blocks
+    elif config.get("model_type") == ASSISTANT:
+        read = transformers.blocks
+    elif first in DEEPSPEC or ("target_layer_ids" in config and "dflash_config" not in config and not zlabs):
+        read = deepspec.blocks
+    else:
+        read = zlab.blocks
+    return BlockConfig(**read(config, list(tensors)))

@@ -1,0 +1,87 @@
+"""One call's drafting by blocks: context features go into a cache as they come, and each round fills one block behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...decoding.cache import RaggedCache
+from ...protocol import Drafting, GuessedLogits, Observation, Prefix
+from ..cache import compiled_method, make_room, plain_cache
+from ..layers import StackMasks
+
+
+class BlockDrafting(Drafting):
+    """A cache over what the target has read of each row.
+
+    Args:
+        drafter: shared with other calls; nothing of it changes.
+        max_length: tokens of a row at most.
+    """
+
+    def __init__(self, drafter: Any, max_length: int):
+        self.drafter = drafter
+        self.compiled_width = drafter.speculation_config.compiled_width  # tokens a compiled round reads; 0: none
+        self.num_slots = self.compiled_width and max_length + self.compiled_width + drafter.block.block_size
+        self.cache: RaggedCache | None = None
+        self.masks: StackMasks
+        self.begins: list[int] = []  # of each row, the first token with features
+        self.waiting: list[list[Tensor]] = []  # of each row, context features that are not in the cache yet
+
+    @torch.no_grad()
+    def observe(self, observations: list[Observation | None]) -> None:
+        """Make context features of what the target has read."""
+        if self.cache is None:
+            self.begins = [0 if seen is None else seen.begin for seen in observations]
+            self.cache = RaggedCache(plain_cache(self.drafter.stack, self.num_slots), len(observations), 0)
+            self.masks = self.drafter.masks(self.begins)
+            self.waiting = [[] for _ in observations]
+        for waiting, seen in zip(self.waiting, observations, strict=True):
+            if seen is not None and seen.features and len(next(iter(seen.features.values()))):
+                waiting.append(self.drafter.fuse(seen.features))
+
+    @torch.no_grad()
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Fill a block behind each row; nothing behind a row whose features are not there."""
+        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
+        if self.cache is None:
+            return [nothing] * len(prefixes)
+        self._inject()
+        lengths = self.cache.lengths
+        anchors = torch.stack([prefix.ids[0, -1] for prefix in prefixes]).to(self.drafter.device)
+        states = self.drafter.fill(anchors, self.masks, self.cache, self.compiled_width > 0)
+        self.cache.keep([[]] * len(prefixes), states.shape[1])
+        ready = [
+            begin + length == prefix.ids.shape[1] - 1
+            for begin, length, prefix in zip(self.begins, lengths, prefixes, strict=True)
+        ]
+        return [
+            self.guess(own, anchor, prefix.room) if fits else nothing
+            for own, anchor, fits, prefix in zip(states, anchors, ready, prefixes, strict=True)
+        ]
+
+    def _inject(self) -> None:
+        """Put what is waiting into the cache."""
+        drafter, new = self.drafter, [torch.cat(own) if own else None for own in self.waiting]
+        counts = [0 if own is None else len(own) for own in new]
+        if not any(counts):
+            return
+        compiled = self.cache.end > 0 and max(counts) <= self.compiled_width
+        size, inject = (self.compiled_width, compiled_method(drafter.inject)) if compiled else (max(counts), drafter.inject)
+        context = torch.zeros((len(new), size, drafter.hidden_size), dtype=drafter.dtype, device=drafter.device)
+        for row, own in enumerate(new):
+            if own is not None:
+                context[row, : len(own)] = own
+        firsts = torch.tensor([begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)])
+        positions = firsts[:, None] + torch.arange(size)
+        make_room(self.cache, size)
+        inject(context, positions.to(drafter.device), self.cache.cache)
+        self.cache.keep([list(range(count)) for count in counts], size)
+        self.waiting = [[] for _ in new]
+
+    def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
+        """What the states `(block size, d)` of one row's block say behind its newest token, at most `room` tokens far."""
+        logits = self.drafter.base_logits(self.drafter.guesses(states)[:room])
+        return GuessedLogits(logits, vocabulary=self.drafter.vocabulary)

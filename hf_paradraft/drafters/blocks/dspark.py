@@ -1,0 +1,156 @@
+"""DSpark: DFlash's blocks with a head that looks at the token before, and one that says how sure it is (DeepSpec, 2026)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor, nn
+from transformers import PreTrainedModel
+
+from ...protocol import GuessedLogits
+from ...protocol.drafter import FeatureKey
+from ..formats.identify import DSPARK
+from .config import BlockConfig
+from .drafting import BlockDrafting
+from .markov import MarkovHead
+from .model import DFlashDrafter
+
+
+class DSparkDrafter(DFlashDrafter):
+    """A block drafter whose guesses depend on each other; arguments as for `DFlashDrafter`.
+
+    Attributes:
+        temperatures: by which each distance's confidence is divided before it is a chance; of a calibration.
+    """
+
+    kind = "dspark"
+    title = "DSpark drafter"
+    known_as = (DSPARK,)
+    training = "DSparkTraining"
+
+    def __init__(
+        self, config: BlockConfig, vocabulary: LongTensor | None = None, own_embedding: bool = False, own_head: bool = False
+    ):
+        super().__init__(config, vocabulary, own_embedding, own_head)
+        self.markov: MarkovHead | None = None
+        self.confidence: nn.Linear | None = None
+        if config.markov_rank:
+            self.markov = MarkovHead(
+                config.vocab_size, self.num_guesses, config.markov_rank, self.hidden_size, config.markov_type
+            )
+        if config.confidence:
+            self.confidence = nn.Linear(self.hidden_size + (config.markov_rank if config.confidence_with_markov else 0), 1)
+
+    @classmethod
+    def from_target(
+        cls,
+        target: PreTrainedModel,
+        mask_token_id: int,
+        num_layers: int = 2,
+        block_size: int = 7,
+        num_features: int = 5,
+        vocabulary: LongTensor | None = None,
+        markov_rank: int = 64,
+        markov_type: str = "vanilla",
+        confidence: bool = True,
+    ) -> DSparkDrafter:
+        """As `DFlashDrafter.from_target`; each row guesses the token behind it.
+
+        Args:
+            target, mask_token_id, num_layers, num_features, vocabulary: as there.
+            block_size: rows of a block, and guesses.
+            markov_rank, markov_type: of the head that looks at the token before; rank 0 for none.
+            confidence: whether it says how sure it is.
+
+        Raises:
+            ValueError: options that do not fit the target.
+        """
+        size = None if vocabulary is None else len(vocabulary)
+        sizes = {"block_size": block_size, "mask_token_id": mask_token_id, "draft_vocab_size": size}
+        heads = {"markov_rank": markov_rank, "markov_type": markov_type, "confidence": confidence}
+        both = confidence and markov_rank > 0
+        config = BlockConfig.for_target(
+            target, num_layers, num_features, fill_in=False, confidence_with_markov=both, **sizes, **heads
+        )
+        drafter = cls._for(target, config, vocabulary)
+        if drafter.markov is not None:  # says nothing at first, and learns as fast as its blocks
+            with torch.no_grad():
+                drafter.markov.before.weight.normal_()
+                drafter.markov.after.weight.zero_()
+        return drafter
+
+    @property
+    def temperatures(self) -> list[float]:
+        """One for each distance."""
+        return self.paradraft.get("training", {}).get("temperatures") or [1.0] * self.most_drafts
+
+    def start_drafting(self, target: Any, max_length: int) -> DSparkDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return DSparkDrafting(self.beside(target), max_length)
+
+    def first_memory(self, anchors: LongTensor, states: Tensor) -> Tensor | None:
+        """The recurrent head's memory before the first guess: a block that fills in has read a row that guesses nothing.
+
+        Args:
+            anchors: int64 `(…,)`, the newest tokens.
+            states: `(…, block size, d)`, of all rows of a block.
+        """
+        if self.markov is None or self.markov.kind != "rnn" or not self.block.fill_in:
+            return None
+        return self.markov(anchors.to(self.device), states[..., 0, :])[1]
+
+    def confidence_logits(self, states: Tensor, before: LongTensor) -> Tensor:
+        """How sure each guess is, `(…, k)`, before calibration and sigmoid.
+
+        Args:
+            states: `(…, k, d)`.
+            before: int64 `(…, k)`, the token before each.
+        """
+        if self.block.confidence_with_markov:
+            states = torch.cat([states, self.markov.embed(before)], dim=-1)
+        return self.confidence(states)[..., 0]
+
+    def chances(self, states: Tensor, before: LongTensor) -> list[float]:
+        """Chances that guesses are accepted if those before them are; arguments as for `confidence_logits`, of one row."""
+        logits = self.confidence_logits(states, before).float()
+        heat = torch.tensor(self.temperatures[: len(logits)], device=logits.device)
+        return torch.sigmoid(logits / heat).tolist()
+
+    def draft_logits(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """As `DFlashDrafter.draft_logits`; each token after the most probable one before."""
+        whole = self.all_states(input_ids, features)
+        states = self.guesses(whole)[:, :num_draft_tokens]
+        logits = self.base_logits(states)
+        if self.markov is None:
+            return logits
+        memory = self.first_memory(input_ids[:, -1], whole)
+        return self.markov.chain(logits, input_ids[:, -1], self.vocabulary, states, memory)
+
+
+class DSparkDrafting(BlockDrafting):
+    """As `BlockDrafting`, with the heads."""
+
+    drafter: DSparkDrafter
+
+    def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
+        """What the states of one row's block say, and what the token before adds."""
+        drafter, markov = self.drafter, self.drafter.markov
+        guess = super().guess(states, anchor, room)
+        first = drafter.first_memory(anchor, states)
+        states = drafter.guesses(states)[:room]
+        if markov is not None:
+
+            def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
+                begin = torch.zeros(markov.rank, device=states.device, dtype=states.dtype) if first is None else first
+                known = [begin if memory is None else memory for memory in memories]
+                with torch.no_grad():
+                    found, memory = markov(tokens.to(states.device), states[depths.to(states.device)], torch.stack(known))
+                return found[..., : guess.logits.shape[-1]], [None] * len(tokens) if memory is None else list(memory)
+
+            guess.bias = bias
+        if drafter.confidence is not None:
+            guess.confidences = lambda before: drafter.chances(states[: len(before)], before.to(states.device))
+        return guess

@@ -1,0 +1,299 @@
+"""DFlash: a block of masks is filled in one forward, over keys and values made of the target's hidden states (Chen et al., 2026).
+
+Context features `c_j = norm(W · [h_1[j]; …; h_m[j]])` of every verified token go straight into the keys and values of all layers:
+they pass no layer themselves. The block `[newest token, mask, …, mask]` attends to them, and to itself in both directions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import LongTensor, Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from ...decoding.cache import RaggedCache
+from ...decoding.target_head import final_scale
+from ...decoding.tree_attention import attention_windows
+from ...protocol import SpeculationConfig
+from ...protocol.drafter import FeatureKey
+from ..cache import compiled_method, make_room, plain_cache
+from ..feature_drafter import FeatureDrafter, feature_names
+from ..formats.files import check_width, load_strictly, offset_tables, vocabulary_of, weights_in
+from ..formats.identify import DFLASH
+from ..formats.speculators import blocks_config
+from ..formats.tensors import BLOCKS, published, renamed
+from ..formats.values import read_config
+from ..layers import GEMMA4, StackMasks, decoder_stack, embedding_of, run, turns
+from .config import BlockConfig, block_config
+from .drafting import BlockDrafting
+
+
+class DFlashDrafter(FeatureDrafter):
+    """A block drafter as `assistant_model`.
+
+    Args:
+        config: what it is.
+        vocabulary: int64 `(V',)`, the target's ids that it can guess; default: all.
+        own_embedding, own_head: whether it has its own.
+    """
+
+    kind = "dflash"
+    title = "DFlash drafter"
+    known_as = (DFLASH,)
+    training = "DFlashTraining"
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        vocabulary: LongTensor | None = None,
+        own_embedding: bool = False,
+        own_head: bool = False,
+    ):
+        super().__init__(config.features, config.target_hidden_size, config.target_layers, vocabulary)
+        layers = config.layers
+        self.block = config
+        self.fc = nn.Linear(len(config.features) * config.target_hidden_size, layers.hidden_size, bias=False)
+        self.stack = decoder_stack(layers)
+        self.hidden_norm = type(self.stack.norm)(layers.hidden_size, layers.rms_norm_eps)
+        self.windows = attention_windows(self.stack) or {}
+        if len(self.windows) > 1 and layers.model_type == "llama":
+            raise ValueError(f"This {self.title} has layers of Llama with and without windows, which are not served together.")
+        if own_embedding:
+            self.embedding = embedding_of(layers, layers.vocab_size)
+        if own_head:
+            self.head = nn.Linear(layers.hidden_size, layers.vocab_size if vocabulary is None else len(vocabulary), bias=False)
+        self.softcap, self.logit_scale = config.softcap, config.logit_scale
+        self.speculation_config = SpeculationConfig(config.num_drafts)
+        self.notes = list(config.notes)
+        self.eval()
+
+    @classmethod
+    def from_target(
+        cls,
+        target: PreTrainedModel,
+        mask_token_id: int,
+        num_layers: int = 2,
+        block_size: int = 8,
+        num_features: int = 5,
+        vocabulary: LongTensor | None = None,
+    ) -> DFlashDrafter:
+        """An untrained one for `target`, attached to it; its masks guess their own places.
+
+        Args:
+            target: a decoder-only causal LM.
+            mask_token_id: of the rows to be guessed.
+            num_layers: of its own, Qwen3's in the target's sizes.
+            block_size: rows of a block, which guesses a token less.
+            num_features: layers of the target that it reads, spread evenly.
+            vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
+
+        Raises:
+            ValueError: options that do not fit the target.
+        """
+        size = None if vocabulary is None else len(vocabulary)
+        sizes = {"block_size": block_size, "mask_token_id": mask_token_id, "draft_vocab_size": size}
+        return cls._for(target, BlockConfig.for_target(target, num_layers, num_features, fill_in=True, **sizes), vocabulary)
+
+    @classmethod
+    def _for(cls, target: PreTrainedModel, config: BlockConfig, vocabulary: LongTensor | None) -> Self:
+        """One with random layers, whose last norm makes states of the size that the target's head is used to."""
+        drafter = cls(config, vocabulary)
+        with torch.no_grad():
+            drafter.stack.norm.weight.copy_(final_scale(target))
+        drafter.to(target.get_input_embeddings().weight.device).attach(target)
+        return drafter
+
+    @classmethod
+    def read_folder(cls, folder: Path) -> DFlashDrafter:
+        """As `FeatureDrafter.read_folder`; every layout that `BlockConfig` knows."""
+        tensors = weights_in(folder)
+        config = block_config(read_config(folder), tensors)
+        offsets, mask = tensors.get("d2t"), tensors.get("t2d")
+        weights = renamed(tensors, BLOCKS)
+        padded = config.draft_vocab_size is None or not len(offsets if offsets is not None else ())
+        vocabulary = None if padded or offsets is None else vocabulary_of(offsets, mask, config.vocab_size)
+        if config.draft_vocab_size is not None and vocabulary is None:
+            raise OSError(f"{folder} guesses {config.draft_vocab_size} ids and has no table of them (d2t): download it again.")
+        if vocabulary is None:  # padded heads guess the target's ids, and more that mean nothing
+            for name in ("head.weight", "markov.after.weight"):
+                if name in weights:
+                    weights[name] = weights[name][: config.vocab_size]
+        check_width(weights, len(config.features), config.target_hidden_size, cls.title)
+        drafter = cls(config, vocabulary, "embedding.weight" in weights, "head.weight" in weights)
+        load_strictly(drafter, weights, f"The {cls.title} in {folder}")
+        return drafter
+
+    def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """In the speculators layout."""
+        tensors = published(self.state_dict(), BLOCKS)
+        if self.vocabulary is not None:
+            tensors |= offset_tables(self.vocabulary, self.block.vocab_size)
+        return blocks_config(self.block, self.kind, self.num_guesses), tensors
+
+    @classmethod
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """What was understood of its files."""
+        block = block_config(config, names)
+        readings = {True: "fills masks in", False: "guesses from the newest token on", None: "probed when attached"}
+        head = f"{block.markov_type}, rank {block.markov_rank}" if block.markov_rank else "none"
+        return [
+            ("layout", block.layout),
+            ("reads", feature_names(block.features)),
+            ("block", f"{block.block_size} rows, {block.num_drafts} guesses: {readings[block.fill_in]}"),
+            ("own layers", f"{block.layers.num_hidden_layers} × {block.layers.hidden_size}"),
+            ("mask token", block.mask_token_id),
+            ("guesses ids", f"{block.draft_vocab_size or block.vocab_size} of {block.vocab_size}"),
+            ("head for the token before", head),
+            ("confidences", "yes" if block.confidence else "no"),
+            *block.notes,
+        ]
+
+    @property
+    def hidden_size(self) -> int:
+        """d."""
+        return self.block.layers.hidden_size
+
+    @property
+    def num_guesses(self) -> int:
+        """V', ids that it guesses."""
+        return self.block.vocab_size if self.vocabulary is None else len(self.vocabulary)
+
+    @property
+    def most_drafts(self) -> int:  # type: ignore[override]
+        """What a block guesses."""
+        return self.block.num_drafts
+
+    @property
+    def target_vocab_size(self) -> int:
+        """V."""
+        return self.block.vocab_size
+
+    @property
+    def mask_token(self) -> int:
+        """The id of its masks."""
+        return self.block.mask_token_id
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """As `FeatureDrafter.attach`; a file that does not say which token its rows guess is settled here, once."""
+        super().attach(target)
+        if self.block.fill_in is None:
+            from .probe import settle
+
+            settle(self, target)
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> BlockDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return BlockDrafting(self.beside(target), max_length)
+
+    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
+        """Context features `(…, hidden)` of tokens."""
+        states = torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1)
+        return self.hidden_norm(self.fc(states))
+
+    def inject(self, context: Tensor, positions: LongTensor, cache: Cache) -> None:
+        """Write keys and values of context features into the cache.
+
+        Args:
+            context: `(B, f, hidden)`.
+            positions: int64 `(B, f)`.
+            cache: grows by f.
+        """
+        cos, sin = turns(self.stack, context, positions)
+        for index, layer in enumerate(self.stack.layers):
+            attention = layer.self_attn
+            shape = (*context.shape[:-1], -1, attention.head_dim)
+            keys = attention.k_proj(context).view(shape)
+            values = keys if attention.v_proj is None else attention.v_proj(context).view(shape)
+            values = attention.v_norm(values) if self.block.layers.model_type == GEMMA4 else values
+            keys = (attention.k_norm(keys) if self.norms_keys else keys).transpose(1, 2)
+            _, keys = apply_rotary_pos_emb(keys, keys, cos, sin)
+            cache.update(keys, values.transpose(1, 2), index)
+
+    @property
+    def norms_keys(self) -> bool:
+        """Whether its layers norm queries and keys, as Qwen3's and Gemma 4's."""
+        return self.block.layers.model_type in ("qwen3", GEMMA4)
+
+    def masks(self, offsets: list[int]) -> StackMasks:
+        """Masks for rows whose first slot holds these positions."""
+        windows = dict.fromkeys(self.windows) if self.block.window_from_anchor else self.windows
+        return StackMasks(windows, offsets, self.dtype, self.device)
+
+    def fill(self, anchors: LongTensor, masks: StackMasks, cache: RaggedCache, compiled: bool = False) -> Tensor:
+        """Normed states `(B, block size, hidden)` of blocks.
+
+        Args:
+            anchors: int64 `(B,)`, the rows' newest tokens.
+            masks: of the rows.
+            cache: of their contexts; grows by the block.
+            compiled: whether the forward is, once there is a context.
+        """
+        size, lengths = self.block.block_size, cache.lengths
+        make_room(cache, size)
+        ids = torch.full((len(anchors), size), self.block.mask_token_id, device=self.device)
+        ids[:, 0] = anchors
+        depths = torch.arange(size).expand(len(anchors), -1)
+        everything = torch.ones((len(anchors), size, size), dtype=torch.bool)
+        sees = {kind: everything.tril() if kind in self.block.causal else everything for kind in masks.by_kind}
+        mask, positions = masks.inputs(lengths, sees, depths, cache.num_slots)
+        if self.block.window_from_anchor and (window := self.windows.get("sliding_attention")) is not None:
+            sliding = mask["sliding_attention"] if isinstance(mask, dict) else mask
+            begins = torch.tensor(lengths, device=self.device)[:, None] - window
+            before = torch.arange(sliding.shape[-1], device=self.device) < begins
+            sliding = sliding.masked_fill(before[:, None, None], torch.finfo(self.dtype).min)
+            mask = {**mask, "sliding_attention": sliding} if isinstance(mask, dict) else sliding
+        forward = compiled_method(self.forward_block) if compiled and cache.end else self.forward_block
+        return forward(ids, mask, positions, cache.cache)
+
+    def forward_block(self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
+        """Normed states `(B, block size, hidden)` of tokens; the rest as for `run`."""
+        return run(self.stack, self.embed(ids) * self.block.embedding_scale, mask, positions, cache)
+
+    def guesses(self, states: Tensor) -> Tensor:
+        """The states of a block that guess, in their order: `(…, drafts, hidden)`."""
+        return states[..., 1:, :] if self.block.fill_in else states
+
+    def base_logits(self, states: Tensor) -> Tensor:
+        """Logits `(…, V')` of states, before any head that looks at the token before."""
+        return self.logits(states)[..., : self.num_guesses]
+
+    @torch.no_grad()
+    def block_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
+        """States `(B, drafts, hidden)` that guess behind whole prefixes; arguments as for `all_states`."""
+        return self.guesses(self.all_states(input_ids, features))
+
+    @torch.no_grad()
+    def all_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
+        """States `(B, block size, hidden)` of blocks behind whole prefixes, without caches from before.
+
+        Args:
+            input_ids: int64 `(B, n)`.
+            features: `(B, n - 1, d_t)` by key.
+        """
+        if features is None:
+            raise ValueError(
+                f"A {self.title} guesses from the target's hidden states: pass features, by key, of all tokens but one."
+            )
+        rows, length = input_ids.shape[0], input_ids.shape[1] - 1
+        cache = RaggedCache(plain_cache(self.stack), rows, length)
+        if length:
+            self.inject(self.fuse(features), torch.arange(length, device=self.device).expand(rows, -1), cache.cache)
+        return self.fill(input_ids[:, -1].to(self.device), self.masks([0] * rows), cache)
+
+    def draft_logits(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """What is guessed behind a whole prefix, without caches.
+
+        Args:
+            input_ids: int64 `(B, n)`, without padding.
+            features: by key, `(B, n - 1, d_t)`: the newest token has none.
+            num_draft_tokens: K; default: all that a block has.
+
+        Returns:
+            `(B, K, V')`; row `d` guesses the token at distance `d + 1`.
+        """
+        return self.base_logits(self.block_states(input_ids, features))[:, :num_draft_tokens]

@@ -1,0 +1,122 @@
+"""Train DFlash's and DSpark's blocks on a frozen target: anchors in every text, all blocks in one forward (DSpark, section 4)."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import PreTrainedModel
+
+from ...protocol.drafter import FeatureKey
+from ...training.anchors import AnchorTrainer
+from ...training.run import RunInputs, option
+from ...training.target_training import TargetTraining, unused_token
+from .calibration import calibrate
+from .dspark import DSparkDrafter
+from .model import DFlashDrafter
+from .slots import slots
+
+FADING = 4.0  # slots: the weight of slot k is exp(-k / 4)
+
+
+class Blocks(torch.nn.Module):
+    """A drafter whose forward is `slots`, as wrappers of several processes want it; its parameters are the drafter's.
+
+    Args:
+        drafter: as for `slots`.
+    """
+
+    def __init__(self, drafter: DFlashDrafter):
+        super().__init__()
+        self.drafter = drafter
+
+    def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
+        """As `slots`."""
+        return slots(self.drafter, batch, states)
+
+
+@dataclass(kw_only=True)
+class BlockTraining(TargetTraining):
+    """What runs of drafters of blocks share."""
+
+    example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
+
+    learning_rate: float = option("Peak learning rate.", 6e-4, above=0)
+    num_layers: int = option("Layers of the drafter.", 2, least=1)
+    num_features: int = option("Layers of the target that are read.", 5, least=1)
+    num_anchors: int = option("Blocks in each text, at most.", 32, least=1)
+
+    @abstractmethod
+    def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
+        """The untrained drafter."""
+
+    def prepare(self, inputs: RunInputs) -> tuple[DFlashDrafter, AnchorTrainer]:
+        """As `TrainingOptions.prepare`."""
+        mask = unused_token(inputs.tokenizer, inputs.model.config.get_text_config().vocab_size)
+        drafter = self.make(inputs.model, mask, self.vocabulary(inputs))
+        trainer = AnchorTrainer(
+            Blocks(drafter),
+            inputs.arguments,
+            self.states(inputs, drafter.features, drafter.vocabulary),
+            drafter.block.num_drafts,
+            math.exp(-1 / FADING),
+            self.num_anchors,
+            train_dataset=inputs.train_set,
+            eval_dataset=inputs.eval_set,
+        )
+        return drafter, trainer
+
+    def record(self) -> dict[str, Any]:
+        """As `TrainingOptions.record`."""
+        names = {"num_layers", "block_size", "num_anchors", "markov_rank"}
+        return {**super().record(), **{name: value for name, value in vars(self).items() if name in names}}
+
+
+@dataclass(kw_only=True)
+class DFlashTraining(BlockTraining):
+    """Train a drafter of blocks on a target's hidden states, as DFlash's publishers have it: masks are filled in."""
+
+    kind: ClassVar[str] = "dflash"
+
+    block_size: int = option("Rows of a block, which guesses one token less.", 8, least=2)
+
+    def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
+        """As `BlockTraining.make`."""
+        sizes = (self.num_layers, self.block_size, self.num_features)
+        return DFlashDrafter.from_target(target, mask_token_id, *sizes, vocabulary)
+
+
+@dataclass(kw_only=True)
+class DSparkTraining(BlockTraining):
+    """Train a drafter of blocks on a target's hidden states, with heads on the token before and on how sure it is."""
+
+    kind: ClassVar[str] = "dspark"
+
+    block_size: int = option("Tokens that a block guesses.", 7, least=2)
+    markov_rank: int = option("Of the head that looks at the token before; 0: none.", 64, least=0)
+    markov_type: Literal["vanilla", "gated", "rnn"] = option("Type of that head.", "vanilla")
+    confidence: bool = option("Learn how sure each guess is.", True)
+
+    def check(self) -> None:
+        """As `TrainingOptions.check`."""
+        super().check()
+        if not self.markov_rank and not self.confidence:
+            raise ValueError("A DSpark drafter without both of its heads is a DFlash one: train dflash.")
+
+    def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
+        """As `BlockTraining.make`."""
+        sizes = (self.num_layers, self.block_size, self.num_features)
+        heads = (self.markov_rank, self.markov_type, self.confidence)
+        return DSparkDrafter.from_target(target, mask_token_id, *sizes, vocabulary, *heads)
+
+    def measure(self, drafter: DFlashDrafter, inputs: RunInputs) -> dict[str, Any]:
+        """Temperatures of the confidences, and the acceptance with them."""
+        heat: dict[str, Any] = {}
+        if isinstance(drafter, DSparkDrafter) and drafter.confidence is not None:
+            heat["temperatures"] = calibrate(drafter, inputs.model, inputs.eval_set, self.num_anchors)
+            drafter.remember({**drafter.paradraft.get("training", {}), **heat})
+        return {**heat, **super().measure(drafter, inputs)}

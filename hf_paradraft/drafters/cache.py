@@ -1,0 +1,175 @@
+"""A drafter's own cache: every layer keeps every token, and behind the text stand guessed tokens, each seeing its path."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import BoolTensor, LongTensor, Tensor
+from torch.utils._pytree import tree_map_only
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import StaticLayer
+
+from ..decoding.cache import SLOTS, RaggedCache, empty_cache, static_cache, use_plain_layers
+from ..decoding.compiled import compiled_on
+from ..hardware import input_device
+
+
+def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
+    """An empty cache for a drafter whose layers all keep every token; a static one where `num_slots` are asked for."""
+    if num_slots:
+        return static_cache(model, num_slots)
+    cache = empty_cache(model)
+    use_plain_layers(cache, 0)
+    return cache
+
+
+def make_room(cache: RaggedCache, count: int) -> None:
+    """Let a static cache hold `count` entries behind the longest row's end; a longer one takes its place if it has to."""
+    if cache.num_slots is None or cache.end + count <= (known := cache.num_slots):
+        return
+    num_slots = -(-(cache.end + count) // SLOTS) * SLOTS
+    for index, layer in enumerate(cache.cache.layers):
+        cache.cache.layers[index] = longer = StaticLayer(num_slots)
+        if layer.is_initialized:
+            longer.lazy_initialization(layer.keys, layer.values)
+            longer.keys[:, :, :known], longer.values[:, :, :known] = layer.keys, layer.values
+            longer.cumulative_length.copy_(layer.cumulative_length)
+
+
+def compiled_method(method: Any) -> Any:
+    """A drafter's method, compiled as the target's forward is; its first argument is a tensor, and what it gives is copied."""
+
+    def forward(*inputs: Any) -> Any:
+        outputs = compiled_on(inputs[0].device.type, method.__func__)(method.__self__, *inputs)
+        return tree_map_only(Tensor, Tensor.clone, outputs)
+
+    return forward
+
+
+_continues: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def check_continues(model: PreTrainedModel) -> None:
+    """Try once whether `model` reads several tokens behind a state as it reads them one after the other; not all can.
+
+    Args:
+        model: a drafter.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if model not in _continues:
+        training = model.training
+        model.eval()
+        try:
+            together, alone = (_read_in_parts(model, sizes) for sizes in ((4, 4), (4, 1, 1, 1, 1)))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # whatever a model raises that was not written for it
+            _continues[model] = False
+        else:
+            tolerance = 1e-3 if model.dtype == torch.float32 else 0.3  # a forgotten state makes logits that have little in common
+            _continues[model] = bool((together - alone).abs().max() < tolerance * together.std())
+        finally:
+            model.train(training)
+    if not _continues[model]:
+        raise ValueError(
+            f"{type(model).__name__} does not read several tokens behind its recurrent state as it does one by one, so it can "
+            "not draft: use another one."
+        )
+
+
+def _read_in_parts(model: PreTrainedModel, sizes: tuple[int, ...]) -> Tensor:
+    """Logits `(1, n, V)` float32 of some tokens, read in so large parts."""
+    cache = DynamicCache(config=model.config.get_text_config())
+    parts = []
+    for part in torch.arange(sum(sizes), device=input_device(model))[None].split(sizes, dim=1):
+        ids = (part + 1) % model.config.get_text_config().vocab_size
+        parts.append(model(ids, use_cache=True, past_key_values=cache, position_ids=part).logits.float())
+    return torch.cat(parts, dim=1)
+
+
+@dataclass
+class Node:
+    """One of them.
+
+    Attributes:
+        token: its id.
+        parent: index into the row's nodes, -1 for the text's last token.
+        column: where its entries stand in the cache, behind the longest row's end.
+        depth: 0 for a child of the text's last token.
+    """
+
+    token: int
+    parent: int
+    column: int
+    depth: int
+
+
+class Nodes:
+    """Of each row, what was read behind its text; columns are shared by all rows.
+
+    Args:
+        num_rows: B.
+    """
+
+    def __init__(self, num_rows: int):
+        self.rows: list[list[Node]] = [[] for _ in range(num_rows)]
+        self.columns = 0  # of the cache that these take
+
+    def add(
+        self, tokens: Sequence[LongTensor], parents: Sequence[Sequence[int]], least: int = 0
+    ) -> tuple[BoolTensor, LongTensor]:
+        """Take more nodes, as `Extend` gets them, padded to `least`.
+
+        Returns:
+            What each new one sees of all columns, bool `(B, M, C)`, padding itself alone; and how deep each column stands,
+            int64 `(B, C)`.
+        """
+        size = max(least, *map(len, tokens))
+        columns = self.columns + size
+        sees = torch.zeros((len(tokens), size, columns), dtype=torch.bool)
+        depths = torch.zeros((len(tokens), columns), dtype=torch.long)
+        sees[:, range(size), range(self.columns, columns)] = True  # padding sees itself: no empty softmax
+        for row, (nodes, new, above) in enumerate(zip(self.rows, tokens, parents, strict=True)):
+            begin = len(nodes)
+            for place, (token, parent) in enumerate(zip(new.tolist(), above, strict=True)):
+                nodes.append(Node(token, parent, self.columns + place, 0 if parent < 0 else nodes[parent].depth + 1))
+            for index, node in enumerate(nodes):
+                depths[row, node.column] = node.depth
+                while index >= begin and node.parent >= 0:
+                    node = nodes[node.parent]
+                    sees[row, index - begin, node.column] = True
+        self.columns = columns
+        return sees, depths
+
+    def path(self, row: int, tokens: Sequence[int]) -> list[int]:
+        """Columns of the nodes that `tokens`, in a row behind the text, have become."""
+        found: list[int] = []
+        last = -1
+        for token in tokens:
+            nodes = self.rows[row]
+            match = next((i for i, node in enumerate(nodes) if node.parent == last and node.token == token), None)
+            if match is None:
+                break
+            found.append(nodes[match].column)
+            last = match
+        return found
+
+
+def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:
+    """New tokens, and masks behind, of texts that end alike: each sees what is before it in its text; padding, only itself.
+
+    Args:
+        padding: int64 `(B, 1)`, how many of the rows stand before each text's first.
+        size: M.
+
+    Returns:
+        What the rows see of each other, bool `(B, M, M)`, and how deep they stand, int64 `(B, M)`, as `TreeAttention` takes them.
+    """
+    depths = torch.arange(size, device=padding.device) - padding
+    itself = torch.eye(size, dtype=torch.bool, device=padding.device)
+    return ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | itself, depths.clamp(min=0)

@@ -1,5 +1,0 @@
-"""DFlash: blocks filled in one forward over the target's hidden states."""
-
-from .model import DFlashDrafter
-
-__all__ = ["DFlashDrafter"]

@@ -1,0 +1,175 @@
+"""What publishers' configs have in common: the drafter's own layers, its mask token, its heads."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from transformers import Gemma4TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from ...protocol.drafter import FeatureKey
+from ..layers import GEMMA4
+from .values import transformers_config
+
+MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+NOT_GEMMA4 = {"model_type", "dtype", "per_layer_config", "layer_types", "num_kv_shared_layers"}
+
+
+def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTrainedConfig:
+    """The layers' own config, whose class the tensors decide: Qwen3's norm queries and keys, Gemma 4's more, Llama's nothing.
+
+    Raises:
+        ValueError: a rotary embedding of another kind, or something that is no layer's config.
+    """
+    names = list(tensors)
+    if described.get("is_neox_style") is False:
+        raise ValueError("This drafter's rotary embedding is interleaved (is_neox_style false), which is not served.")
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        if not isinstance(size := described.get(name), int):
+            raise ValueError(f"The drafter's config has no {name} (it is {size!r}): save or download it again.")
+    first = (described.get("architectures") or [""])[0]
+    if any(name.endswith("layer_scalar") for name in names) or str(first).startswith("Gemma4"):
+        return _gemma4_config(described)
+    kind = Qwen3Config if any(name.endswith("q_norm.weight") for name in names) else LlamaConfig
+    known = kind().to_dict().keys() | {"rope_theta", "rope_scaling", "partial_rotary_factor"}
+    values = {name: value for name, value in described.items() if name in known and name not in ("model_type", "dtype")}
+    kinds = described.get("layer_types")
+    if kinds is not None:  # Llama's own config has none, and goes by them all the same
+        values["layer_types"] = kinds[: described.get("num_hidden_layers", len(kinds))]
+    if "sliding_attention" in (values.get("layer_types") or ()):
+        if described.get("sliding_window") is None:
+            raise ValueError("The drafter's config has sliding layers and no sliding_window: save or download it again.")
+        values |= {"sliding_window": described["sliding_window"], "use_sliding_window": True}
+    elif kind is LlamaConfig:
+        values.pop("layer_types", None)
+    values.setdefault("num_key_value_heads", values["num_attention_heads"])
+    if values.get("head_dim") is None:
+        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+    return transformers_config(kind, values)
+
+
+def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
+    """Gemma 4's layers, all of full attention, with the heads of the target's full layers.
+
+    Raises:
+        ValueError: layers with experts or with inputs of their own, which DeepSpec has none of.
+    """
+    for name, what in (("enable_moe_block", "experts"), ("hidden_size_per_layer_input", "inputs for each layer")):
+        if described.get(name):
+            raise ValueError(f"This drafter has layers of Gemma 4 with {what} ({name}), which are not served.")
+    known = Gemma4TextConfig().to_dict().keys() - NOT_GEMMA4
+    values = {name: value for name, value in described.items() if name in known}
+    listed = described.get("per_layer_config")  # of newer files: the target's layers that differ, of which full ones are wider
+    layers = [layer for layer in listed.values() if isinstance(layer, Mapping)] if isinstance(listed, Mapping) else []
+    wide: Mapping[str, Any] = max(layers, key=lambda layer: layer.get("head_dim", 0), default={})
+    values |= {
+        "global_head_dim": described.get("global_head_dim") or wide.get("head_dim") or values.get("head_dim"),
+        "num_global_key_value_heads": described.get("num_global_key_value_heads") or wide.get("num_key_value_heads"),
+        "layer_types": ["full_attention"] * described["num_hidden_layers"],
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+    }
+    return transformers_config(Gemma4TextConfig, values)
+
+
+def feature_keys(ids: Any, offset: int = 0) -> tuple[FeatureKey, ...] | None:
+    """Feature keys from a file's numbers of layers, which count outputs after `offset` is added; None where there are none.
+
+    Raises:
+        ValueError: a number below the first one.
+    """
+    if ids is None:
+        return None
+    if min(ids) + offset < -1:
+        raise ValueError(f"The drafter's layer list is {ids}, which counts from {-1 - offset}: save or download it again.")
+    return tuple(index + offset for index in ids)
+
+
+def mask_token(*configs: Mapping[str, Any]) -> int:
+    """The id of a drafter's masks, under any of the names that it has.
+
+    Raises:
+        ValueError: none is named.
+    """
+    for config in configs:
+        for name in MASK_KEYS:
+            if config.get(name) is not None:
+                return config[name]
+    raise ValueError(
+        "This drafter's config names no mask token (mask_token_id): it cannot be guessed. Ask its publisher, and add it there."
+    )
+
+
+def block_size(*configs: Mapping[str, Any]) -> int:
+    """Rows of a block.
+
+    Raises:
+        ValueError: it is not named, or too small for a guess.
+    """
+    for config in configs:
+        if (config.get("block_size") or 0) >= 2:
+            return config["block_size"]
+    raise ValueError("The drafter's config has no block_size of at least 2: save or download it again.")
+
+
+def smaller(size: int | None, vocab_size: int) -> int | None:
+    """V', or None where it is V."""
+    return size if size is not None and size < vocab_size else None
+
+
+def block_parts(
+    config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], layers: PreTrainedConfig
+) -> dict[str, Any]:
+    """What all layouts of blocks have in common: sizes, and heads.
+
+    Raises:
+        ValueError: heads that the tensors lack, or of a type that is not served.
+    """
+    merged = {**config, **nested}
+    rank = merged.get("markov_rank") or 0
+    has_markov = any(name.startswith(("markov_head.", "logit_head.")) for name in names)
+    if names and bool(rank) != has_markov:
+        raise ValueError(f"The config says markov_rank={rank}, but the tensors {'have' if has_markov else 'lack'} that head.")
+    kind = merged.get("markov_head_type") or "vanilla"
+    if kind not in ("vanilla", "gated", "rnn"):
+        raise ValueError(f"A Markov head of type {kind!r} is not served: vanilla, gated and rnn are.")
+    has_confidence = any(name.startswith("confidence_head.") for name in names)
+    return {
+        "layers": layers,
+        "target_hidden_size": config.get("target_hidden_size") or layers.hidden_size,
+        "target_layers": config.get("num_target_layers"),
+        "vocab_size": layers.vocab_size,
+        "block_size": block_size(nested, config),
+        "mask_token_id": mask_token(nested, config),
+        "markov_rank": int(rank),
+        "markov_type": kind,
+        "confidence": has_confidence or (not names and bool(merged.get("enable_confidence_head"))),
+        "confidence_with_markov": bool(rank) and bool(merged.get("confidence_head_with_markov", rank)),
+    }
+
+
+def eagle3_parts(
+    config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], layers: PreTrainedConfig
+) -> dict[str, Any]:
+    """What all layouts of EAGLE-3 and P-EAGLE have in common; arguments as for `block_parts`.
+
+    Raises:
+        ValueError: a P-EAGLE drafter without a mask token, or a variant that is not served.
+    """
+    if nested.get("use_aux_hidden_state") is False:
+        raise ValueError(
+            "This EAGLE drafter reads the last state alone (use_aux_hidden_state false): a variant that is not served."
+        )
+    parallel = any(name.split(".")[-1] == "mask_hidden" for name in names) or config.get("speculators_model_type") == "peagle"
+    vocab_size = config.get("vocab_size") or layers.vocab_size
+    return {
+        "layers": layers,
+        "target_hidden_size": config.get("target_hidden_size") or layers.hidden_size,
+        "vocab_size": vocab_size,
+        "draft_vocab_size": smaller(config.get("draft_vocab_size"), vocab_size),
+        "target_layers": config.get("num_target_layers"),
+        "norm_before_residual": bool(config.get("norm_before_residual", nested.get("norm_before_residual", False))),
+        "norm_before_fc": bool(config.get("norm_before_fc", nested.get("norm_before_fc", False))) or "input_norm.weight" in names,
+        "fc_norm": bool(config.get("fc_norm", False)) or "fc_norm.0.weight" in names,
+        "norm_output": bool(config.get("norm_output", False)),
+        "mask_token_id": mask_token(config) if parallel else None,
+        "softcap": config.get("final_logit_softcapping") if layers.model_type == GEMMA4 else None,
+    }

@@ -1,0 +1,141 @@
+"""Files of published drafters: safetensors, pickles read without running anything, offset tables of vocabularies."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import LongTensor, Tensor, nn
+
+from ...files import read_json, tensor_names
+
+PICKLES = ("pytorch_model.bin", "warp_model.bin")
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of all tensors of a folder; none where there are no weights."""
+    if any(folder.glob("*.safetensors")):
+        return tensor_names(folder)
+    return list(unpickled(folder / PICKLES[0])) if (folder / PICKLES[0]).exists() else []
+
+
+def weights_in(folder: Path, name: str = "pytorch_model.bin") -> dict[str, Tensor]:
+    """All tensors of a folder: of its safetensors, or of its pickle, read without running anything.
+
+    Raises:
+        OSError: there are none, or a file is damaged, or a pickle of more than tensors.
+    """
+    if any(folder.glob("*.safetensors")):
+        tensor_names(folder)  # says which file is damaged
+        found: dict[str, Tensor] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            found |= load_file(file)
+        return found
+    if not (folder / name).exists():
+        raise OSError(f"{folder} has neither a .safetensors file nor a {name}: download or save it again.")
+    return unpickled(folder / name)
+
+
+def unpickled(file: Path) -> dict[str, Tensor]:
+    """A pickle of tensors by name.
+
+    Raises:
+        OSError: it is damaged, or one of something else.
+    """
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
+            raise ValueError("it holds more than tensors")
+    except Exception as error:  # a foreign pickle fails in many ways
+        raise OSError(
+            f"{file} holds no weights that can be read safely ({type(error).__name__}): ask its publisher for safetensors."
+        ) from error
+    return {str(name): tensor for name, tensor in loaded.items()}
+
+
+def check_width(weights: dict[str, Tensor], num_features: int, target_hidden_size: int, title: str) -> None:
+    """Refuse a first matrix that reads another number of features than the config names.
+
+    Raises:
+        ValueError: it does.
+    """
+    width, fc = num_features * target_hidden_size, weights.get("fc.weight")
+    if fc is not None and (fc.ndim != 2 or fc.shape[1] != width):
+        raise ValueError(
+            f"This {title}'s fc reads {fc.shape[-1]} numbers, and {num_features} layers of {target_hidden_size} are {width}: its "
+            "config belongs to another drafter, or names too few layers."
+        )
+
+
+def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
+    """Put all of `tensors` into `module`, in the dtype in which they were saved.
+
+    Raises:
+        OSError: some are missing.
+        ValueError: some have no place there, or another shape.
+    """
+    have = dict(module.state_dict())
+    if missing := sorted(have.keys() - tensors.keys()):
+        raise OSError(f"{what} lacks {len(missing)} of its weights ({', '.join(missing[:3])}, …): download or convert it again.")
+    if more := sorted(tensors.keys() - have.keys()):
+        raise ValueError(f"{what} has {len(more)} tensors that have no place in it ({', '.join(more[:3])}, …): it is a variant.")
+    for name, own in tensors.items():
+        if own.shape != have[name].shape:
+            raise ValueError(f"{what}: {name} is {tuple(own.shape)}, and its config asks for {tuple(have[name].shape)}.")
+    module.to(tensors.get("fc.weight", next(iter(tensors.values()))).dtype)
+    module.load_state_dict(tensors)
+
+
+def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int | None) -> LongTensor:
+    """The target's id of each draft id, from the offset table `d2t`.
+
+    Args:
+        offsets: int64 `(V',)`; draft id `j` is the target's `j + offsets[j]`.
+        mask: bool `(V,)`, `t2d`: which of the target's ids are drafted; None where there is none.
+        vocab_size: V, if it is known.
+
+    Raises:
+        ValueError: it is no offset table.
+    """
+    ids = torch.arange(len(offsets)) + offsets.long()
+    most = vocab_size if mask is None else len(mask)
+    increases = bool((ids[1:] > ids[:-1]).all())
+    if not increases or int(ids.min()) < 0 or (most is not None and int(ids.max()) >= most):
+        raise ValueError(
+            "d2t is no table of offsets (the target's id minus the draft's own, rising ids): it may hold the ids themselves. "
+            "Subtract arange(len(d2t)) from it."
+        )
+    if mask is not None and not torch.equal(mask.bool().nonzero()[:, 0], ids):
+        raise ValueError("d2t and t2d speak of different tokens: the conversion of this drafter went wrong.")
+    return ids
+
+
+def offset_tables(vocabulary: LongTensor, vocab_size: int) -> dict[str, Tensor]:
+    """`d2t` and `t2d` of a vocabulary, as `vocabulary_of` reads them."""
+    ids = vocabulary.cpu()
+    return {
+        "d2t": ids - torch.arange(len(ids)),
+        "t2d": torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True),
+    }
+
+
+def check_files(folder: Path, with_tokenizer: bool) -> None:
+    """Refuse a folder that lacks weights, of safetensors, or its tokenizer.
+
+    Raises:
+        OSError: something is missing.
+    """
+    if not with_tokenizer:
+        if not any(folder.glob("*.safetensors")):
+            raise OSError(f"{folder} has no .safetensors file: load the drafter and save_pretrained it, and publish that.")
+        return
+    index = folder / "model.safetensors.index.json"
+    files = read_json(index).get("weight_map", "") if index.exists() else {"": "model.safetensors"}
+    if not isinstance(files, Mapping):
+        raise OSError(f"{index} does not say in which file a weight lies (weight_map): save or download it again.")
+    wanted = set(files.values())
+    wanted.add("tokenizer_config.json")
+    if not any(any(folder.glob(pattern)) for pattern in ("tokenizer.json", "tokenizer.model", "vocab.*")):
+        wanted.add("tokenizer.json")
+    if missing := sorted(name for name in wanted if not (folder / name).exists()):
+        raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")

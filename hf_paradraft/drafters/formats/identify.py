@@ -1,0 +1,112 @@
+"""What a published drafter's folder holds, by its config and its tensors' names; never by its `model_type`."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...files import local_folder
+from .files import PICKLES, names_in
+from .values import read_config
+
+DFLASH, DSPARK, EAGLE3, PEAGLE = "DFlash drafter", "DSpark drafter", "EAGLE-3 drafter", "P-EAGLE drafter"
+PARD2 = "PARD-2 drafter"
+SERVED = (DFLASH, DSPARK, EAGLE3, PEAGLE, PARD2)
+DFLASH2 = "DFlash2 drafter"
+SPECULATORS = {
+    "eagle3": EAGLE3,
+    "peagle": PEAGLE,
+    "dflash": DFLASH,
+    "dspark": DSPARK,
+    "dflash2": DFLASH2,
+    "xpress": "XPress drafter",
+    "mtp": "drafter of MTP layers",
+}
+ARCHITECTURES = {
+    "DFlashDraftModel": DFLASH,
+    "DFlash2DraftModel": DFLASH2,
+    "DSparkDraftModel": DSPARK,
+    "DSparkSpeculator": DSPARK,
+    "Eagle3Speculator": EAGLE3,
+    "PEagleSpeculator": PEAGLE,
+    "PEagleDraftModel": PEAGLE,
+    "LlamaForCausalLMEagle3": EAGLE3,
+}
+DEEPSPEC = ("Qwen3DSparkModel", "Gemma4DSparkModel")
+ASSISTANT = "muse_glimmer_assistant"  # transformers' own DFlash
+
+
+def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
+    """Which kind of published drafter this is, as "DFlash drafter"; None if it is none that is known.
+
+    Args:
+        config: of `config.json`.
+        tensors: names of all tensors of the folder.
+    """
+    names = list(tensors)
+    if (kind := config.get("speculators_model_type")) is not None:
+        return SPECULATORS.get(kind, f"speculators drafter of type {kind}")
+    if config.get("pard2") or config.get("spd_type") == "pard2" or "pard2_target_layers" in config:
+        return PARD2
+    if any(name.split(".")[-1] == "mask_hidden" for name in names) or "parallel_drafting_mask" in config:
+        return PEAGLE
+    first = (config.get("architectures") or [""])[0]
+    projector = (config.get("dflash_config") or {}).get("projector_type")
+    if projector not in (None, "dflash"):
+        return {"dspark": DSPARK, "domino": "Domino drafter"}.get(projector, f"DFlash relative ({projector})")
+    if (by_tensors := _by_tensors(names)) == DFLASH2:
+        return by_tensors
+    if first in ARCHITECTURES:
+        return DSPARK if ARCHITECTURES[first] == DFLASH and by_tensors == DSPARK else ARCHITECTURES[first]
+    if first in DEEPSPEC:
+        return DSPARK if config.get("markov_rank") else DFLASH
+    if first.endswith("Eagle3Model"):
+        return EAGLE3
+    if config.get("model_type") == ASSISTANT or "dflash_config" in config:
+        return DFLASH
+    return by_tensors or ("EAGLE-type drafter" if "eagle_config" in config or "eagle" in first.lower() else None)
+
+
+def _by_tensors(names: list[str]) -> str | None:
+    tops = {name.split(".")[0] for name in names}
+    if "candidate_selector" in tops or any(".attention_conv." in name for name in names):
+        return DFLASH2
+    if tops & {"markov_head", "logit_head"}:
+        return DSPARK
+    if "fc" in tops or any(name.startswith("encoder.fc.") for name in names):
+        if "hidden_norm" in tops or "encoder" in tops:
+            return DFLASH
+        return EAGLE3 if "midlayer" in tops or "lm_head" in tops else "EAGLE-1 or EAGLE-2 drafter"
+    return None
+
+
+def kind_in(folder: Path) -> str | None:
+    """As `identify`, of a folder; None where there is no config."""
+    if not (folder / "config.json").exists():
+        return None
+    return identify(read_config(folder), names_in(folder))
+
+
+def drafter_folder(repo_or_dir: str | Path, kwargs: dict[str, Any]) -> Path:
+    """As `local_folder`; a repository without safetensors comes with the pickles that published drafters have, and a PARD-2 one
+    with its projection."""
+    hub = dict(kwargs)
+    folder = local_folder(repo_or_dir, kwargs)
+    if Path(repo_or_dir).is_dir() or not (folder / "config.json").exists():
+        return folder
+    if any(folder.glob("*.safetensors")) and identify(read_config(folder), ()) != PARD2:
+        return folder
+    return local_folder(repo_or_dir, hub, PICKLES)
+
+
+def refuse_foreign(config: Mapping[str, Any], tensors: Iterable[str]) -> None:
+    """Refuse a drafter that reads the target's features where a plain causal LM is wanted; arguments as for `identify`.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if (kind := identify(config, tensors)) is None:
+        return
+    who = f"{'an' if kind[0] in 'AEIOUX' else 'a'} {kind}"
+    if kind in SERVED:
+        raise ValueError(f"This is {who}, which reads the target's hidden states: load it with AutoDrafter.from_pretrained.")
+    raise ValueError(f"This is {who}, which is not served here.")

@@ -1,0 +1,162 @@
+"""The speculators layout, which vLLM reads: what other publishers' drafters are saved in too. It numbers layers by inputs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ..layers import GEMMA4
+from .common import block_parts, eagle3_parts, feature_keys, layers_config, smaller
+
+VERSION = "0.9.0"
+
+
+def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """Arguments of a `BlockConfig`.
+
+    Raises:
+        ValueError: something is missing that may not be assumed.
+    """
+    layers = layers_config(_layers(config), names or ["q_norm.weight"])
+    dspark = config["speculators_model_type"] == "dspark"
+    features = feature_keys(config.get("aux_hidden_state_layer_ids"), -1)
+    if features is None:
+        raise ValueError("This speculators drafter names no layers (aux_hidden_state_layer_ids), and there is no default.")
+    said = config.get("sample_from_anchor")
+    kinds = set(getattr(layers, "layer_types", None) or ["full_attention"])
+    sliding = "sliding_attention" in kinds and not config.get("sliding_window_non_causal")
+    note = "not in the config: settled on the target's own output" if dspark else "not in the config: fill-in"
+    return {
+        **block_parts(config, {}, names, layers),
+        "features": features,
+        "fill_in": (None if dspark else True) if said is None else not said,
+        "causal": ("sliding_attention",) if sliding else (),
+        "window_from_anchor": True,
+        "draft_vocab_size": smaller(config.get("draft_vocab_size"), layers.vocab_size),
+        "layout": "speculators",
+        "notes": [("anchor", note)] if said is None else [],
+    }
+
+
+def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """Arguments of an `Eagle3Config`.
+
+    Raises:
+        ValueError: as for `eagle3_parts`.
+    """
+    inputs = config.get("eagle_aux_hidden_state_layer_ids")
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
+    note = ("layers", "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named")
+    return {
+        **eagle3_parts(config, {}, names, layers_config(_layers(config), names)),
+        "features": feature_keys(inputs, -1),
+        "num_draft_tokens": next((method.get("speculative_tokens") for method in methods), None),
+        "layout": "speculators",
+        "notes": [note] if inputs is None else [],
+    }
+
+
+def _layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    described = config.get("transformer_layer_config")
+    if not isinstance(described, Mapping):
+        raise ValueError("A speculators config describes its layers under transformer_layer_config, and this one does not.")
+    return described
+
+
+def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
+    """The `config.json` of a drafter of blocks.
+
+    Args:
+        block: its `BlockConfig`.
+        kind: `dflash` or `dspark`.
+        num_guesses: V'.
+
+    Raises:
+        ValueError: it has options or layers for which the layout has no place.
+    """
+    kinds = set(getattr(block.layers, "layer_types", None) or ["full_attention"])
+    unsaid = [name for name in ("softcap", "embedding_scale", "logit_scale") if getattr(block, name) not in (None, 1.0)]
+    unsaid += ["layers of Gemma 4"] if block.layers.model_type == GEMMA4 else []
+    windows = "full_attention" in block.causal or (block.layout != "speculators" and "sliding_attention" in kinds)
+    if unsaid or windows:
+        raise ValueError(
+            f"This drafter has options that the speculators layout cannot say ({', '.join(unsaid) or 'its windows'}): keep its "
+            "own files."
+        )
+    heads = {
+        "markov_rank": block.markov_rank,
+        "markov_head_type": block.markov_type,
+        "enable_confidence_head": block.confidence,
+        "confidence_head_with_markov": block.confidence_with_markov,
+    }
+    return {
+        "speculators_model_type": kind,
+        "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
+        "transformer_layer_config": layer_values(block.layers),
+        "aux_hidden_state_layer_ids": [key + 1 for key in block.features if isinstance(key, int)],
+        "block_size": block.block_size,
+        "mask_token_id": block.mask_token_id,
+        **({} if block.fill_in in (None, block.assumed) else {"sample_from_anchor": not block.fill_in}),
+        "sliding_window_non_causal": "sliding_attention" in kinds and "sliding_attention" not in block.causal,
+        "draft_vocab_size": num_guesses,
+        "target_hidden_size": block.target_hidden_size,
+        "num_target_layers": block.target_layers,
+        "speculators_version": VERSION,
+        **(heads if block.markov_rank or block.confidence else {}),
+    }
+
+
+def eagle3_config(eagle: Any, features: tuple, num_guesses: int, own_embedding: bool) -> dict[str, Any]:
+    """The `config.json` of an EAGLE-3 or P-EAGLE drafter.
+
+    Args:
+        eagle: its `Eagle3Config`.
+        features: what it reads.
+        num_guesses: V'.
+        own_embedding: whether it has one.
+
+    Raises:
+        ValueError: it has layers of Gemma 4, or does not know yet what it reads.
+    """
+    if eagle.layers.model_type == GEMMA4:
+        raise ValueError("The speculators layout has no layers of Gemma 4, as this drafter has: keep its own files.")
+    if not features:
+        raise ValueError("Which layers this drafter reads depends on its target: attach(target) first.")
+    return {
+        "speculators_model_type": "peagle" if eagle.parallel else "eagle3",
+        "architectures": ["PEagleSpeculator" if eagle.parallel else "Eagle3Speculator"],
+        "transformer_layer_config": layer_values(eagle.layers),
+        "eagle_aux_hidden_state_layer_ids": [key + 1 for key in features if isinstance(key, int)],
+        "vocab_size": eagle.vocab_size,
+        "draft_vocab_size": num_guesses,
+        "target_hidden_size": eagle.target_hidden_size,
+        "num_target_layers": eagle.target_layers,
+        "norm_before_residual": eagle.norm_before_residual,
+        "norm_before_fc": eagle.norm_before_fc,
+        "fc_norm": eagle.fc_norm,
+        "norm_output": eagle.norm_output,
+        "embed_requires_grad": own_embedding,
+        "mask_token_id": eagle.mask_token_id,
+        "speculators_version": VERSION,
+    }
+
+
+def layer_values(layers: PreTrainedConfig) -> dict[str, Any]:
+    """A layer's config as the layout has it."""
+    return layers.to_diff_dict() | {"model_type": layers.model_type}
+
+
+def proposal(algorithm: str, num_draft_tokens: int, target: str | None) -> dict[str, Any]:
+    """What engines ask of such a folder: how many tokens are drafted, and for which model.
+
+    Args:
+        algorithm: the kind.
+        num_draft_tokens: K.
+        target: its name on the Hub, if it is known; vLLM wants one.
+    """
+    return {
+        "algorithm": algorithm,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}],
+        "verifier": {"name_or_path": target, "architectures": []},
+    }

@@ -1,0 +1,54 @@
+"""Names of published drafters' tensors, as each publisher writes them, and as they are called here."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+# Statistics, masks over the vocabulary's padding and copies of the target's are no weights of a drafter's.
+LEFT_OUT = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
+OLDER = ("encoder.", "logit_head.", "midlayer.")  # read, and not written: the speculators layout has other names
+BLOCKS = {
+    "encoder.fc.": "fc.",
+    "encoder.output_norm_enc.": "hidden_norm.",
+    "embed_tokens.": "embedding.",
+    "lm_head.": "head.",
+    "norm.": "stack.norm.",
+    "layers.": "stack.layers.",
+    **{
+        f"{head}.{theirs}.": f"markov.{ours}."
+        for head in ("logit_head", "markov_head")
+        for theirs, ours in (("markov_w1", "before"), ("markov_w2", "after"), ("gate_proj", "gate"), ("joint_proj", "joint"))
+    },
+    "confidence_head.proj.": "confidence.",
+}
+EAGLE3 = {
+    "midlayer.hidden_norm.": "hidden_norm.",
+    "layers.0.hidden_norm.": "hidden_norm.",
+    "midlayer.": "stack.layers.0.",
+    "layers.": "stack.layers.",
+    "norm.": "stack.norm.",
+    "embed_tokens.": "embedding.",
+    "lm_head.": "head.",
+}
+
+
+def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
+    """Weights by the names that they have here; unknown names stay, for whoever is strict.
+
+    Args:
+        tensors: as published.
+        table: publishers' prefixes, and ours.
+    """
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    return {_with_prefix(name, table): tensor for name, tensor in bare.items() if name not in LEFT_OUT}
+
+
+def published(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
+    """Weights by the names of the speculators layout; arguments as for `renamed`."""
+    back = {ours: theirs for theirs, ours in table.items() if not theirs.startswith(OLDER)}
+    return {_with_prefix(name, back): tensor for name, tensor in tensors.items()}
+
+
+def _with_prefix(name: str, table: Mapping[str, str]) -> str:
+    prefix = next((prefix for prefix in table if name.startswith(prefix)), None)
+    return name if prefix is None else table[prefix] + name.removeprefix(prefix)

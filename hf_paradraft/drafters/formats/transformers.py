@@ -1,0 +1,25 @@
+"""transformers' own DFlash assistants."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .common import block_parts, feature_keys, layers_config
+
+
+def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """Arguments of a `BlockConfig`.
+
+    Raises:
+        ValueError: something is missing that may not be assumed.
+    """
+    kinds = config.get("layer_types") or ["sliding_attention"] * config.get("num_hidden_layers", 5)
+    layers = layers_config({**config, "layer_types": kinds, "use_sliding_window": True}, names or ["q_norm.weight"])
+    features = feature_keys(config.get("target_layer_ids"))
+    if features is None:
+        raise ValueError("This DFlash assistant names no layers (target_layer_ids): save it again.")
+    return {
+        **block_parts(config, {}, names, layers),
+        "features": features,
+        "fill_in": True,
+        "layout": "transformers",
+    }

@@ -1,0 +1,165 @@
+"""A drafter's `config.json`, whoever wrote it: one table of what its values may be, looked at before anything is made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ...files import read_json
+from ...protocol.config import MOST
+
+WIDE, LONG = 2**22, 2**31  # of a width, of a text: a number beyond it is a mistake, or somebody else's joke
+LAYERS, HEADS = 1024, 4096
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value may be.
+
+    Attributes:
+        holds: whether it is.
+        words: what it has to be, to people.
+    """
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+def _whole(least: int, most: int) -> Rule:
+    return Rule(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
+
+
+def _sizes(most: int) -> Rule:
+    """One for all layers, or a list of one for each."""
+    one = _whole(1, most)
+
+    def holds(value: Any) -> bool:
+        return one.holds(value) or (isinstance(value, list) and bool(value) and all(map(one.holds, value)))
+
+    return Rule(holds, one.words)
+
+
+def _optional(rule: Rule) -> Rule:
+    return Rule(lambda value: value is None or rule.holds(value), f"{rule.words}, or null")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _layer_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(layer) is int and -1 <= layer <= LAYERS for layer in value)
+
+
+def _is_dtype(name: str) -> bool:
+    return name == "auto" or isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
+
+
+def _is_rope(value: Any) -> bool:
+    return isinstance(value, str) and value in ("default", *ROPE_INIT_FUNCTIONS)
+
+
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and all(map(WORD.holds, value))
+
+
+FLAG = Rule(lambda value: isinstance(value, bool), "true or false")
+NUMBER = Rule(_number, "a number above 0")
+SHARE = Rule(lambda value: _number(value) and value <= 1, "a number above 0, at most 1")
+DTYPE = Rule(lambda value: isinstance(value, str) and _is_dtype(value), "a number format of torch")
+ACTIVATION = Rule(lambda value: isinstance(value, str) and value in ACT2FN, "an activation that transformers has")
+ROPE = Rule(_is_rope, "a rotary embedding that transformers has")
+TREE_SIZE = Rule(lambda value: value in (None, "auto") or _whole(1, MOST).holds(value), f"null, auto or a number up to {MOST}")
+WORD = Rule(lambda value: isinstance(value, str) and value.isprintable(), "a printable text")
+WORDS = Rule(_words, "a list of texts")
+NAMED = Rule(lambda value: isinstance(value, Mapping), "an object with names")
+LAYER_LIST = Rule(_layer_list, f"a list of layers' numbers, from -1 to {LAYERS}")
+
+TABLE = (
+    (_whole(1, WIDE), "hidden_size vocab_size"),
+    (_whole(1, LAYERS), "num_hidden_layers draft_num_hidden_layers num_masks"),
+    (_sizes(HEADS), "num_attention_heads"),
+    (_sizes(WIDE), "intermediate_size"),
+    (_optional(_sizes(HEADS)), "num_key_value_heads num_global_key_value_heads"),
+    (_optional(_whole(1, WIDE)), "head_dim global_head_dim target_hidden_size draft_vocab_size"),
+    (_optional(_whole(1, LAYERS)), "num_target_layers target_layers block_size ttt_length speculative_tokens"),
+    (_optional(_whole(1, LONG)), "max_position_embeddings sliding_window swa_window_size"),
+    (_optional(_whole(0, WIDE)), "mask_token_id dspark_noise_token_id pard_token ptd_token_id markov_rank"),
+    (NUMBER, "rope_theta"),
+    (_optional(NUMBER), "rms_norm_eps output_multiplier input_embedding_scale final_logit_softcapping"),
+    (_optional(SHARE), "partial_rotary_factor"),
+    (_optional(FLAG), "attention_bias attention_k_eq_v is_causal causal use_swa use_sliding_window use_aux_hidden_state"),
+    (_optional(FLAG), "norm_before_residual norm_before_fc fc_norm norm_output sample_from_anchor is_neox_style"),
+    (_optional(FLAG), "sliding_window_non_causal enable_confidence_head confidence_head_with_markov tie_word_embeddings"),
+    (_optional(FLAG), "never_slower compile overlap prompt_lookup graft trace pard2 target_independent enable_moe_block"),
+    (_optional(FLAG), "output_hidden_states output_attentions return_dict use_cache"),
+    (WORD, "style"),
+    (ROPE, "rope_type"),
+    (_whole(0, MOST), "num_draft_tokens"),
+    (TREE_SIZE, "tree_size"),
+    (ACTIVATION, "hidden_act hidden_activation"),
+    (_optional(DTYPE), "dtype torch_dtype"),
+    (_optional(WORD), "model_type speculators_model_type markov_head_type projector_type spd_type kind"),
+    (_optional(WORDS), "architectures layer_types"),
+    (_optional(LAYER_LIST), "target_layer_ids aux_hidden_state_layer_ids eagle_aux_hidden_state_layer_ids"),
+    (_optional(NAMED), "transformer_layer_config dflash_config eagle_config layers rope_parameters rope_scaling"),
+    (_optional(NAMED), "speculators_config"),
+    (NAMED, "full_attention sliding_attention"),
+)
+RULES: dict[str, Rule] = {name: rule for rule, names in TABLE for name in names.split()}
+# In which the same names mean the same; elsewhere, as in a vision part, they may not.
+NESTED = {name for name, rule in RULES.items() if rule.words.startswith(NAMED.words)}
+NESTED |= {"proposal_methods", "paradraft", "speculation_config"}
+
+
+def check_config(config: Mapping[str, Any], file: Path, inside: str = "") -> None:
+    """Refuse a value that no layout has.
+
+    Args:
+        config: as it was read.
+        file: for the message.
+        inside: the names that lead to it, each with a dot.
+
+    Raises:
+        ValueError: a value is none; the message names file, key and value.
+    """
+    for name, value in config.items():
+        rule = RULES.get(name)
+        if rule is not None and not rule.holds(value):
+            raise ValueError(f"{file}: {inside}{name} is {value!r:.150}, and has to be {rule.words}.")
+        if name in NESTED:
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, Mapping):
+                    check_config(part, file, f"{inside}{name}.")
+
+
+def transformers_config(make: Callable[..., PreTrainedConfig], values: Mapping[str, Any]) -> PreTrainedConfig:
+    """A config of transformers, of values that a file has.
+
+    Raises:
+        ValueError: transformers makes none of them.
+    """
+    try:
+        return make(**values)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"transformers makes no layers of this config: {type(error).__name__}: {error}") from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a drafter's folder.
+
+    Raises:
+        OSError: it is missing or not JSON.
+        ValueError: a value of it is none; the message names file, key and value.
+    """
+    config = read_json(folder / "config.json")
+    check_config(config, folder / "config.json")
+    return config

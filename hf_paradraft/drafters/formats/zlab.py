@@ -1,0 +1,61 @@
+"""Folders of z-lab and SpecForge: DFlash, and DSpark by the same classes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .common import block_parts, feature_keys, layers_config
+
+PROJECTORS = (None, "dflash", "dspark")
+
+
+def spread(count: int, layers: int) -> tuple[int, ...]:
+    """The layers that are read where a config names none: `count` of them, evenly from 1 to L - 3."""
+    if count == 1:
+        return (layers // 2,)
+    return tuple(round(1 + index * (layers - 4) / (count - 1)) for index in range(count))
+
+
+def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """Arguments of a `BlockConfig`.
+
+    Raises:
+        ValueError: something is missing that may not be assumed, or a relative that is not served.
+    """
+    nested = config.get("dflash_config") or {}
+    projector = nested.get("projector_type")
+    if projector not in PROJECTORS or nested.get("shift_label") or nested.get("attention_sink_bias"):
+        raise ValueError(f"A relative of DFlash (projector_type {projector!r}) that is not served.")
+    described = dict(config)
+    windowed = bool(nested.get("use_swa")) and not config.get("layer_types")
+    if windowed:
+        described["layer_types"] = ["sliding_attention"] * config.get("num_hidden_layers", 0)
+        described["sliding_window"] = nested.get("swa_window_size") or config.get("sliding_window")
+    if "sliding_attention" in (described.get("layer_types") or ()):
+        described["use_sliding_window"] = True
+    layers = layers_config(described, names or ["q_norm.weight"])
+    kinds = tuple(dict.fromkeys(getattr(layers, "layer_types", None) or ["full_attention"]))
+    said = next((value for value in (config.get("is_causal"), nested.get("causal")) if value is not None), None)
+    if said is not None:
+        causal = kinds if said else ()
+    else:
+        causal = () if windowed else tuple(kind for kind in kinds if kind == "sliding_attention")
+    features, notes = feature_keys(nested.get("target_layer_ids", config.get("target_layer_ids"))), []
+    if features is None:
+        count, total = config.get("num_hidden_layers"), config.get("num_target_layers")
+        if count is None or total is None:
+            raise ValueError("This DFlash drafter names neither its layers (target_layer_ids) nor num_target_layers.")
+        features = spread(count, total)
+        notes.append(("layers", "default: none are named"))
+    dspark = projector == "dspark" or any(name.startswith(("markov_head.", "logit_head.")) for name in names)
+    dspark = dspark or (config.get("architectures") or [""])[0] == "DSparkDraftModel"
+    return {
+        **block_parts(config, nested, names, layers),
+        "features": features,
+        "fill_in": not dspark,
+        "causal": causal,
+        "softcap": nested.get("final_logit_softcapping"),
+        "embedding_scale": nested.get("input_embedding_scale") or 1.0,
+        "logit_scale": nested.get("output_multiplier"),
+        "layout": "SpecForge" if dspark else "z-lab",
+        "notes": notes,
+    }

@@ -1,0 +1,71 @@
+"""What a PARD drafter's `config.json` says beside a causal LM's: its mask token, under any engine's key, and a smaller head."""
+
+from torch import LongTensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+NO_MASK = (
+    "This model's config names no mask token (mask_token_id, pard_token or ptd_token_id): it is not a PARD drafter yet. To make "
+    "one of it, PardDrafter.from_causal_lm(model, mask_token_id=…) and train it; to draft with it as it is, one token a forward, "
+    "AutoregressiveDrafter.from_causal_lm(model)."
+)
+# AMD's code and TensorRT-LLM read `pard_token`, vLLM reads any of the three.
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+
+
+def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = None) -> int:
+    """The id whose embedding stands for "guess this token".
+
+    Args:
+        config: of a causal LM.
+        mask_token_id: overrides what the config says.
+
+    Raises:
+        ValueError: there is none, keys disagree, or the id has no embedding.
+    """
+    written = {key: getattr(config, key) for key in MASK_KEYS if getattr(config, key, None) is not None}
+    if mask_token_id is None:
+        if not written:
+            raise ValueError(NO_MASK)
+        if len(set(written.values())) > 1:
+            raise ValueError(
+                f"The config names different mask tokens ({', '.join(f'{k}={v}' for k, v in written.items())}): "
+                "say which one was trained with mask_token_id=…."
+            )
+        mask_token_id = next(iter(written.values()))
+    vocab_size = config.get_text_config().vocab_size
+    if isinstance(mask_token_id, bool) or not isinstance(mask_token_id, int) or not 0 <= mask_token_id < vocab_size:
+        raise ValueError(
+            f"Mask token id {mask_token_id!r} has no embedding: the model's ids are 0 … {vocab_size - 1}. "
+            "Use an unused id, or resize the embedding first."
+        )
+    return mask_token_id
+
+
+def write_mask_token_id(config: PreTrainedConfig, mask_token_id: int) -> None:
+    """Set every engine's key to `mask_token_id`, in place; what says that it is PARD-2 stays."""
+    for key in MASK_KEYS:
+        setattr(config, key, mask_token_id)
+    config.spd_type = "pard2" if getattr(config, "spd_type", None) == "pard2" else "pard"
+
+
+def trim_head(model: PreTrainedModel, vocabulary: LongTensor) -> None:
+    """Keep the rows of the head that guess `vocabulary`, in place (FR-Spec; VocabTrim): a small drafter is mostly head.
+
+    The embedding stays whole, and is no longer tied to it. Row `j` of the head guesses the id `draft_vocabulary[j]`; these are
+    saved with the model.
+
+    Args:
+        model: a causal LM.
+        vocabulary: int64 `(V',)`, rising ids.
+    """
+    head = model.get_output_embeddings()
+    rows = head.weight.detach()[vocabulary.to(head.weight.device)].clone()
+    own = nn.Linear(head.in_features, len(vocabulary), bias=head.bias is not None, device=rows.device, dtype=rows.dtype)
+    own.weight = nn.Parameter(rows)
+    if head.bias is not None:
+        own.bias = nn.Parameter(head.bias.detach()[vocabulary.to(rows.device)].clone())
+    model.set_output_embeddings(own)
+    model.register_buffer("draft_vocabulary", vocabulary)
+    config = model.config.get_text_config()
+    config.tie_word_embeddings = model.config.tie_word_embeddings = False
+    model.config.draft_vocab_size = len(vocabulary)

@@ -1,0 +1,291 @@
+"""Draft with a model's own prompt tokens: one forward verifies this round's guesses and makes the next's (PPD, section 4)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from torch import LongTensor, Tensor
+from transformers import PreTrainedModel, QuantizedCache
+from transformers.utils import logging
+
+from ...decoding.checks import Refused
+from ...decoding.tree_attention import attention_windows, or_sdpa
+from ...files import read_json, tensor_names
+from ...hub.card import CardFields, provenance_of
+from ...protocol import Drafter, SpeculationConfig
+from ...protocol.config import TreeSize
+from ..drafter import SavedDrafter, Variant, last_target, remember_target
+from .config import PpdConfig, read_adapter
+from .drafting import PpdDrafting, default_rows, most_rows
+from .prompted import PromptedDrafter
+from .tuner import PpdModel, check_embeds_once, prompt_embedding
+
+logger = logging.get_logger(__name__)
+STUDIED_SIZES = (6, 10, 15, 22, 31)
+# One drafter in all calls of a model: what was learned of it stays, and its `last_stats` are found again.
+_adopted: WeakKeyDictionary[PeftModel, dict[tuple, Any]] = WeakKeyDictionary()
+
+
+class PpdDrafter(SavedDrafter):
+    """A PPD adapter as `assistant_model` of the model it belongs to.
+
+    Args:
+        prompts: `(m·E, hidden)`; row `i·E + e` is prompt `i` of ensemble `e`.
+        config: of the adapter.
+        tensor_name: of the prompts in the adapter's file.
+        speculation_config: `tree_size` is the number of a round's rows beside the root's, guesses and prompts together; default:
+            what is fastest on this hardware for a calibrated adapter, else a few.
+
+    Attributes:
+        last_stats: of the last `generate` call it assisted, or None.
+        everywhere: whether all prompts hang below every node (static trees, for comparison).
+    """
+
+    kind = "ppd"
+    title = "PPD adapter"
+    fits = "transformers with hf_paradraft and PEFT"
+    training = "PpdTraining"
+    guesses_in_target = True
+    everywhere = False
+
+    def __init__(self, prompts: Tensor, config: PpdConfig, tensor_name: str, speculation_config: SpeculationConfig | None = None):
+        self.prompts, self.config, self.tensor_name = prompts, config, tensor_name
+        rows: TreeSize = "auto" if config.accuracy is not None else default_rows(config.num_ids)
+        self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=rows)
+
+    @classmethod
+    def recognises(cls, folder: Path) -> bool:
+        """Any adapter's: one of another kind is refused by name."""
+        return (folder / "adapter_config.json").exists()
+
+    @classmethod
+    def load_folder(cls, folder: Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> PpdDrafter:
+        """The drafter in an adapter's folder; the base model is not loaded.
+
+        Args:
+            folder: as PEFT writes it.
+            dtype: of the prompts; default, and `"auto"`: as they were saved.
+            kwargs: without a meaning for prompts, which go where the target is.
+
+        Raises:
+            OSError: nothing loadable there.
+            ValueError: an adapter of another kind.
+        """
+        read_adapter(folder)
+        config = PpdConfig.from_pretrained(str(folder))
+        tensor_names(folder)
+        tensors = load_file(folder / "adapter_model.safetensors")
+        if len(tensors) != 1 or next(iter(tensors.values())).shape != (config.num_ids, config.hidden_size):
+            raise ValueError(f"{folder} does not hold the {config.num_ids} prompts its config speaks of: save it again.")
+        name, prompts = next(iter(tensors.items()))
+        if isinstance(dtype, str):
+            dtype = None if dtype == "auto" else getattr(torch, dtype, None)
+        return cls(prompts if dtype is None else prompts.to(dtype), config, name)
+
+    @classmethod
+    def from_model(cls, model: PeftModel | PreTrainedModel) -> PpdDrafter:
+        """The active adapter of a loaded model; the prompts are shared.
+
+        Raises:
+            ValueError: it has no PPD adapter, or the adapter is disabled.
+        """
+        base = model.get_base_model() if isinstance(model, PeftModel) else model
+        embedding = prompt_embedding(base)
+        prompts = embedding.prompts()
+        if prompts is None:
+            raise ValueError("The model's PPD adapter is disabled: enable it first.")
+        path = next(path for path, module in base.named_modules() if module is embedding)
+        return cls(prompts.detach(), embedding.config(), f"base_model.model.{path}.ppd_prompts")
+
+    def eval(self) -> PpdDrafter:
+        """Itself: prompts have no training mode."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> PpdDrafter:
+        """Itself, with prompts of another dtype or on another device, as `Tensor.to`."""
+        self.prompts = self.prompts.to(*args, **kwargs)
+        return self
+
+    def write(self, folder: Path, **kwargs: Any) -> None:
+        """The adapter as PEFT writes it: `adapter_config.json` and `adapter_model.safetensors`."""
+        self.config.save_pretrained(str(folder))
+        prompts = self.prompts.detach().cpu().contiguous()
+        save_file({self.tensor_name: prompts}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+    @classmethod
+    def check_folder(cls, folder: Path) -> None:
+        """Refuse a folder that is not a whole PPD adapter."""
+        read_adapter(folder)
+        if not (folder / "adapter_model.safetensors").exists():
+            raise OSError(f"{folder} has no adapter_model.safetensors: save the adapter there again.")
+        tensor_names(folder)
+
+    @classmethod
+    def card_fields(cls, folder: Path) -> CardFields:
+        """As `SavedDrafter.card_fields`, of an adapter."""
+        config = read_adapter(folder)
+        record = folder / "paradraft.json"
+        provenance = provenance_of({"paradraft": read_json(record)} if record.exists() else config)
+        return CardFields(
+            template="ppd.jinja",
+            library_name="peft",
+            relation="adapter",
+            base_model=provenance["training"].get("base_model") or config.get("base_model_name_or_path"),
+            methods=(cls.kind,),
+            provenance=provenance,
+            values={"config": config},
+        )
+
+    @classmethod
+    def describe(cls, folder: Path) -> list[tuple[str, Any]]:
+        """What there is to say of a folder with at least an `adapter_config.json`."""
+        read_adapter(folder)
+        adapter = PpdConfig.from_pretrained(str(folder))
+        first = adapter.accuracy and ", ".join(f"{100 * row[0]:.0f} %" for row in adapter.accuracy)
+        return [
+            ("kind", "PPD adapter (prompt tokens)"),
+            ("base model", adapter.base_model_name_or_path or "not recorded"),
+            ("prompt tokens", f"{adapter.num_prompt_tokens} × {adapter.num_ensembles}"),
+            ("base's embedding", f"{adapter.vocab_size} × {adapter.hidden_size}"),
+            ("right, by distance", first or "not calibrated"),
+            ("fits", cls.fits),
+        ]
+
+    @classmethod
+    def adopt(cls, target: PreTrainedModel, assistant: object) -> Drafter | None:
+        """What a model with a PPD adapter is for a target: its own drafter, or a small model that guesses in parallel."""
+        if not isinstance(assistant, PeftModel) or not isinstance(assistant.base_model, PpdModel):
+            return None
+        drafters = _adopted.setdefault(assistant, {})
+        itself, prompts = assistant.get_base_model() is target, prompt_embedding(assistant.get_base_model()).prompts()
+        key = itself, assistant.active_adapter
+        if key not in drafters or drafters[key][0] is not prompts:
+            drafters[key] = prompts, cls.from_model(assistant) if itself else PromptedDrafter(assistant)
+        return drafters[key][1]
+
+    def variants(self, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
+        """One tree, of the size that is best here, or of 15 rows."""
+        size: TreeSize = "auto" if self.config.accuracy is not None else 15
+        name = size if size == "auto" else f"n{size}"
+        return [Variant(f"ppd-{name}", self, SpeculationConfig(self.config.num_prompt_tokens, size))]
+
+    def study(self) -> list[Variant]:
+        """Dynamic sparse trees of several sizes, against static ones and one guess at each distance (PPD, section 5)."""
+        if self.config.accuracy is None:
+            raise ValueError("The case 'prompts' needs calibrated prompt tokens: paradraft calibrate, then --drafter ADAPTER.")
+        m = self.config.num_prompt_tokens
+        first = copy.copy(self.config)
+        first.accuracy = [row[:1] for row in first.accuracy]
+        static, chain = (PpdDrafter(self.prompts, config, self.tensor_name) for config in (self.config, first))
+        static.everywhere = True
+        return [
+            *(Variant(f"ppd-n{size}", self, SpeculationConfig(m, size)) for size in STUDIED_SIZES),
+            Variant("ppd-auto", self, SpeculationConfig(m, "auto")),
+            Variant("ppd-static-n15", static, SpeculationConfig(m, 15)),
+            Variant("ppd-chain-n15", chain, SpeculationConfig(m, 15)),
+        ]
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Refuse a model that the prompts were not trained on, or that they cannot ride along in.
+
+        Raises:
+            ValueError: its embedding has other sizes, it takes no masks and positions as given, or the prompts are no numbers.
+        """
+        if attention_windows(target) is None:
+            raise ValueError(
+                f"Prompt tokens need a target that takes a mask and positions as they are given, and {type(target).__name__} "
+                f"as it is loaded here does not: use another drafter{or_sdpa(target)}."
+            )
+        check_embeds_once(target)
+        if not bool(torch.isfinite(self.prompts.to(target.dtype)).all()):
+            raise ValueError(f"The adapter's prompts are not finite numbers in {target.dtype}: train it again, or load it anew.")
+        sizes = tuple(target.get_input_embeddings().weight.shape)
+        if sizes != (self.config.vocab_size, self.config.hidden_size):
+            raise ValueError(
+                f"This PPD adapter belongs to a model with an embedding of {self.config.vocab_size} × {self.config.hidden_size}, "
+                f"and the target's is {sizes[0]} × {sizes[1]}: use {self.config.base_model_name_or_path or 'its own base'}."
+            )
+        remember_target(self, target)
+
+    @property
+    def max_rows(self) -> int:
+        """Of a round, guesses and prompts together."""
+        return most_rows(self.speculation_config, len(self.prompts), self.config.num_ensembles)
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> PpdDrafting:
+        """Begin a `generate` call; its state is its own."""
+        config, accuracy = self.speculation_config, self.config.accuracy
+        return PpdDrafting(target, self.prompts, self.config.num_ensembles, accuracy, config, self.everywhere)
+
+    @torch.no_grad()
+    def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
+        """What the prompts guess behind a whole prefix, from forwards of the attached target without caches.
+
+        Args:
+            input_ids: int64 `(B, n)`, n at least 2: prompts hang below the last token that has been read, which is the one before
+                the newest.
+            features: none are read.
+            num_draft_tokens: at most m, and m by default.
+
+        Returns:
+            `(B, K, V)` float32; row `d` guesses the token at distance `d + 1`.
+
+        Raises:
+            ValueError: it is attached to no target, or more is asked for than there are prompts.
+        """
+        m, e = self.config.num_prompt_tokens, self.config.num_ensembles
+        count = m if num_draft_tokens is None else num_draft_tokens
+        if (target := last_target(self)) is None:
+            raise ValueError("Prompt tokens guess through their target: attach(target) first.")
+        if not 1 <= count <= m:
+            raise ValueError(f"num_draft_tokens={count}: the adapter has {m} prompt tokens.")
+        text = target.get_input_embeddings()(input_ids[:, :-1])
+        found = []
+        for ensemble in range(e):
+            prompts = self.prompts[ensemble::e].to(text).expand(len(text), -1, -1)
+            logits = target(inputs_embeds=torch.cat([text, prompts], dim=1), use_cache=False).logits
+            found.append(logits[:, -m:].float())
+        return torch.stack(found).mean(0)[:, :count]
+
+
+NOT_DRAFTED = {"num_beams": 1, "use_cache": True, "output_hidden_states": False, "output_attentions": False}
+
+
+def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
+    """`PeftModel.generate` with an active PPD adapter drafts by itself."""
+    embedding = prompt_embedding(self.model)
+    config = kwargs.get("generation_config") or next(iter(args[1:2]), None) or self.model.generation_config
+    asked = {name: kwargs.get(name, getattr(config, name, None)) for name in NOT_DRAFTED}
+    cache = kwargs.get("cache_implementation", getattr(config, "cache_implementation", None))
+    if (
+        any(asked[name] not in (None, usual) for name, usual in NOT_DRAFTED.items())
+        or "inputs_embeds" in kwargs
+        or cache == "quantized"
+        or isinstance(kwargs.get("past_key_values"), QuantizedCache)
+        or attention_windows(self.model) is None
+    ):
+        logger.warning_once(
+            "This call of generate cannot be drafted for (beams, no cache or a quantised one, hidden states, or attention that "
+            "takes no masks): decoding plainly."
+        )
+        return self.model.generate(*args, **kwargs)
+    drafts = kwargs.get("assistant_model") is None and "custom_generate" not in kwargs and embedding.prompts() is not None
+    if not drafts:
+        return self.model.generate(*args, **kwargs)
+    try:
+        return self.model.generate(*args, **{**kwargs, "assistant_model": PpdDrafter.from_model(self.model)})
+    except Refused as reason:
+        if kwargs.get("streamer") is not None:  # it has been shown the prompt
+            raise
+        logger.warning_once(f"{reason} Decoding plainly.")
+    return self.model.generate(*args, **kwargs)
+
+
+PpdModel.generate = _generate

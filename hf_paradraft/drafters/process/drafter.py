@@ -1,0 +1,239 @@
+"""A drafter in a process of its own: beside an overlapped verification no interpreter is shared, only ids cross.
+
+Threads of one process take turns at the interpreter, which small eager forwards need most of the time; two processes do not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import signal
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import active_children, get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from threading import RLock
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from ...decoding.pearl import device_of
+from ...decoding.target_head import TargetHead
+from ...protocol import Drafter, Drafting, GuessedTokens, Observation, Prefix, SpeculationConfig
+from .worker import Asked, Begin, serve
+
+NAME = "paradraft-drafter"
+PATIENCE = 10.0  # seconds until a process that does not end by itself is ended
+
+
+def end(connection: Connection, process: BaseProcess) -> None:
+    """Tell the other side to end, and wait for it."""
+    with suppress(OSError):
+        connection.send(None)
+    connection.close()
+    process.join(PATIENCE)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Ctrl-C waits, and a process that is started inside never gets it."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class ProcessDrafter(Drafter):
+    """Lets any drafter that works on its own draft in another process, with threads of its own; made for `overlap=True`.
+
+    The process starts with the first call, takes a copy of the drafter, and ends with `close`, with the `with` block, or when
+    nobody holds this object any more. As with all spawned processes, a script that starts one needs `if __name__ == "__main__":`.
+    Under `rejection` its drafts count as certain, for distributions do not cross.
+
+    Args:
+        drafter: PARD, autoregressive, n-gram, or anything that reads nothing of the target and can be pickled.
+        threads: CPU threads of the process; default: half of this one's. The first one keeps to as many cores, on Linux.
+    """
+
+    def __init__(self, drafter: Drafter, threads: int | None = None):
+        self.drafter, self.speculation_config = drafter, drafter.speculation_config
+        self.threads = threads or max(1, torch.get_num_threads() // 2)
+        self.name_or_path, self.found_under = drafter.name_or_path, drafter.found_under
+        self.lock, self.numbers, self.ended = RLock(), itertools.count(), deque[int]()
+        self.served: PretrainedConfig | None = None
+        self.process: BaseProcess | None = None
+        self.finish: Any = lambda: None
+        self.apart = InProcess(self)
+
+    @property
+    def config(self) -> Any:
+        """The drafter's, by which vocabularies are compared."""
+        return getattr(self.drafter, "config", None)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the drafter was, and is in its process."""
+        return device_of(self.drafter)
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Check the drafter with `target`, and start its process.
+
+        Raises:
+            ValueError: it cannot draft for `target`, needs what lives in the target's process, or cannot be sent to another.
+            RuntimeError: its process did not start.
+        """
+        who = type(self.drafter).__name__
+        self.drafter.attach(target)
+        borrows = any(isinstance(own, TargetHead) for own in vars(self.drafter).values())
+        if borrows or self.drafter.needs(target) or self.drafter.guesses_in_target:
+            raise ValueError(f"{who} stands on the target, so it has to be in the target's process: pass it as it is.")
+        with self.lock:
+            if self.served is target.config and self.process.is_alive():
+                return
+            self.close()
+            try:
+                sent = pickle.dumps((self.drafter, type(target), target.config))
+            except Exception as error:
+                raise ValueError(f"{who}, or the target's class, cannot be sent to another process: {error}") from error
+            context = get_context("spawn")
+            connection, other = context.Pipe()
+            alone = all(child.name != NAME for child in active_children())  # others keep to the last cores
+            process = context.Process(target=serve, args=(other, self.threads, alone), name=NAME, daemon=True)
+            with without_interrupts():
+                process.start()
+            other.close()
+            self.connection, self.process = connection, process
+            self.finish = weakref.finalize(self, end, connection, process)
+            try:
+                connection.send_bytes(sent)
+                failed = connection.recv()
+            except (EOFError, OSError) as error:
+                self.close()
+                raise RuntimeError(
+                    f"{who}'s process did not start; a script that starts one needs `if __name__ == '__main__':` around its work."
+                ) from error
+            except BaseException:
+                self.close()
+                raise
+            if failed is not None:
+                self.close()
+                raise failed
+            self.served = target.config
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
+        """Begin a `generate` call that does not overlap: the drafter is still here too, where nobody has to be woken."""
+        here = object.__new__(type(self.drafter))  # with the same weights, and options of its own
+        here.__dict__.update(vars(self.drafter), speculation_config=self.speculation_config)
+        return here.start_drafting(target, max_length)
+
+    def ask(self, process: BaseProcess, call: int, method: str, arguments: Any) -> Any:
+        """What the worker's method gives.
+
+        Raises:
+            RuntimeError: the process is gone.
+            Exception: what went wrong over there.
+        """
+        with self.lock:
+            if process is not self.process or self.served is None:
+                raise RuntimeError(
+                    "The drafter's process was ended under this call, by `close` or by a call with another target."
+                )
+            ended = [self.ended.popleft() for _ in range(len(self.ended))]
+            try:
+                self.connection.send((ended, call, method, arguments))
+                answer = self.connection.recv()
+            except (EOFError, OSError) as error:
+                process.join(PATIENCE)
+                self.close()
+                raise RuntimeError(
+                    f"The drafter's process ended, exit code {process.exitcode}: the next call starts another."
+                ) from error
+            except BaseException:  # an answer may be half read
+                self.close()
+                raise
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """End the process; the next call starts another."""
+        with self.lock:
+            self.finish()
+            self.served = None
+
+    def __enter__(self) -> ProcessDrafter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class InProcess(Drafter):
+    """The drafter over there, which an overlapped call asks.
+
+    Args:
+        owner: of the process; not kept alive.
+    """
+
+    def __init__(self, owner: ProcessDrafter):
+        self.owner = weakref.ref(owner)
+
+    @property
+    def speculation_config(self) -> SpeculationConfig:  # type: ignore[override]
+        """The owner's."""
+        return self.owner().speculation_config
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where it is in its process."""
+        return self.owner().device
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """As the owner's."""
+        self.owner().attach(target)
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> ProcessDrafting:
+        """Begin a `generate` call over there."""
+        return ProcessDrafting(self.owner(), Begin(self.speculation_config, max_length))
+
+
+class ProcessDrafting(Drafting):
+    """One `generate` call, on the target's side.
+
+    Args:
+        drafter: whose process is asked.
+        begin: the call.
+    """
+
+    def __init__(self, drafter: ProcessDrafter, begin: Begin):
+        self.drafter, self.process, self.call = drafter, drafter.process, next(drafter.numbers)
+        weakref.finalize(self, drafter.ended.append, self.call)
+        self.learns = self._ask("begin", begin)
+
+    def _ask(self, method: str, arguments: Any) -> Any:
+        return self.drafter.ask(self.process, self.call, method, arguments)
+
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
+        """The worker's drafts, as tokens that were found."""
+        rows = [Asked(prefix.kept, prefix.ids[0, prefix.kept :].tolist(), prefix.room) for prefix in prefixes]
+        return [
+            GuessedTokens(prefix.ids.new_tensor(one.tokens), one.parents, one.acceptance)
+            for prefix, one in zip(prefixes, self._ask("propose", rows), strict=True)
+        ]
+
+    def observe(self, observations: list[Observation | None]) -> None:
+        """Pass on what the target brought, where that is wanted: ids alone, for no features are asked for."""
+        if self.learns:
+            self._ask("observe", [None if one is None else (one.tokens.tolist(), one.begin) for one in observations])

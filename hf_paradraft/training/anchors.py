@@ -1,0 +1,148 @@
+"""Training that begins at chosen tokens of every text: anchors, what follows them, and how far the target would go along."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import LongTensor, Tensor
+from transformers import TrainingArguments
+
+from .data import IGNORED
+from .epochs import CountEpochs, ResumableTrainer
+from .losses import cross_entropy, rejection
+from .target_states import TargetStates
+
+
+class AnchorCollator:
+    """Encoded samples to a padded batch of texts with anchors; the same sample in the same epoch always has the same ones.
+
+    Args:
+        num_anchors: of a text, at most.
+        block_size: B, guesses behind an anchor.
+        seed: of the choice.
+    """
+
+    def __init__(self, num_anchors: int, block_size: int, seed: int = 0):
+        self.num_anchors, self.block_size, self.seed, self.epoch = num_anchors, block_size, seed, 0
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """Texts padded on the right to the longest, and behind that by a block, so that every slot has a place.
+
+        Returns:
+            `input_ids` int64 `(B, N)`, padded with 0, `lengths` int64 `(B,)`, `anchors` int64 `(B, A)`, padded with -1, and what
+            `guesses_behind` says of them.
+        """
+        width = max(len(sample["input_ids"]) for sample in samples) + self.block_size
+        ids = torch.zeros((len(samples), width), dtype=torch.long)
+        labels = torch.full((len(samples), width), IGNORED)
+        anchors = torch.full((len(samples), self.num_anchors), -1)
+        for row, sample in enumerate(samples):
+            length = len(sample["input_ids"])
+            ids[row, :length], labels[row, :length] = torch.tensor(sample["input_ids"]), torch.tensor(sample["labels"])
+            possible = (labels[row, 1:] != IGNORED).nonzero()[:, 0]
+            possible = possible[possible > 0]  # a context of one token at least
+            generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
+            chosen = possible[torch.randperm(len(possible), generator=generator)[: self.num_anchors]].sort()[0]
+            anchors[row, : len(chosen)] = chosen
+        lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])
+        guesses = guesses_behind(ids, labels, anchors, self.block_size)
+        return {"input_ids": ids, "lengths": lengths, "anchors": anchors, **guesses}
+
+
+def guesses_behind(ids: LongTensor, labels: LongTensor, anchors: LongTensor, count: int) -> dict[str, LongTensor]:
+    """Which tokens are guessed behind each anchor.
+
+    Args:
+        ids, labels: int64 `(B, N)`, a block wider than the longest text; -100 for what is not to be learned.
+        anchors: int64 `(B, A)`, -1 for none.
+        count: K.
+
+    Returns:
+        int64 `(B, A, K)`: `places` of the tokens before each guess, which the first time is the anchor, `before`, their ids, and
+        `labels` in the target's ids, -100 from the first token on that is not to be learned.
+    """
+    places = anchors.clamp(min=0)[..., None] + torch.arange(count)
+    following = labels.gather(1, (places + 1).clamp(max=ids.shape[1] - 1).flatten(1)).view_as(places)
+    unbroken = ((following != IGNORED) & (anchors >= 0)[..., None]).cumprod(-1).bool()
+    before = ids.gather(1, places.flatten(1)).view_as(places)
+    return {"places": places, "before": before, "labels": following.where(unbroken, IGNORED)}
+
+
+class AnchorTrainer(ResumableTrainer):
+    """0.1 cross-entropy, 0.9 of the chance of being rejected, and how well the drafter knows that chance; fading with depth.
+
+    Args:
+        model: holds a `drafter` that is attached to its target; its forward takes a batch and the target's states, and gives
+            `logits` `(B, A, K, V')`, and perhaps `confidence` `(B, A, K)`.
+        args: any `TrainingArguments`.
+        states: of the target.
+        count: K.
+        fading: weight of each guess, of that before it.
+        num_anchors: of a text, at most.
+        kwargs: as for `Trainer`, with datasets from `encode_rows`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: TrainingArguments,
+        states: TargetStates,
+        count: int,
+        fading: float,
+        num_anchors: int,
+        **kwargs: Any,
+    ):
+        args.remove_unused_columns = False
+        collator = AnchorCollator(num_anchors, count, args.seed)
+        super().__init__(model=model, args=args, data_collator=collator, **kwargs)
+        self.add_callback(CountEpochs(collator))
+        self.drafter: Any = model.drafter
+        self.states, self.fading = states, fading
+        self.model_accepts_loss_kwargs = True  # the loss is divided by the guesses of all accumulated batches
+        self._loss_shifts_labels = False  # so that Trainer counts every one
+        self.places: LongTensor | None = None
+        if self.drafter.vocabulary is not None:
+            self.places = torch.full((states.target.config.get_text_config().vocab_size,), IGNORED)
+            self.places[self.drafter.vocabulary.cpu()] = torch.arange(len(self.drafter.vocabulary))
+        self._eval: Tensor = torch.zeros(count, 2, dtype=torch.float64)
+
+    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
+        """Sum over guesses, weighted by depth, by their number."""
+        states = self.states(inputs["input_ids"], inputs["lengths"])
+        found = model(inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features})
+        labels, places = inputs["labels"], inputs["places"]
+        learned = labels != IGNORED
+        if self.places is not None:
+            labels = torch.where(learned, self.places.to(labels.device)[labels.clamp(min=0)], IGNORED)
+        logits, labels, where = found["logits"][learned], labels[learned], learned.nonzero(as_tuple=True)
+        rejected = rejection(logits, self.states.probabilities(states, where[0], places[learned]))
+        losses = 0.1 * cross_entropy(logits, labels) + 0.9 * rejected
+        if "confidence" in found:
+            sure = found["confidence"][learned].float()
+            losses = losses + F.binary_cross_entropy_with_logits(sure, (1 - rejected).detach().clamp(0, 1), reduction="none")
+        weights = self.fading ** where[2].to(losses)
+        count = learned.sum() if num_items_in_batch is None else num_items_in_batch
+        loss = (losses * weights).sum() / max(1, int(count))  # a batch may have nothing to be learned
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # the count is everyone's, and gradients are averaged
+        if not self.model.training:
+            for depth in range(len(self._eval)):
+                own = rejected[where[2] == depth]
+                self._eval[depth] += torch.tensor([own.sum().item(), own.numel()])
+        return (loss, found) if return_outputs else loss
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """The loss alone."""
+        with torch.no_grad():
+            return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """`Trainer.evaluate`; adds the chance of acceptance under rejection sampling at each depth."""
+        self._eval.zero_()
+        metrics = super().evaluate(*args, **kwargs)
+        totals = self.accelerator.reduce(self._eval.to(self.args.device)).tolist()
+        by_depth = {f"eval_acceptance_depth_{depth}": 1 - total / count for depth, (total, count) in enumerate(totals) if count}
+        self.log(by_depth)
+        return {**metrics, **by_depth}

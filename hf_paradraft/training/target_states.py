@@ -1,0 +1,168 @@
+"""What a frozen target says of texts, for drafters that learn from it; run as it is needed, or once and then read from disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import BoolTensor, LongTensor, Tensor
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from ..decoding.features import Features, decoder_of
+from ..decoding.target_head import TargetHead
+from ..files import read_json
+from ..protocol.drafter import FeatureKey
+from ..whole_files import write_json
+from .regenerate import fingerprint
+
+logger = logging.get_logger(__name__)
+ROWS = 256  # of which logits over all tokens are held at once
+
+
+@torch.no_grad()
+def states_of(target: PreTrainedModel, keys: Sequence[FeatureKey], ids: LongTensor, seen: BoolTensor) -> dict[FeatureKey, Tensor]:
+    """The target's hidden states of texts, by key, `(B, N, hidden)`; its head is not run.
+
+    Args:
+        target: frozen.
+        keys: what is wanted.
+        ids: int64 `(B, N)`, padded on the right.
+        seen: bool `(B, N)`, False for padding.
+    """
+    with Features(target, keys) as features:
+        decoder_of(target)(input_ids=ids, attention_mask=seen.long(), use_cache=False)
+        return dict(features.rows)
+
+
+class TargetStates:
+    """The states of texts that drafters read, and the distributions that they should have guessed.
+
+    Kept on disk, a text costs the target one forward in a whole training, and a row of its head over V' tokens instead of V
+    whenever it is learned from: what normalises the distribution is kept too. A file for each text, named by its tokens, so that
+    a run that stopped, another epoch, and another drafter that reads some of the same layers find what was there.
+
+    Args:
+        target: frozen.
+        keys: what is wanted of every text.
+        vocabulary: int64 `(V',)`, the tokens whose chances are wanted; None: all.
+        folder: of the cache; None: the target runs every time.
+        max_bytes: of the folder, of which several processes have a share each; what is beyond is run every time.
+
+    Raises:
+        ValueError: the folder has the states of another target, or lacks some of the layers.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        keys: Sequence[FeatureKey],
+        vocabulary: LongTensor | None = None,
+        folder: Path | None = None,
+        max_bytes: float = 50e9,
+    ):
+        self.target, self.keys = target, tuple(dict.fromkeys((*keys, "normed")))
+        self.vocabulary, self.folder = vocabulary, folder
+        self.head = TargetHead(target)
+        if folder is None:
+            return
+        self.rows = TargetHead(target, vocabulary)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {**target.config.get_text_config().to_dict(), "_name_or_path": None, "transformers_version": None}
+        own = {
+            "weights": fingerprint(target),
+            "config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16],
+            "dtype": str(target.dtype),
+        }
+        record = folder / "target.json"
+        if not record.exists():
+            write_json(record, {**own, "keys": self.keys})
+        known = read_json(record)
+        self.kept = tuple(known.pop("keys", ()))  # more than what is wanted here, where another drafter was first
+        if known != own or not set(self.keys) <= set(self.kept):
+            raise ValueError(f"{folder} keeps the states of another target, or of other layers: name another folder.")
+        present = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        self.room = (max_bytes - present) / processes
+
+    def __call__(self, ids: LongTensor, lengths: LongTensor) -> dict[Any, Tensor]:
+        """States by key, `(B, N, hidden)`; of padding they mean nothing.
+
+        Args:
+            ids: int64 `(B, N)`, padded on the right.
+            lengths: int64 `(B,)`.
+        """
+        if self.folder is None:
+            return states_of(self.target, self.keys, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
+        texts = [row[:length] for row, length in zip(ids.cpu(), lengths.tolist(), strict=True)]
+        files = [self.folder / f"{hashlib.sha256(text.numpy().tobytes()).hexdigest()[:40]}.safetensors" for text in texts]
+        names = [*map(str, self.keys), "normaliser"]
+        found = [_read(file, names) if file.exists() else None for file in files]
+        if missing := [row for row, own in enumerate(found) if own is None]:
+            some, width = ids[missing], int(lengths[missing].max())
+            for row, own in zip(missing, self._run(some[:, :width], lengths[missing]), strict=True):
+                self._keep(files[row], own)
+                found[row] = own
+        width = ids.shape[1]
+        return {
+            key: torch.stack([F.pad(own[str(key)], (0, 0, 0, width - len(own[str(key)]))) for own in found]).to(ids.device)
+            for key in (*self.keys, "normaliser")
+        }
+
+    def probabilities(self, states: dict[Any, Tensor], rows: LongTensor, places: LongTensor) -> Tensor:
+        """The target's distributions over the tokens that are wanted, float32 `(n, V')`.
+
+        Args:
+            states: from this object.
+            rows, places: int64 `(n,)`, of the states.
+        """
+        wanted = states["normed"][rows, places]
+        if "normaliser" in states:
+            return (self.rows.logits(wanted).float() - states["normaliser"][rows, places]).exp()
+        found = []
+        for some in wanted.split(ROWS):
+            p = self.head.logits(some).float().softmax(-1)
+            found.append(p if self.vocabulary is None else p[:, self.vocabulary.to(p.device)])
+        return torch.cat(found)
+
+    def _run(self, ids: LongTensor, lengths: LongTensor) -> list[dict[str, Tensor]]:
+        """What is kept of each text, `(length, …)`, on the CPU."""
+        states = states_of(self.target, self.kept, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
+        found = []
+        for row, length in enumerate(lengths.tolist()):
+            own = {str(key): value[row, :length] for key, value in states.items()}
+            sums = [self.head.logits(some).float().logsumexp(-1, keepdim=True) for some in own["normed"].split(ROWS)]
+            found.append({name: value.cpu().contiguous() for name, value in {**own, "normaliser": torch.cat(sums)}.items()})
+        return found
+
+    def _keep(self, file: Path, own: dict[str, Tensor]) -> None:
+        """Write a text's states, whole or not at all, where there is room for them."""
+        size = sum(value.nbytes for value in own.values())
+        if file.exists():  # another process was first, or the text is twice in a batch
+            return
+        if size > self.room:
+            logger.warning_once(f"{file.parent} is full: the states of further texts are computed whenever they are needed.")
+            return
+        self.room -= size
+        temporary = file.with_suffix(f".{os.getpid()}.new")  # several processes may share a folder
+        save_file(own, temporary)
+        temporary.replace(file)
+
+
+def _read(file: Path, names: list[str]) -> dict[str, Tensor] | None:
+    """A text's states; None where the file is damaged, and is then removed, so that it is made again."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        logger.warning("%s is damaged (%s), and is made again.", file, error)
+        file.unlink()
+        return None

@@ -1,0 +1,110 @@
+"""Training on a frozen target that runs in the same process: what the runs of such drafters share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import LongTensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ..files import hub_name
+from ..hardware import fast_dtype
+from ..protocol.drafter import FeatureKey
+from .metrics import acceptance
+from .run import RunInputs, TrainingOptions, option
+from .target import open_model
+from .target_states import TargetStates
+from .vocabulary import answer_vocabulary
+
+logger = logging.get_logger(__name__)
+JUDGED = 32  # evaluation rows whose acceptance is measured
+
+
+@dataclass(kw_only=True)
+class TargetTraining(TrainingOptions):
+    """Options of a drafter that stands on its target."""
+
+    target: str = option("The causal LM to speed up: folder, Hub id or .gguf file. It is not changed.")
+    target_id: str | None = option("The target's name on the Hub, where it is loaded from a folder.", None)
+    vocab: int | None = option("V': tokens that are guessed, the answers' most frequent; default: all.", None, least=1)
+    cache_dir: Path | None = option("Keep the target's states of every text here: it runs once for all epochs.", None)
+    cache_gb: float = option("Size of that folder in GB, at most.", 50.0, least=0)
+
+    @property
+    def source(self) -> str:
+        """As `TrainingOptions.source`."""
+        return self.target
+
+    @property
+    def sources(self) -> tuple[str | Path | None, ...]:
+        """As `TrainingOptions.sources`."""
+        return (self.target, self.cache_dir)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Autocast to bf16 on GPUs and on CPUs with AMX; without it bf16 is slower over a thousand rows. Weights stay in fp32."""
+        gpu = torch.cuda.is_available()
+        fast = torch.cuda.is_bf16_supported() if gpu else torch.cpu._is_amx_tile_supported()
+        return {"bf16": True, "use_cpu": not gpu} if fast else {}
+
+    def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
+        """The target, frozen, in the number format that this hardware is fast at."""
+        dtype = fast_dtype()
+        logger.warning("The target is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
+        if hub_name(self.target_id or self.target) is None:
+            logger.warning(
+                "The drafter will not say which model it is for, and other engines ask: --target-id ORG/NAME names %s.",
+                self.target,
+            )
+        return open_model(self.target, whole=True, dtype=dtype).to(device).requires_grad_(False)
+
+    def vocabulary(self, inputs: RunInputs) -> LongTensor | None:
+        """The ids that the drafter guesses, int64 `(V',)`; None for all.
+
+        Raises:
+            ValueError: `vocab` is too small, or larger than the target's.
+        """
+        if self.vocab is None:
+            return None
+        return answer_vocabulary(inputs.train_set, self.vocab, inputs.tokenizer, inputs.model)
+
+    def states(self, inputs: RunInputs, keys: Sequence[FeatureKey], vocabulary: LongTensor | None) -> TargetStates:
+        """What the trainer asks the target."""
+        folder = None if self.cache_dir is None else Path(self.cache_dir)
+        return TargetStates(inputs.model, keys, vocabulary, folder, self.cache_gb * 1e9)
+
+    def record(self) -> dict[str, Any]:
+        """As `TrainingOptions.record`."""
+        return {"target": hub_name(self.target_id or self.target)}
+
+    def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
+        """The acceptance of chains on evaluation rows."""
+        assert inputs.eval_set is not None
+        judged = inputs.eval_set.select(range(min(JUDGED, len(inputs.eval_set))))
+        measured = acceptance(inputs.model, drafter, inputs.tokenizer, judged)
+        print(json.dumps(measured, indent=1))
+        return {"acceptance": measured}
+
+
+def unused_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
+    """An id whose embedding ordinary text does not use, to stand for "guess this token".
+
+    Raises:
+        ValueError: there is none.
+    """
+    if tokenizer.mask_token_id is not None:
+        return tokenizer.mask_token_id
+    if len(tokenizer) < vocab_size:
+        return vocab_size - 1
+    used = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    template = tokenizer.chat_template or ""
+    for token, content in sorted(tokenizer.added_tokens_decoder.items(), reverse=True):
+        if content.special and token not in used and str(content) not in template and token < vocab_size:
+            return token
+    raise ValueError("The tokenizer has no token that ordinary text does not use: add a mask token to it.")

@@ -1,0 +1,52 @@
+"""Which of its ids a target writes most often, for drafters that guess those alone."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from torch import LongTensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .data import IGNORED
+
+
+def answer_vocabulary(rows: Iterable[dict], size: int, tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel) -> LongTensor:
+    """The `size` ids that occur most often in answers, with all that end a text; int64 `(V',)`, rising.
+
+    Args:
+        rows: from `encode_rows`.
+        size: V'.
+        tokenizer, target: whose special ids are always among them.
+
+    Raises:
+        ValueError: as for `most_frequent`.
+    """
+    texts = ([label for label in row["labels"] if label != IGNORED] for row in rows)
+    ends = target.generation_config.eos_token_id
+    always = [*tokenizer.all_special_ids, *(ends if isinstance(ends, list) else [] if ends is None else [ends])]
+    return most_frequent(texts, size, always, target.config.get_text_config().vocab_size)
+
+
+def most_frequent(texts: Iterable[Iterable[int]], size: int, always: Iterable[int], vocab_size: int) -> LongTensor:
+    """The `size` ids that occur most often, rising; those that never occur fill up from the lowest.
+
+    Args:
+        texts: ids that the target has written.
+        size: V'.
+        always: ids that have to be in: what ends a text, and other special ones.
+        vocab_size: V.
+
+    Raises:
+        ValueError: there is no room for `always`, or more is asked for than there is.
+    """
+    wanted = sorted({token for token in always if 0 <= token < vocab_size})
+    if not len(wanted) < size <= vocab_size:
+        raise ValueError(
+            f"A vocabulary of {size} tokens: it must hold the {len(wanted)} special ones and some more, and at most the target's "
+            f"{vocab_size}."
+        )
+    counts = Counter(token for text in texts for token in text)
+    ranked = [token for token, _ in counts.most_common() if token not in set(wanted)]
+    seen = {*wanted, *ranked}
+    ranked += [token for token in range(vocab_size) if token not in seen]
+    return torch.tensor(sorted([*wanted, *ranked[: size - len(wanted)]]))
