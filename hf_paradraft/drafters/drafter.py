@@ -69,7 +69,7 @@ class NamedDrafter(Drafter):
         Raises:
             ValueError: there is none.
         """
-        raise ValueError(f"A {self.title} has no comparison of its own: the case 'prompts' is for PPD adapters.")
+        raise ValueError("The case 'prompts' needs calibrated prompt tokens: paradraft calibrate, then --drafter ADAPTER.")
 
     def untrained(self) -> Drafter:
         """One of the same shape that knows nothing.

@@ -32,7 +32,7 @@ def test_published_and_pulled(name, hub, tmp_path):
     drafter = pd.AutoDrafter.from_pretrained("user/drafter")
     assert type(drafter) is type(pd.AutoDrafter.from_pretrained(folder))
     said = dict(describe("user/drafter"))
-    assert said["kind"].startswith(("a DFlash", "a DSpark", "an EAGLE-3", "a P-EAGLE"))
+    assert said["kind"].startswith(("DFlash", "DSpark", "EAGLE-3", "P-EAGLE"))
     drafter.attach(TARGET)
     drafter.push_to_hub("user/again")
     again = pd.AutoDrafter.from_pretrained("user/again")
