@@ -57,6 +57,11 @@ def encode_chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Ma
     return tokenizer(render_chat(tokenizer, messages, True), add_special_tokens=False)["input_ids"]
 
 
+def sampling(temperature: float) -> dict[str, Any]:
+    """What `generate` is told of a temperature; 0 is greedy."""
+    return {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+
+
 def encode_question(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor:
     """A conversation of one turn, up to where the answer begins: int64 `(1, n)`."""
     return LongTensor([encode_chat_prompt(tokenizer, [{"role": "user", "content": text}])])

@@ -20,6 +20,7 @@ from hf_paradraft.drafters.pard.training import PardTraining
 from hf_paradraft.drafters.ppd.model import PpdDrafter
 from hf_paradraft.drafters.ppd.training import PpdTraining
 from hf_paradraft.hardware import fast_dtype
+from hf_paradraft.training.answers import Target
 from hf_paradraft.training.regenerate import regenerate
 from hf_paradraft.training.run import train
 
@@ -138,7 +139,7 @@ def build(
 
     answers = work_dir / "answers.jsonl"
     questions = write_tasks(work_dir / "questions.jsonl", seed + 1, REGENERATED_PER_CATEGORY, held_out=False)
-    regenerate(target, tokenizer, questions, answers, max_new_tokens=160, batch_size=192)
+    regenerate(Target(target, tokenizer, 160, 192), questions, answers)
     references = write_tasks(work_dir / "references.jsonl", seed + 2, REFERENCES_PER_CATEGORY, held_out=False)
     lessons = work_dir / "lessons.jsonl"
     lessons.write_text(answers.read_text() + references.read_text())

@@ -28,18 +28,22 @@ app = typer.Typer()
     epilog="Example: paradraft regenerate --target DIR --prompts prompts.jsonl --output answers.jsonl, or with --invent 5000",
 )
 def regenerate(
-    target: Annotated[str, typer.Option(help="Folder or Hub id of the model that answers.")],
+    target: Annotated[str, typer.Option(help="The model that answers: folder or Hub id, or its name at --base-url.")],
     output: Annotated[Path, typer.Option(help="JSON lines to write; an unfinished file is continued.")],
     prompts: Annotated[str | None, typer.Option(help="JSON lines with 'messages' or 'text', or a Hub dataset.")] = None,
     invent: Annotated[
         int | None, typer.Option(min=1, help="Let the target write so many prompts itself, instead of --prompts.")
     ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="A server that speaks OpenAI's protocol answers: http://localhost:8000/v1, say.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="For --base-url, if it wants one.")] = None,
     drafter: Annotated[str | None, typer.Option(help="A drafter for the target, which makes it faster.")] = None,
     avoid: Annotated[
         str | None, typer.Option(help="What drafters are measured on: prompts that share 13 words in a row with it are left out.")
     ] = None,
     max_new_tokens: NewTokens = 256,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together, or requests that are open at a time.")] = 64,
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
     seed: int = 0,
@@ -48,32 +52,28 @@ def regenerate(
 ) -> None:
     """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will be judged by."""
     from ..auto import AutoDrafter
+    from ..training.answers import Server, Target
     from ..training.regenerate import regenerate as run
 
     if (prompts is None) == (invent is None):
         raise typer.BadParameter("give --prompts FILE, or --invent N.")
+    if base_url is not None and (invent or drafter):
+        raise typer.BadParameter("--invent and --drafter need the target in this process: leave out --base-url.")
     use_threads(threads)
-    model, tokenizer = open_target(target, dtype.place)
+    how = max_new_tokens, batch_size, temperature, seed
+    if base_url is not None:
+        writer: Server | Target = Server(base_url, target, *how, api_key)
+    else:
+        model, tokenizer = open_target(target, dtype.place)
+        helper = AutoDrafter.from_pretrained(drafter, **dtype.place) if drafter else None
+        writer = Target(model, tokenizer, *how, helper)
     if invent is not None:
         from ..training.invent import invent as write_prompts
 
         invented = output.with_name(f"{output.name}.prompts.jsonl")
         write_prompts(model, tokenizer, invent, invented, batch_size=batch_size, seed=seed, overwrite=overwrite)
         prompts = str(invented)
-    rows = run(
-        model,
-        tokenizer,
-        str(prompts),
-        output,
-        max_new_tokens,
-        batch_size,
-        temperature=temperature,
-        seed=seed,
-        overwrite=overwrite,
-        drafter=AutoDrafter.from_pretrained(drafter, **dtype.place) if drafter else None,
-        avoid=avoid,
-        count=invent,
-    )
+    rows = run(writer, str(prompts), output, overwrite=overwrite, avoid=avoid, count=invent)
     console.print(f"{rows} rows written to {output}")
 
 
@@ -98,10 +98,10 @@ def calibrate(
     for distance, rates in enumerate(config.accuracy, 1):
         right.add_row(str(distance), *(f"{100 * rate:.1f}" for rate in rates[:5]))
     console.print(right)
-    found = sizes(config.accuracy, config.num_ensembles, latency)
-    best = max(found, key=lambda size: size.tau / size.seconds)
+    choices = sizes(config.accuracy, config.num_ensembles, latency)
+    best = max(choices, key=lambda size: size.tau / size.seconds)
     table = Table("tree_size", "τ", "ms", "× plain", title="Promised, by the rows of a round")
-    for size in found:
+    for size in choices:
         speed = f"{size.tau * float(latency(1)) / size.seconds:.2f}"
         cells = [str(size.rows), f"{size.tau:.2f}", f"{1000 * size.seconds:.1f}", speed]
         table.add_row(*cells, style="bold green" if size is best else "")

@@ -40,12 +40,14 @@ class Dtype(StrEnum):
 
 
 Target = Annotated[str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")]
-COPIES = "ngram"  # the drafter without files
+COPIES, BROUGHT = "ngram", "mtp"  # drafters without files of their own
 DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")]
 DrafterNames = Annotated[
     list[str] | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it; repeatable: compared in one run.")
 ]
-AnyDrafter = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it; ngram: copied drafts.")]
+AnyDrafter = Annotated[
+    str | None, typer.Option("--drafter", help="A drafter's folder or Hub id; ngram: copies; mtp: layers that the target brings.")
+]
 Parent = Annotated[str | None, typer.Option(help="An autoregressive small model, for transformers' assisted generation.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")]
 NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
@@ -78,13 +80,13 @@ def accepting(**renamed: str) -> type[TyperCommand]:
 
     class Accepting(TyperCommand):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            for place, word in enumerate(args):
+            for index, word in enumerate(args):
                 name, sign, value = word.partition("=")
                 if name in flags:
                     err_console.print(
                         f"{name} is called {flags[name]} now; the old name goes with the next version.", style="yellow"
                     )
-                    args[place] = f"{flags[name]}{sign}{value}"
+                    args[index] = f"{flags[name]}{sign}{value}"
             return super().parse_args(ctx, args)
 
     return Accepting
@@ -144,6 +146,7 @@ def load(
     """
     from ..auto import AutoDrafter
     from ..demo import FAMILY
+    from ..drafters.mtp.model import MtpDrafter
     from ..drafters.ngram import NgramDrafter
     from ..drafters.pard import PardDrafter
 
@@ -154,17 +157,19 @@ def load(
     embedded = target is None
     if embedded:
         target, drafter, parent = str(FAMILY / "target"), str(FAMILY / "pard"), str(FAMILY / "draft")
-    place = dtype.place
-    model, tokenizer = open_target(str(target), place)
+    placement = dtype.place
+    model, tokenizer = open_target(str(target), placement)
     draft: Drafter
     if drafter == COPIES:
         draft = NgramDrafter()
+    elif drafter == BROUGHT:
+        draft = MtpDrafter.from_target(model)
     elif untrained:
-        draft = PardDrafter.from_causal_lm(drafter, mask_token_id=0, **place)
+        draft = PardDrafter.from_causal_lm(drafter, mask_token_id=0, **placement)
     else:
-        draft = AutoDrafter.from_pretrained(str(drafter), **place)
-    small = open_model(parent, **place) if parent else None
-    more = _family_prompts(small) if embedded else [AutoDrafter.from_pretrained(name, **place) for name in others]
+        draft = AutoDrafter.from_pretrained(str(drafter), **placement)
+    small = open_model(parent, **placement) if parent else None
+    more = _family_prompts(small) if embedded else [AutoDrafter.from_pretrained(name, **placement) for name in others]
     return Models(model, draft, small, tokenizer, more)
 
 

@@ -62,7 +62,7 @@ class Batch:
         logits = self.verifier.verify(self.rows, [sequence.draft for sequence in self.rows])
         for call in self.calls:
             call.features.collect()
-        choices = logits.argmax(-1).tolist() if any(call.only_argmax for call in self.calls) else None
+        choices = logits.max(-1).indices.tolist() if any(call.only_argmax for call in self.calls) else None
         if choices is None and logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # or its time would be counted elsewhere
         return logits, choices
@@ -100,7 +100,8 @@ class Batch:
             call.observe(brought, read)
         for call in self.calls:
             seconds = draft_seconds, verify_seconds, perf_counter() - begun, hidden_seconds
-            call.record(Round(call.parts(), *seconds, call.builder.asked, call.first))
+            if parts := call.parts():  # none of a call that is over and has not left
+                call.record(Round(parts, *seconds, call.builder.asked, call.first))
 
     def _open(self) -> list[tuple[Call, int, Sequence]]:
         """The sequences that go on, each with its call and its place in the forward."""

@@ -244,7 +244,7 @@ class DraftBuilder:
         calibration = self.budget.calibration[1 : 1 + len(logits)]
         if size == "auto":
             return best_first_tree(logits, MAX_TREE, calibration, guess.vocabulary, self.budget.least)
-        tokens = to_target(logits.argmax(-1), guess.vocabulary)
+        tokens = to_target(logits.max(-1).indices, guess.vocabulary)
         if not self.adaptive:
             return Draft.chain(tokens)
         if guess.confidences is not None:

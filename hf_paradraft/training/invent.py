@@ -10,7 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..chat import render_chat
 from ..files import rows_of
 from ..whole_files import write_json
-from .regenerate import check_same_run, cut_half_line, fingerprint
+from .fingerprint import fingerprint
+from .regenerate import check_same_run, cut_half_line
 
 MARK = "\u241fWHAT THE USER SAYS\u241f"
 BARREN = 128  # turns in a row without a new prompt, behind which it is given up
@@ -22,8 +23,8 @@ def user_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
     Raises:
         ValueError: there is no chat template, or it does not show where a turn ends, or ends it with ordinary text.
     """
-    before, found, behind = render_chat(tokenizer, [{"role": "user", "content": MARK}], False).partition(MARK)
-    ending = tokenizer(behind.lstrip(), add_special_tokens=False)["input_ids"] if found else []
+    before, mark, behind = render_chat(tokenizer, [{"role": "user", "content": MARK}], False).partition(MARK)
+    ending = tokenizer(behind.lstrip(), add_special_tokens=False)["input_ids"] if mark else []
     if not ending:
         raise ValueError("The chat template does not show where a user's turn begins and ends: prompts cannot be invented.")
     # Ordinary tokens occur within a prompt too, and the same text can be other tokens: only one of its own ends a turn for sure.
@@ -117,7 +118,7 @@ def invent(
             )
             tried += batch_size
             for turn in made[:, ids.shape[1] :].tolist():
-                ended = next((place for place, token in enumerate(turn) if token in stops), None)
+                ended = next((index for index, token in enumerate(turn) if token in stops), None)
                 text = "" if ended is None else tokenizer.decode(turn[:ended], skip_special_tokens=True).strip()
                 if text and text not in seen and len(seen) < count:
                     seen.add(text)

@@ -22,7 +22,7 @@ from ..decoding.target_head import TargetHead
 from ..files import read_json
 from ..protocol.drafter import FeatureKey
 from ..whole_files import write_json
-from .regenerate import fingerprint
+from .fingerprint import fingerprint
 
 logger = logging.get_logger(__name__)
 ROWS = 256  # of which logits over all tokens are held at once
@@ -77,17 +77,17 @@ class TargetStates:
         self.rows = TargetHead(target, vocabulary)
         folder.mkdir(parents=True, exist_ok=True)
         config = {**target.config.get_text_config().to_dict(), "_name_or_path": None, "transformers_version": None}
-        own = {
+        identity = {
             "weights": fingerprint(target),
             "config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16],
             "dtype": str(target.dtype),
         }
         record = folder / "target.json"
         if not record.exists():
-            write_json(record, {**own, "keys": self.keys})
-        known = read_json(record)
-        self.kept = tuple(known.pop("keys", ()))  # more than what is wanted here, where another drafter was first
-        if known != own or not set(self.keys) <= set(self.kept):
+            write_json(record, {**identity, "keys": self.keys})
+        recorded = read_json(record)
+        self.kept = tuple(recorded.pop("keys", ()))  # more than what is wanted here, where another drafter was first
+        if recorded != identity or not set(self.keys) <= set(self.kept):
             raise ValueError(f"{folder} keeps the states of another target, or of other layers: name another folder.")
         present = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
@@ -105,15 +105,15 @@ class TargetStates:
         texts = [row[:length] for row, length in zip(ids.cpu(), lengths.tolist(), strict=True)]
         files = [self.folder / f"{hashlib.sha256(text.numpy().tobytes()).hexdigest()[:40]}.safetensors" for text in texts]
         names = [*map(str, self.keys), "normaliser"]
-        found = [_read(file, names) if file.exists() else None for file in files]
-        if missing := [row for row, own in enumerate(found) if own is None]:
-            some, width = ids[missing], int(lengths[missing].max())
-            for row, own in zip(missing, self._run(some[:, :width], lengths[missing]), strict=True):
-                self._keep(files[row], own)
-                found[row] = own
+        states = [_read(file, names) if file.exists() else None for file in files]
+        if missing := [row for row, state in enumerate(states) if state is None]:
+            missing_ids, width = ids[missing], int(lengths[missing].max())
+            for row, state in zip(missing, self._run(missing_ids[:, :width], lengths[missing]), strict=True):
+                self._keep(files[row], state)
+                states[row] = state
         width = ids.shape[1]
         return {
-            key: torch.stack([F.pad(own[str(key)], (0, 0, 0, width - len(own[str(key)]))) for own in found]).to(ids.device)
+            key: torch.stack([F.pad(state[str(key)], (0, 0, 0, width - len(state[str(key)]))) for state in states]).to(ids.device)
             for key in (*self.keys, "normaliser")
         }
 
@@ -127,25 +127,25 @@ class TargetStates:
         wanted = states["normed"][rows, places]
         if "normaliser" in states:
             return (self.rows.logits(wanted).float() - states["normaliser"][rows, places]).exp()
-        found = []
-        for some in wanted.split(ROWS):
-            p = self.head.logits(some).float().softmax(-1)
-            found.append(p if self.vocabulary is None else p[:, self.vocabulary.to(p.device)])
-        return torch.cat(found)
+        distributions = []
+        for chunk in wanted.split(ROWS):
+            p = self.head.logits(chunk).float().softmax(-1)
+            distributions.append(p if self.vocabulary is None else p[:, self.vocabulary.to(p.device)])
+        return torch.cat(distributions)
 
     def _run(self, ids: LongTensor, lengths: LongTensor) -> list[dict[str, Tensor]]:
         """What is kept of each text, `(length, …)`, on the CPU."""
         states = states_of(self.target, self.kept, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
-        found = []
+        by_text = []
         for row, length in enumerate(lengths.tolist()):
-            own = {str(key): value[row, :length] for key, value in states.items()}
-            sums = [self.head.logits(some).float().logsumexp(-1, keepdim=True) for some in own["normed"].split(ROWS)]
-            found.append({name: value.cpu().contiguous() for name, value in {**own, "normaliser": torch.cat(sums)}.items()})
-        return found
+            tensors = {str(key): value[row, :length] for key, value in states.items()}
+            sums = [self.head.logits(chunk).float().logsumexp(-1, keepdim=True) for chunk in tensors["normed"].split(ROWS)]
+            by_text.append({name: value.cpu().contiguous() for name, value in {**tensors, "normaliser": torch.cat(sums)}.items()})
+        return by_text
 
-    def _keep(self, file: Path, own: dict[str, Tensor]) -> None:
+    def _keep(self, file: Path, tensors: dict[str, Tensor]) -> None:
         """Write a text's states, whole or not at all, where there is room for them."""
-        size = sum(value.nbytes for value in own.values())
+        size = sum(value.nbytes for value in tensors.values())
         if file.exists():  # another process was first, or the text is twice in a batch
             return
         if size > self.room:
@@ -153,7 +153,7 @@ class TargetStates:
             return
         self.room -= size
         temporary = file.with_suffix(f".{os.getpid()}.new")  # several processes may share a folder
-        save_file(own, temporary)
+        save_file(tensors, temporary)
         temporary.replace(file)
 
 

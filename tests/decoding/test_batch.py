@@ -120,7 +120,7 @@ def test_columns_that_are_padding_for_all_are_cropped():
     assert torch.equal(plain, collect(call.sequences, call.buffer, call.generation_config)[0])
 
 
-def test_what_cannot_be_joined_says_so(prompt):
+def test_batches_that_cannot_be_joined_are_refused(prompt):
     target = tiny_model()
     drafter = near_copy(target, 0.05)
     calls = [begun(target, drafter, prompt, max_new_tokens=20, **more) for more in ({}, {}, {"cache_implementation": "static"})]

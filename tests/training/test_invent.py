@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 from tiny import make_tokenizer, near_copy, tiny_model
+from trained import regenerate
 from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
+from hf_paradraft.training.answers import batches
 from hf_paradraft.training.invent import invent, user_turn
-from hf_paradraft.training.regenerate import batches, regenerate
 
 TEMPLATE = "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' <eos> ' }}{% endfor %}{% if add_generation_prompt %}a {% endif %}"
 
@@ -20,7 +21,7 @@ def chat_tokenizer():
     return tokenizer
 
 
-def test_where_the_user_speaks():
+def test_a_template_shows_where_the_user_speaks_or_is_refused():
     tokenizer = chat_tokenizer()
     opened, end = user_turn(tokenizer)
     assert tokenizer.decode(opened) == "u"
@@ -56,7 +57,7 @@ def test_prompts_are_new_finished_and_the_same_when_a_run_goes_on(tmp_path):
     assert parts.read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
-def test_prompts_of_another_run(tmp_path):
+def test_prompts_of_another_run_are_not_continued(tmp_path):
     target, tokenizer, file = tiny_model(initializer_range=0.1), chat_tokenizer(), tmp_path / "prompts.jsonl"
     options = {"max_tokens": 30, "batch_size": 4}
     invent(target, tokenizer, 2, file, **options)
@@ -71,7 +72,7 @@ def test_prompts_of_another_run(tmp_path):
     assert file.read_text() != made
 
 
-def test_turns_that_never_end(tmp_path):
+def test_inventing_gives_up_on_turns_that_never_end(tmp_path):
     """However many are wanted, it is given up after some batches; and again where it went on."""
     tokenizer, target = chat_tokenizer(), tiny_model()
     for _ in range(2):
@@ -82,7 +83,7 @@ def test_turns_that_never_end(tmp_path):
         invent(target, tokenizer, 0, tmp_path / "out.jsonl")
 
 
-def test_the_command(tmp_path):
+def test_regenerate_invents_prompts_once_and_answers_them(tmp_path):
     tiny_model(initializer_range=0.1).save_pretrained(tmp_path / "target")
     chat_tokenizer().save_pretrained(tmp_path / "target")
     common = ["regenerate", "--target", str(tmp_path / "target"), "--max-new-tokens", "8", "--dtype", "float32"]
@@ -91,7 +92,7 @@ def test_the_command(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [len(row["messages"]) for row in rows] == [2] * 5
     prompts = tmp_path / "out.jsonl.prompts.jsonl"
-    assert json.loads(prompts.with_name(f"{prompts.name}.run").read_text())["drawn"] == [16, 0]
+    assert json.loads(prompts.with_name(f"{prompts.name}.run").read_text())["drawn"] == [64, 0]
     (tmp_path / "out.jsonl").unlink()
     result = CliRunner().invoke(app, [*common, "--invent", "3", "--output", str(tmp_path / "out.jsonl")])
     assert result.exit_code == 0, result.output
@@ -100,9 +101,9 @@ def test_the_command(tmp_path):
     assert CliRunner().invoke(app, [*common, "--output", str(tmp_path / "o.jsonl")]).exit_code != 0
 
 
-def test_batches_by_length():
+def test_batches_hold_prompts_of_similar_length():
     lengths = {0: 5, 1: 900, 2: 6, 3: 7, 4: 1300, 5: 4}
-    found = list(batches(lengths, 3, 100))
+    found = list(batches(lengths, 3, 100, 3 * 356))
     assert found == [[5, 0, 2], [3], [1], [4]]
     assert sorted(index for some in found for index in some) == list(range(6))
 

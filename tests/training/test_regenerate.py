@@ -4,8 +4,7 @@ import json
 
 import pytest
 from tiny import make_tokenizer, tiny_model
-
-from hf_paradraft.training.regenerate import regenerate
+from trained import regenerate
 
 
 class Killed(Exception):
@@ -39,7 +38,7 @@ OPTIONS = {"max_new_tokens": 4, "batch_size": 2}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_what_was_finished_is_not_made_again(temperature, prompts, tmp_path):
+def test_finished_answers_are_not_generated_again(temperature, prompts, tmp_path):
     options = {**OPTIONS, "temperature": temperature}
     regenerate(tiny_model(), make_tokenizer(), prompts, tmp_path / "whole.jsonl", **options)
     output = tmp_path / "parts.jsonl"
@@ -84,7 +83,7 @@ def test_beginning_anew_forgets_what_was_finished(prompts, tmp_path):
     assert output.read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
-def test_a_run_that_died_between_the_two_files(prompts, tmp_path):
+def test_waiting_answers_are_written_without_asking_the_target(prompts, tmp_path):
     """All answers wait, and the output has none of them: they are written without asking the target."""
     output = tmp_path / "answers.jsonl"
     regenerate(tiny_model(), make_tokenizer(), prompts, output, **OPTIONS)

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as Bytes
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
+from trained import regenerate
 from transformers import PreTrainedTokenizerFast
 
 from hf_paradraft.training.data import IGNORED, encode_rows, tokenizer_hash
-from hf_paradraft.training.regenerate import regenerate
 
 # What Qwen3's template does with answers: a thought is shown behind the last question, an empty one where there is none.
 QWEN3 = """
@@ -116,7 +116,7 @@ def test_the_tokens_that_were_written_are_learned(chat, tmp_path):
         ({"text": "a", "ids": [1, 2], "prompt_tokens": -1}, "Row 1: 'ids' must be a list of token ids"),
     ],
 )
-def test_rows_that_are_none_are_named(row, message, tmp_path):
+def test_malformed_rows_are_refused_by_number(row, message, tmp_path):
     tokenizer = make_tokenizer()
     with pytest.raises(ValueError, match=message):
         encode_rows([{**row, "tokenizer": tokenizer_hash(tokenizer)}], tokenizer, 20)

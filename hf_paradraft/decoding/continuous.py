@@ -1,0 +1,168 @@
+"""Many prompts through one batch: where sequences have ended, the next ones take their places (Orca, 2022, section 3.1)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
+from .batch import Batch
+from .begin import begin_call
+from .call import Call
+from .loop import step
+from .sequence import Sequence
+from .tree_attention import attention_windows
+
+FREE = 0.25  # of the batch, before prompts are read: joining copies the cache
+ROOM = 64  # tokens more than there are, whenever a cache is copied
+
+
+class RoomyLayer(DynamicLayer):
+    """Keys and values with room behind them, so that a round writes its own alone: transformers' layer copies all of them.
+
+    Args:
+        layer: what it goes on with.
+    """
+
+    def __init__(self, layer: DynamicLayer):
+        super().__init__()
+        self.lazy_initialization(layer.keys, layer.values)
+        self.keys, self.values = layer.keys, layer.values
+        self.rooms: tuple[Tensor, Tensor] | None = None  # whose first entries keys and values are
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """As `DynamicLayer.update`."""
+        begin = self.keys.shape[2]
+        end, new, old = begin + key_states.shape[2], (key_states, value_states), (self.keys, self.values)
+        if self.rooms is None or self.rooms[0].data_ptr() != self.keys.data_ptr() or end > self.rooms[0].shape[2]:
+            self.rooms = tuple(pad(states, (0, 0, 0, end - begin + ROOM)) for states in old)
+        for room, states in zip(self.rooms, new, strict=True):
+            room[:, :, begin:end] = states
+        self.keys, self.values = (room[:, :, :end] for room in self.rooms)
+        return self.keys, self.values
+
+
+class NoDrafter(Drafter, Drafting):
+    """Guesses nothing: every round is plain decoding's."""
+
+    def __init__(self) -> None:
+        self.speculation_config = SpeculationConfig(1, tree_size=None, never_slower=False)
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
+        """Itself: it keeps nothing of a call."""
+        return self
+
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
+        """Nothing."""
+        return [GuessedTokens(prefix.ids[0, :0]) for prefix in prefixes]
+
+
+def can_join(target: PreTrainedModel) -> bool:
+    """Whether a target's sequences may join and leave: it takes masks and positions as they are given, and has no beams."""
+    return attention_windows(target) is not None and target.generation_config.num_beams in (None, 1)
+
+
+def begin(target: PreTrainedModel, input_ids: LongTensor, drafter: Drafter, **options: Any) -> Call:
+    """A call of `generate` as it stands before its first round, with all that transformers prepares."""
+    calls: list[Call] = []
+
+    def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **model_kwargs):
+        rules = logits_processor, stopping_criteria, generation_config
+        calls.append(begin_call(model, input_ids, *rules, drafter, None, synced_gpus, model_kwargs))
+        return input_ids
+
+    target.generate(input_ids, custom_generate=keep, **options)
+    return calls[0]
+
+
+@dataclass
+class Open:
+    """A prompt that is being answered.
+
+    Attributes:
+        number: of the prompt.
+        sequence: what is written to it.
+        begin: where that begins.
+    """
+
+    number: int
+    sequence: Sequence
+    begin: int
+
+
+@torch.no_grad()
+def continuous_batching(
+    target: PreTrainedModel,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    batch_size: int,
+    num_slots: int | None = None,
+    drafter: Drafter | None = None,
+    **options: Any,
+) -> Iterator[tuple[int, list[int]]]:
+    """What `generate` writes to each prompt, greedily, in the order in which they end.
+
+    Args:
+        target: for which `can_join` holds.
+        prompts: ids; those of similar length together are fastest.
+        max_new_tokens: for each.
+        batch_size: sequences that are decoded together, at most.
+        num_slots: tokens that the cache may hold, at most; one sequence is always decoded.
+        drafter: makes it faster; the tokens stay the target's.
+        options: for `generate`.
+
+    Yields:
+        The prompt's number, and its new tokens, with the one that ended it.
+    """
+    options = {"max_new_tokens": max_new_tokens, "do_sample": False, "pad_token_id": 0, **options}
+    waiting = deque(enumerate(prompts))
+    batch: Batch | None = None
+    open_: list[Open] = []
+    with ExitStack() as hooks:
+        while waiting or open_:
+            group: list[tuple[int, list[int]]] = []
+            longest = max((one.sequence.ids.shape[1] for one in open_), default=0)
+            while waiting and (group or len(open_) <= (1 - FREE) * batch_size) and len(open_) + len(group) < batch_size:
+                longest, count = max(longest, len(waiting[0][1]) + max_new_tokens), len(open_) + len(group)
+                if count and num_slots is not None and (count + 1) * longest > num_slots:
+                    break
+                group.append(waiting.popleft())
+            if group:
+                width = max(len(prompt) for _, prompt in group)
+                ids = torch.tensor([[0] * (width - len(prompt)) + prompt for _, prompt in group], device=target.device)
+                mask = torch.tensor(
+                    [[0] * (width - len(prompt)) + [1] * len(prompt) for _, prompt in group], device=target.device
+                )
+                call = begin(target, ids, drafter or NoDrafter(), attention_mask=mask, **options)
+                hooks.enter_context(call.features)
+                joining = Batch(call)
+                step(joining)  # reads the prompts
+                batch = _together(batch, joining)
+                open_ += [Open(number, sequence, width) for (number, _), sequence in zip(group, call.sequences, strict=True)]
+            elif batch is not None:
+                step(batch)
+            for one in open_:
+                if one.sequence.finished:
+                    yield one.number, one.sequence.ids[0, one.begin : one.sequence.length].tolist()
+            open_ = [one for one in open_ if not one.sequence.finished]
+
+
+def _together(batch: Batch | None, joining: Batch) -> Batch:
+    """The batch without the sequences that have ended, and with those that join."""
+    if batch is not None:
+        batch.leave()
+    if batch is not None and batch.rows:
+        batch.join(joining)
+        return batch
+    cache = joining.verifier.cache.cache
+    cache.layers = [RoomyLayer(layer) if layer.is_initialized else layer for layer in cache.layers]
+    return joining
