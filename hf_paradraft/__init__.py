@@ -12,6 +12,7 @@ from .drafters.autoregressive import AutoregressiveDrafter
 from .drafters.blocks.dspark import DSparkDrafter
 from .drafters.blocks.model import DFlashDrafter
 from .drafters.eagle3 import Eagle3Drafter
+from .drafters.mtp.model import MtpDrafter
 from .drafters.ngram import NgramDrafter
 from .drafters.parallelspec import ParallelSpecDrafter
 from .drafters.pard import PardCandidateGenerator, PardDrafter
@@ -44,6 +45,7 @@ __all__ = [
     "Eagle3Drafter",
     "GuessedLogits",
     "GuessedTokens",
+    "MtpDrafter",
     "NgramDrafter",
     "Observation",
     "ParallelSpecDrafter",

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from .drafters import kind_of_folder
+from .drafters import kind_named, kind_of_folder
 from .drafters.formats.identify import drafter_folder
 from .files import names_folder
 from .protocol import Drafter
@@ -17,17 +17,20 @@ class AutoDrafter:
 
     @classmethod
     @names_folder
-    def from_pretrained(cls, repo_or_dir: str | Path, **kwargs: Any) -> Drafter:
+    def from_pretrained(cls, repo_or_dir: str | Path, kind: str | None = None, **kwargs: Any) -> Drafter:
         """Load the drafter in a folder or a Hub repository.
 
         Args:
             repo_or_dir: a folder, or a Hub id.
+            kind: which one it is; default: what its files say. `mtp` takes the layers that a target brings.
             kwargs: as for `AutoModelForCausalLM.from_pretrained` (`dtype`, `device_map`, `revision`, `token`, …).
 
         Raises:
             OSError: nothing loadable there.
             ValueError: it is no drafter, or of a kind that is not supported; the message says which.
         """
+        if kind is not None:
+            return kind_named(kind).from_pretrained(repo_or_dir, **kwargs)
         found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
         folder = drafter_folder(repo_or_dir, kwargs)
         drafter = kind_of_folder(folder).from_pretrained(folder, **kwargs)

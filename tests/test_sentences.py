@@ -7,14 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import make_tokenizer, near_copy, ppd_folder, tiny_model
-from trained import train_parallelspec
+from trained import regenerate, train_parallelspec
 from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
 from typer.testing import CliRunner
 
 import hf_paradraft as pd
 from hf_paradraft.bench.questions import Question, ask
 from hf_paradraft.cli import app
-from hf_paradraft.training.regenerate import regenerate
 
 ROW = '{"text": "a b c d e f g h a b c"}\n'
 

@@ -6,10 +6,22 @@ from typing import Any
 
 from hf_paradraft.drafters.blocks.training import DFlashTraining, DSparkTraining
 from hf_paradraft.drafters.eagle3.training import Eagle3Training
+from hf_paradraft.drafters.mtp.training import MtpTraining
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTraining
 from hf_paradraft.drafters.pard.training import PardTraining
 from hf_paradraft.drafters.ppd.training import PpdTraining
+from hf_paradraft.training.answers import Target
+from hf_paradraft.training.regenerate import regenerate as write_answers
 from hf_paradraft.training.run import TrainingOptions, train
+
+
+def regenerate(
+    target: Any, tokenizer: Any, source: str | Path, output: Path, max_new_tokens: int = 256, batch_size: int = 16,
+    temperature: float = 0.0, drafter: Any = None, **options: Any,
+) -> int:  # fmt: skip
+    """Answers of a target in this process."""
+    writer = Target(target, tokenizer, max_new_tokens, batch_size, temperature, 0, drafter)
+    return write_answers(writer, source, output, **options)
 
 
 def run_of(kind: type[TrainingOptions], source: str = "target") -> Callable[..., Any]:
@@ -27,3 +39,4 @@ train_parallelspec = run_of(ParallelSpecTraining)
 train_dspark = run_of(DSparkTraining)
 train_dflash = run_of(DFlashTraining)
 train_eagle3 = run_of(Eagle3Training)
+train_mtp = run_of(MtpTraining)

@@ -77,6 +77,7 @@ def generate(
     target: Target = None,
     drafter: AnyDrafter = None,
     max_new_tokens: NewTokens = 128,
+    temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Answer one prompt, streamed, with accepted drafts coloured, and compare with plain generate."""
@@ -84,4 +85,4 @@ def generate(
     from ..demo.show import stream_one
 
     models = load(target, drafter, None, dtype)
-    stream_one(models.target, models.drafter, models.tokenizer, prompt, console, max_new_tokens)
+    stream_one(models.target, models.drafter, models.tokenizer, prompt, console, max_new_tokens, temperature)

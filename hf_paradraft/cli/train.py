@@ -14,7 +14,7 @@ from ..drafters import KINDS
 from .options import Threads, accepting, use_threads
 
 # Their options are imported when one of them is asked for: training needs packages that drafting does not.
-TRAINED = {kind.kind: kind for kind in KINDS if kind.training is not None}
+TRAINED = {kind.kind: kind for kind in KINDS if kind.training_options is not None}
 
 
 def _command(name: str) -> TyperCommand:
@@ -22,12 +22,12 @@ def _command(name: str) -> TyperCommand:
     from ..training.run import TrainingOptions, train
 
     drafter = TRAINED[name]
-    kind = getattr(import_module(".training", drafter.__module__.rpartition(".")[0]), drafter.training)
-    own = {item.name for item in fields(kind)} - {item.name for item in fields(TrainingOptions)}
+    kind = getattr(import_module(".training", drafter.__module__.rpartition(".")[0]), drafter.training_options)
+    extras = {item.name for item in fields(kind)} - {item.name for item in fields(TrainingOptions)}
 
     def order(item: Field) -> tuple[bool, bool]:
         """What has to be given first, then what is the kind's own."""
-        return item.default is not MISSING, item.name not in own
+        return item.default is not MISSING, item.name not in extras
 
     def run(threads: int | None, **options: Any) -> None:
         use_threads(threads)
@@ -46,10 +46,10 @@ def _command(name: str) -> TyperCommand:
     parameters.append(inspect.Parameter("threads", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Threads))
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    one = typer.Typer(rich_markup_mode=None, add_completion=False)  # plain help: every name whole at 80 columns
+    program = typer.Typer(rich_markup_mode=None, add_completion=False)  # plain help: every name whole at 80 columns
     example = f"Example: paradraft train {name} {kind.example}"
-    one.command(name, help=kind.__doc__, epilog=example, cls=accepting(**kind.renamed))(run)
-    return cast(TyperCommand, get_command(one))
+    program.command(name, help=kind.__doc__, epilog=example, cls=accepting(**kind.renamed))(run)
+    return cast(TyperCommand, get_command(program))
 
 
 class Kinds(TyperGroup):

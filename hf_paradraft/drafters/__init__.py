@@ -8,6 +8,7 @@ from .blocks.model import DFlashDrafter
 from .drafter import SavedDrafter
 from .eagle3.model import Eagle3Drafter
 from .formats.identify import kind_in
+from .mtp.model import MtpDrafter
 from .parallelspec.model import ParallelSpecDrafter
 from .pard.config import NO_MASK
 from .pard.model import PardDrafter
@@ -18,10 +19,23 @@ KINDS: tuple[type[SavedDrafter], ...] = (
     DFlashDrafter,
     DSparkDrafter,
     Eagle3Drafter,
+    MtpDrafter,
     ParallelSpecDrafter,
     PardDrafter,
     PpdDrafter,
 )
+
+
+def kind_named(name: str) -> type[SavedDrafter]:
+    """The kind of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for kind in KINDS:
+        if kind.kind == name:
+            return kind
+    raise ValueError(f"There is no kind {name!r}: it is one of {', '.join(sorted(kind.kind for kind in KINDS))}.")
 
 
 def kind_of_folder(folder: Path) -> type[SavedDrafter]:

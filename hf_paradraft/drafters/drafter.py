@@ -88,14 +88,15 @@ class SavedDrafter(NamedDrafter, ABC):
         made_from: what the record of its training calls the model that it came of.
         has_tokenizer: whether a tokenizer lies beside it.
         fits: what its folder works with.
-        training: the options of its training run, by name, in `training.py` beside its class; None: it is not trained here.
+        training_options: the dataclass of its run's options, by name, in `training.py` beside its class; None: it is not trained
+            here. Who has one is an `nn.Module`, and has `remember`.
     """
 
     template: ClassVar[str] = "feature.jinja"
     made_from: ClassVar[str] = "target"
     has_tokenizer: ClassVar[bool] = False
     fits: ClassVar[str] = "transformers with hf_paradraft, attached to its target"
-    training: ClassVar[str | None] = None
+    training_options: ClassVar[str | None] = None
 
     @classmethod
     @abstractmethod
@@ -129,6 +130,10 @@ class SavedDrafter(NamedDrafter, ABC):
         folder.mkdir(parents=True, exist_ok=True)
         self.write(folder, **kwargs)
         share_weights(folder)
+
+    def remember(self, record: dict[str, Any]) -> None:
+        """Note how it was trained; `write` puts that into `config.json`, as `{"paradraft": {"training": record}}`."""
+        raise NotImplementedError(f"A {self.title} is not trained here.")
 
     @classmethod
     @names_folder

@@ -83,19 +83,33 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         return kind_in(folder) in cls.known_as
 
     @classmethod
-    def load_folder(
-        cls,
-        folder: Path,
+    def load_folder(cls, folder: Path, **kwargs: Any) -> Self:
+        """The drafter in a folder, in any published layout of its kind.
+
+        Args:
+            folder: with its files.
+            kwargs: as for `placed`.
+
+        Raises:
+            OSError, ValueError: it is damaged, incomplete, or something else.
+        """
+        drafter = cls.read_folder(folder)
+        drafter.paradraft = provenance_of(read_config(folder))
+        if saved := drafter.paradraft.get("speculation_config"):
+            drafter.speculation_config = SpeculationConfig.from_saved(saved)
+        return drafter.placed(**kwargs)
+
+    def placed(
+        self,
         dtype: torch.dtype | str | None = None,
         device_map: Any = None,
         speculation_config: SpeculationConfig | None = None,
         attn_implementation: str | None = None,
         **kwargs: Any,
     ) -> Self:
-        """The drafter in a folder, in any published layout of its kind.
+        """Itself, as a caller wants to have it.
 
         Args:
-            folder: with its files.
             dtype: of its weights; default, and `"auto"`: as they were saved.
             device_map: a device, or `"auto"`.
             speculation_config: how to use it; default: as saved.
@@ -103,32 +117,30 @@ class FeatureDrafter(nn.Module, SavedDrafter):
             kwargs: `torch_dtype`, and what makes no difference here.
 
         Raises:
-            OSError, ValueError: it is damaged, incomplete, or something else.
+            ValueError: an argument that cannot be meant.
         """
+        who = type(self).__name__
         if more := sorted(kwargs.keys() - {"torch_dtype", "use_safetensors", "low_cpu_mem_usage"}):
-            raise ValueError(f"{cls.__name__}.from_pretrained does not know {', '.join(more)}.")
-        drafter = cls.read_folder(folder)
-        drafter.paradraft = provenance_of(read_config(folder))
+            raise ValueError(f"{who}.from_pretrained does not know {', '.join(more)}.")
         if speculation_config is not None:
-            drafter.speculation_config = speculation_config
-        elif saved := drafter.paradraft.get("speculation_config"):
-            drafter.speculation_config = SpeculationConfig.from_saved(saved)
-        dtype = kwargs.pop("torch_dtype", None) or dtype
+            self.speculation_config = speculation_config
+        dtype = kwargs.get("torch_dtype") or dtype
         if isinstance(dtype, str):
             if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
                 raise ValueError(f"There is no dtype {dtype!r}: pass torch.bfloat16, 'bfloat16', 'auto' or the like.")
             dtype = None if dtype == "auto" else getattr(torch, dtype)
-        if attn_implementation is not None:
-            if attn_implementation not in ("sdpa", "eager"):
-                raise ValueError(
-                    f"This {cls.title} takes explicit masks: attn_implementation is sdpa or eager, not {attn_implementation}."
-                )
-            drafter.stack.set_attn_implementation(attn_implementation)
+        if attn_implementation not in (None, "sdpa", "eager"):
+            raise ValueError(
+                f"A {self.title} takes explicit masks: attn_implementation is sdpa or eager, not {attn_implementation}."
+            )
+        for part in self.modules() if attn_implementation else ():
+            if isinstance(part, PreTrainedModel):
+                part.set_attn_implementation(attn_implementation)
         if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
             device_map = "cuda" if torch.cuda.is_available() else None
         elif isinstance(device_map, dict):
             device_map = next(iter(device_map.values()))
-        return drafter.to(device=device_map, dtype=dtype).eval()
+        return self.to(device=device_map, dtype=dtype).eval()
 
     def remember(self, record: dict[str, Any]) -> None:
         """Keep how it was trained."""
@@ -167,7 +179,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """As `nn.Module`'s, but what turns positions stays in fp32: bf16 is off by radians behind some hundred tokens."""
-        computed = [part for part in (self.stack.rotary_emb, self.embedding) if part is not None]  # and Gemma's scale
+        computed = [part for name, part in self.named_modules() if name.endswith(("rotary_emb", "embedding"))]  # Gemma scales it
         exact = [(part, name, own) for part in computed for name, own in part.named_buffers() if not own.is_meta]
         super()._apply(*args, **kwargs)
         for part, name, own in exact:
@@ -224,8 +236,6 @@ class FeatureDrafter(nn.Module, SavedDrafter):
                 f"{who} guesses {most} tokens at most, but num_draft_tokens is "
                 f"{self.speculation_config.num_draft_tokens}: lower it."
             )
-        if config is not target.config and "mrope_section" in str(getattr(config, "rope_parameters", None)):
-            raise ValueError(f"{who} has one position a token, and images give the target several (M-RoPE): it cannot be served.")
         target_head = self.beside(target).target_head
         if target_head is None or target_head.head is not target.get_output_embeddings():
             target_head = TargetHead(target, None if self.head is not None else self.vocabulary)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
@@ -54,7 +55,8 @@ class FeatureModel(ABC):
     def forward_rows(
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
     ) -> tuple[Tensor, Tensor]:
-        """Logits `(B, count, V')` behind the last `count` rows, and their states `(B, count, hidden)`, as nodes are fed with."""
+        """Logits `(B, count, V')` behind the last `count` rows, and states `(B, m, hidden)` of those or more, as nodes are fed
+        with."""
 
     @abstractmethod
     def nothing(self, size: int) -> Tensor:
@@ -73,10 +75,17 @@ class FeatureReader:
         model: shared with other calls; nothing of it changes.
         config: how it is used; where it says so, rounds behind the prompt are compiled.
         max_length: tokens of a row at most, for these.
+        follower: another reader, whose features are this one's states.
     """
 
-    def __init__(self, model: FeatureModel, config: SpeculationConfig | None = None, max_length: int = 0):
-        self.model = model
+    def __init__(
+        self,
+        model: FeatureModel,
+        config: SpeculationConfig | None = None,
+        max_length: int = 0,
+        follower: FeatureReader | None = None,
+    ):
+        self.model, self.follower = model, follower
         self.compiled_width = 0 if config is None else config.compiled_width  # tokens that such a round reads
         self.width = 0 if not self.compiled_width else 1 if config.tree_size is None else WIDTH  # nodes, likewise
         self.num_slots = self.compiled_width and max_length + self.compiled_width * (1 + self.width)
@@ -98,6 +107,8 @@ class FeatureReader:
         windows = attention_windows(stack)
         offsets = [start - model.shift for start in self.starts]
         self.attention = StackMasks(windows or {}, offsets, reference.dtype, reference.device)
+        if self.follower is not None:
+            self.follower._begin(self.starts)
 
     def observe(self, observations: Sequence[Observation | None]) -> None:
         """Keep what the target's forward brought of each row."""
@@ -195,7 +206,10 @@ class FeatureReader:
         self.cache.keep([list(range(longest - len(own), longest)) for own in rows], size)
         self.known = [known + len(own) for known, own in zip(self.known, rows, strict=True)]
         self.fused = [kept[len(own) :] for kept, own in zip(self.fused, rows, strict=True)]
-        self.states = [[own[0]] for own in states]
+        self.states = [[state] for state in states[:, -max(1, count)]]
+        if self.follower is not None:  # reads each token with what this reader made of the one before
+            new = [read[len(read) - len(ids) :] for ids, read in zip(rows, states, strict=True)]
+            self.follower.fused = [torch.cat(both) for both in zip(self.follower.fused, new, strict=True)]
         return logits
 
     def _forward(
@@ -205,21 +219,30 @@ class FeatureReader:
         return forward(inputs, mask, positions, self.cache.cache, count)
 
     @torch.no_grad()
-    def read_nodes(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
-        """Read guessed tokens behind the texts, each with its parent's state; as `Extend`."""
+    def read_nodes(
+        self, tokens: list[LongTensor], parents: list[list[int]], states: Sequence[Sequence[Tensor]] | None = None
+    ) -> list[Tensor]:
+        """Read guessed tokens behind the texts; as `Extend`.
+
+        Args:
+            tokens, parents: as there.
+            states: `(hidden,)` each, of their parents; default: those that this reader made of them.
+        """
         sees, depths = self.nodes.add(tokens, parents, self.width)
         make_room(self.cache, self.nodes.columns)
         size, device = sees.shape[1], self.attention_device
         ids = torch.zeros((len(tokens), size), dtype=torch.long, device=device)
-        before = self.states[0][0].new_zeros((len(tokens), size, self.states[0][0].shape[-1]))
-        for row, (new, above) in enumerate(zip(tokens, parents, strict=True)):
+        if states is None:
+            states = [[known[parent + 1] for parent in above] for known, above in zip(self.states, parents, strict=True)]
+        before = self.fused[0].new_zeros((len(tokens), size, self.fused[0].shape[-1]))
+        for row, (new, above) in enumerate(zip(tokens, states, strict=True)):
             ids[row, : len(new)] = new
-            for place, parent in enumerate(above):
-                before[row, place] = self.states[row][parent + 1]
+            if above:
+                before[row, : len(new)] = torch.stack([*above])
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
-        logits, states = self._forward(size == self.width, self.model.text(ids, before), mask, positions, size)
+        logits, made = self._forward(size == self.width, self.model.text(ids, before), mask, positions, size)
         for row, new in enumerate(tokens):
-            self.states[row] += list(states[row, : len(new)])
+            self.states[row] += list(made[row, : len(new)])
         return [own[: len(new)] for own, new in zip(logits, tokens, strict=True)]
 
 
@@ -284,3 +307,31 @@ class FeatureDrafting(Drafting):
             nothing if own is None else GuessedLogits(own[: prefix.room], self.vocabulary, extend=extend)
             for own, prefix in zip(logits, prefixes, strict=True)
         ]
+
+
+@torch.no_grad()
+def guessed_along(drafting: Drafting, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int) -> Tensor:
+    """Logits `(B, count, V')` behind whole texts of equal length, each guess behind the most probable ones before.
+
+    Args:
+        drafting: of a drafter that goes on from tokens, with nothing read yet.
+        ids: int64 `(B, n)`.
+        features: by key, `(B, n - 1, d_t)`.
+        count: K.
+
+    Raises:
+        ValueError: no features, or a text of one token.
+    """
+    if ids.shape[1] < 2 or features is None:
+        raise ValueError(
+            "Features belong to tokens that were read: give a text of two tokens at least, and features of all but the last."
+        )
+    drafting.observe([Observation(row, 0, {key: own[index] for key, own in features.items()}) for index, row in enumerate(ids)])
+    guesses: Any = drafting.propose([Prefix(row[None], count, 0) for row in ids])
+    logits, vocabulary, extend = torch.stack([guess.logits[:1] for guess in guesses]), guesses[0].vocabulary, guesses[0].extend
+    while logits.shape[1] < count:
+        best = logits[:, -1].max(-1).indices
+        token = best if vocabulary is None else vocabulary.to(best.device)[best]
+        parents = [[logits.shape[1] - 2]] * len(ids)
+        logits = torch.cat([logits, torch.stack(extend(list(token[:, None]), parents))], dim=1)
+    return logits

@@ -17,11 +17,16 @@ GEMMA4 = "gemma4_text"  # whose layers norm on both sides of each part, and scal
 CONTEXT = 32_768  # of a target that does not say how long texts may be
 
 
-def decoder_stack(config: PreTrainedConfig) -> PreTrainedModel:
+def decoder_stack(config: PreTrainedConfig, weights: dict[str, Tensor] | None = None) -> PreTrainedModel:
     """Decoder layers and final norm, as transformers builds them from `config`; fed with `inputs_embeds`.
 
+    Args:
+        config: of the layers.
+        weights: by the names that checkpoints of this class have, without what stands before `layers`; default: random ones.
+
     Raises:
-        ValueError: layers that take no explicit masks, or that transformers cannot make.
+        OSError: there are weights, but not all.
+        ValueError: layers that take no explicit masks, or that transformers cannot make, or weights without a place.
     """
     config = copy.deepcopy(config)
     config.vocab_size, config.pad_token_id, config.use_cache = 1, None, True
@@ -31,10 +36,29 @@ def decoder_stack(config: PreTrainedConfig) -> PreTrainedModel:
         stack = AutoModel.from_config(config, attn_implementation=attention, trust_remote_code=False)
     except (KeyError, TypeError) as error:
         raise ValueError(f"transformers makes no layers of this config: {type(error).__name__}: {error}") from error
+    if weights is not None:
+        stack = _with_weights(stack, weights)
     if attention_windows(stack) is None:
         raise ValueError(f"Layers of {type(stack).__name__} take no masks and positions as they are given.")
     stack.set_input_embeddings(nn.Identity())
     return stack.eval()
+
+
+def _with_weights(stack: Any, weights: dict[str, Tensor]) -> Any:
+    """The same layers with weights as a checkpoint has them: transformers fuses experts, and knows older names."""
+    some = next(iter(weights.values()))
+    table = {"embed_tokens.weight": torch.zeros(1, stack.config.hidden_size, dtype=some.dtype)}  # which is not used
+    loaded, info = type(stack).from_pretrained(
+        None, config=stack.config, state_dict={**weights, **table}, dtype=some.dtype, output_loading_info=True
+    )
+    if missing := sorted(info["missing_keys"]):
+        raise OSError(f"{len(missing)} weights of the layers are missing ({', '.join(missing[:3])}, …): download them again.")
+    if more := sorted(info["unexpected_keys"]):
+        raise ValueError(
+            f"{len(more)} weights have no place in {type(stack).__name__} ({', '.join(more[:3])}, …): they are packed, or of a "
+            "variant that is not served."
+        )
+    return loaded
 
 
 def embedding_of(config: PreTrainedConfig, vocab_size: int) -> nn.Embedding:
@@ -70,6 +94,46 @@ def sizes_of(target: PreTrainedModel) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         "tie_word_embeddings": False,
     }
+
+
+def describe_layers(config: PreTrainedConfig, num_layers: int, dense: bool = True) -> dict[str, Any]:
+    """A target's own config with `num_layers` layers of full attention.
+
+    Args:
+        config: of the target's text.
+        num_layers: D.
+        dense: without experts; else with as many as the target's last layer.
+
+    Raises:
+        ValueError: it has no such layers.
+    """
+    config = copy.deepcopy(config)
+    name, first = config.model_type, 0
+    if (kinds := getattr(config, "layer_types", None)) is not None:
+        kind = next((kind for kind in ("full_attention", "sliding_attention") if kind in kinds), None)
+        kind = (getattr(config, "mtp_layer_types", None) or [kind])[0] if not dense else kind
+        if kind is None:
+            raise ValueError(f"{name} has no layer of ordinary attention, which such a drafter is made of.")
+        try:
+            config.layer_types, first = [kind] * num_layers, [*kinds, kind].index(kind)
+        except AttributeError:
+            raise ValueError(
+                f"{name} computes the kinds of its layers, so none of them can be made alone: such a drafter is not to be had."
+            ) from None
+    if (experts := getattr(config, "mlp_layer_types", None)) is not None:
+        config.mlp_layer_types = ["dense" if dense else experts[-1]] * num_layers
+    if getattr(config, "mlp_only_layers", None) is not None:
+        config.mlp_only_layers = list(range(num_layers)) if dense else []
+    if getattr(config, "first_k_dense_replace", None) is not None:
+        config.first_k_dense_replace = num_layers if dense else 0
+    config.num_hidden_layers = num_layers
+    described = config.to_dict()
+    if overrides := described.get("per_layer_config"):  # Gemma 4's: by the target's layers, of which one kind is left
+        sizes = {int(layer): sizes for layer, sizes in overrides.items()}.get(first, {})
+        described |= {**sizes, "per_layer_config": {}}
+    for key in ("quantization_config", "paradraft", "architectures", "_name_or_path", "dtype"):
+        described.pop(key, None)
+    return described
 
 
 def run(stack: PreTrainedModel, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:

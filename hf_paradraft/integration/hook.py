@@ -21,7 +21,7 @@ from ..decoding.begin import NOTES, Notes
 from ..decoding.checks import check_drafter
 from ..drafters import KINDS
 from .pairing import check_same_tokenizer
-from .probe import check_cross_attention, check_reads
+from .probe import check_cross_attention, check_positions, check_reads
 
 EXPECTED = {
     "_assisted_decoding": {
@@ -62,7 +62,7 @@ def install() -> bool:
 def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | None:
     """The assistant if it is a drafter, or the drafter that it is for this target; else None."""
     adopted = (kind.adopt(target, assistant) for kind in KINDS)
-    if (drafter := next((found for found in adopted if found is not None), None)) is not None:
+    if (drafter := next((candidate for candidate in adopted if candidate is not None), None)) is not None:
         return drafter
     return assistant if callable(getattr(assistant, "start_drafting", None)) else None
 
@@ -81,6 +81,7 @@ def _decode(
         check_same_tokenizer(model, drafter, *tokenizers)
         if any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
             check_cross_attention(model)
+            check_positions(model, drafter)
         else:
             mask = kwargs.get("attention_mask")
             check_reads(model, len(input_ids) > 1 or (mask is not None and not bool(mask.all())))

@@ -13,6 +13,7 @@ from huggingface_hub.errors import HFValidationError, HTTPError
 from safetensors.torch import save_file
 
 from ..drafters import kind_of_folder
+from ..drafters.mtp.model import MtpDrafter
 from ..files import names_folder, read_json
 
 WEIGHTS = {"model.safetensors", "model.safetensors.index.json"}
@@ -25,17 +26,18 @@ def _outline(repo_id: str) -> Iterator[Path]:
     Raises:
         OSError: nothing readable there.
     """
-    with TemporaryDirectory() as place:
-        folder = Path(place) / "outline"
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "outline"
         folder.mkdir()
         try:
             files = HfApi().list_repo_files(repo_id)
             name = next(name for name in ("adapter_config.json", "config.json") if name in files)
             shutil.copy(hf_hub_download(repo_id, name), folder)
-            own = "paradraft" in read_json(folder / name)  # what was made with this library says itself what it is
-            if WEIGHTS & set(files) and not own:
-                names = HfApi().get_safetensors_metadata(repo_id).weight_map
-                save_file({name: torch.empty(0) for name in names}, folder / "model.safetensors")
+            ours = "paradraft" in read_json(folder / name)  # what was made with this library says itself what it is
+            if WEIGHTS & set(files) and not ours:
+                weights = HfApi().get_safetensors_metadata(repo_id).files_metadata.values()
+                sizes = {name: str(info.parameter_count) for file in weights for name, info in file.tensors.items()}
+                save_file({name: torch.empty(0) for name in sizes}, folder / "model.safetensors", metadata=sizes)
         except StopIteration:
             raise OSError(f"{repo_id} holds no drafter: it has no config.json and no adapter_config.json.") from None
         except (HTTPError, HFValidationError, OSError) as error:  # no network, no such repository, no such name
@@ -50,13 +52,23 @@ def describe(repo_or_dir: str) -> list[tuple[str, Any]]:
     """What there is to say of a drafter, as (name, value) pairs.
 
     Args:
-        repo_or_dir: a folder, or a Hub id.
+        repo_or_dir: a folder, or a Hub id; of a drafter, or of a target that brings MTP layers.
 
     Raises:
         OSError: nothing readable there.
         ValueError: it is no drafter, or of a kind that is not supported.
     """
     if Path(repo_or_dir).is_dir():
-        return kind_of_folder(Path(repo_or_dir)).describe(Path(repo_or_dir))
+        return _described(Path(repo_or_dir))
     with _outline(repo_or_dir) as folder:
+        return _described(folder)
+
+
+def _described(folder: Path) -> list[tuple[str, Any]]:
+    """A drafter's folder; or a target's, if it brings MTP layers."""
+    try:
         return kind_of_folder(folder).describe(folder)
+    except ValueError:
+        if not (brought := MtpDrafter.describe_target(folder)):
+            raise
+        return brought

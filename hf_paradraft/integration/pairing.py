@@ -31,16 +31,16 @@ def check_same_tokenizer(
         if not drafter.name_or_path or target.name_or_path == drafter.name_or_path:
             return
         commit = getattr(target.config, "_commit_hash", None)
-        known = {} if commit is None else {"revision": commit}
+        options = {} if commit is None else {"revision": commit}
         difference = _stored_difference(
-            (target.name_or_path, *known.items()), (drafter.name_or_path, *drafter.found_under.items())
+            (target.name_or_path, *options.items()), (drafter.name_or_path, *drafter.found_under.items())
         )
     if difference:
         raise ValueError(
             f"The drafter's tokenizer is not the target's: {difference}. Use a drafter of the target's own model family."
         )
     config = getattr(drafter, "config", None)  # what has a tokenizer has a vocabulary
-    sizes = [own.get_text_config().vocab_size for own in (target.config, config) if own is not None]
+    sizes = [model_config.get_text_config().vocab_size for model_config in (target.config, config) if model_config is not None]
     if difference is None and len(set(sizes)) > 1:
         logger.warning_once(
             f"The target has {sizes[0]} token embeddings and the drafter {sizes[1]}, and their tokenizers could not be "

@@ -20,6 +20,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, __v
 
 from ..decoding.checks import Refused
 from ..decoding.loop import speculative_decoding
+from ..drafters.feature_drafter import FeatureDrafter
 from ..hardware import device_name, input_device
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
@@ -87,9 +88,9 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
     Raises:
         ValueError: it does not read drafts, or padded prompts, as it reads tokens one by one.
     """
-    known = _reads.setdefault(model, {})
+    verdicts = _reads.setdefault(model, {})
     how = several, model.dtype, model.config.get_text_config()._attn_implementation
-    if how not in known:
+    if how not in verdicts:
         file = _file(model, several)
         sound: bool | None = file.exists()
         if not sound:
@@ -105,8 +106,8 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
                 with suppress(OSError):
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.touch()
-        known[how] = bool(sound)
-    if not known[how]:
+        verdicts[how] = bool(sound)
+    if not verdicts[how]:
         what = "padded prompts" if several else "drafts"
         raise Refused(
             f"{type(model).__name__} does not read {what} as it reads tokens one by one, as it is loaded here: generate without "
@@ -122,6 +123,21 @@ def check_cross_attention(model: PreTrainedModel) -> None:
     """
     if getattr(model.config.get_text_config(), "cross_attention_layers", None):
         raise Refused(f"{type(model).__name__} attends to images across, which drafts do not serve: generate without a drafter.")
+
+
+def check_positions(model: PreTrainedModel, drafter: Drafter) -> None:
+    """Refuse a call with images whose target has several positions a token (M-RoPE), for a drafter that knows one.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if isinstance(drafter, FeatureDrafter) and "mrope_section" in str(
+        getattr(model.config.get_text_config(), "rope_parameters", "")
+    ):
+        raise Refused(
+            f"This {drafter.title} has one position a token, and images give {type(model).__name__} several (M-RoPE): generate "
+            "with images without it."
+        )
 
 
 @torch.no_grad()

@@ -63,11 +63,11 @@ def guesses_behind(ids: LongTensor, labels: LongTensor, anchors: LongTensor, cou
         int64 `(B, A, K)`: `places` of the tokens before each guess, which the first time is the anchor, `before`, their ids, and
         `labels` in the target's ids, -100 from the first token on that is not to be learned.
     """
-    places = anchors.clamp(min=0)[..., None] + torch.arange(count)
-    following = labels.gather(1, (places + 1).clamp(max=ids.shape[1] - 1).flatten(1)).view_as(places)
+    positions = anchors.clamp(min=0)[..., None] + torch.arange(count)
+    following = labels.gather(1, (positions + 1).clamp(max=ids.shape[1] - 1).flatten(1)).view_as(positions)
     unbroken = ((following != IGNORED) & (anchors >= 0)[..., None]).cumprod(-1).bool()
-    before = ids.gather(1, places.flatten(1)).view_as(places)
-    return {"places": places, "before": before, "labels": following.where(unbroken, IGNORED)}
+    before = ids.gather(1, positions.flatten(1)).view_as(positions)
+    return {"places": positions, "before": before, "labels": following.where(unbroken, IGNORED)}
 
 
 class AnchorTrainer(ResumableTrainer):
@@ -111,16 +111,16 @@ class AnchorTrainer(ResumableTrainer):
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
         """Sum over guesses, weighted by depth, by their number."""
         states = self.states(inputs["input_ids"], inputs["lengths"])
-        found = model(inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features})
-        labels, places = inputs["labels"], inputs["places"]
+        outputs = model(inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features})
+        labels, positions = inputs["labels"], inputs["places"]
         learned = labels != IGNORED
         if self.places is not None:
             labels = torch.where(learned, self.places.to(labels.device)[labels.clamp(min=0)], IGNORED)
-        logits, labels, where = found["logits"][learned], labels[learned], learned.nonzero(as_tuple=True)
-        rejected = rejection(logits, self.states.probabilities(states, where[0], places[learned]))
+        logits, labels, where = outputs["logits"][learned], labels[learned], learned.nonzero(as_tuple=True)
+        rejected = rejection(logits, self.states.probabilities(states, where[0], positions[learned]))
         losses = 0.1 * cross_entropy(logits, labels) + 0.9 * rejected
-        if "confidence" in found:
-            sure = found["confidence"][learned].float()
+        if "confidence" in outputs:
+            sure = outputs["confidence"][learned].float()
             losses = losses + F.binary_cross_entropy_with_logits(sure, (1 - rejected).detach().clamp(0, 1), reduction="none")
         weights = self.fading ** where[2].to(losses)
         count = learned.sum() if num_items_in_batch is None else num_items_in_batch
@@ -129,14 +129,9 @@ class AnchorTrainer(ResumableTrainer):
             loss = loss * self.accelerator.num_processes  # the count is everyone's, and gradients are averaged
         if not self.model.training:
             for depth in range(len(self._eval)):
-                own = rejected[where[2] == depth]
-                self._eval[depth] += torch.tensor([own.sum().item(), own.numel()])
-        return (loss, found) if return_outputs else loss
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """The loss alone."""
-        with torch.no_grad():
-            return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
+                chances = rejected[where[2] == depth]
+                self._eval[depth] += torch.tensor([chances.sum().item(), chances.numel()])
+        return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """`Trainer.evaluate`; adds the chance of acceptance under rejection sampling at each depth."""

@@ -69,6 +69,15 @@ class ResumableTrainer(Trainer):
             )
         return loss
 
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """The loss alone: logits over every row would be large and of no use."""
+        with torch.no_grad():
+            return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step < self.state.max_steps:  # else it is resumed, and has made all its steps
+            super()._run_epoch(*args, **kwargs)
+
     def _get_train_sampler(self, train_dataset=None) -> LengthGroups:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size

@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import assert_lossless
 from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_prompts
+from transformers import AutoModelForCausalLM
 
 import hf_paradraft as pd
 from hf_paradraft.drafters import KINDS, kind_of_folder
@@ -108,7 +111,7 @@ def test_drafting_with_caches_is_draft_logits(kind, name, prompt):
 
 
 @pytest.mark.parametrize("name", ["pard", "autoregressive", "ppd", "dspark", "dflash", "parallelspec"])
-def test_a_folder_of_every_kind(name, tmp_path):
+def test_every_kind_saves_a_folder_that_is_recognised(name, tmp_path):
     target = TARGETS["llama"]
     drafter = MAKE[name](target)
     folder = tmp_path / "drafter"
@@ -140,16 +143,18 @@ def test_a_new_kind_is_one_folder_and_one_line(hub, monkeypatch, tmp_path, promp
     from hf_paradraft.integration.publish import push_folder
 
     page = (Path(__file__).parents[2] / "docs" / "add-a-drafter.md").read_text()
-    first, *_, last = re.findall(r"```python\n(.*?)```", page, re.S)
+    first, _, model, _ = re.findall(r"```python\n(.*?)```", page, re.S)
     scope = {"__name__": "bigram"}
-    exec(first + last, scope)
+    exec(first + model, scope)
     kind = scope["BigramDrafter"]
     monkeypatch.setattr("hf_paradraft.drafters.KINDS", (*KINDS, kind))  # the line
     target = tiny_model(dtype=torch.float32)
     made = kind.from_target(target)
+    made.remember({"steps": 3})
     made.save_pretrained(tmp_path / "drafter")
     drafter = pd.AutoDrafter.from_pretrained(tmp_path / "drafter")
     assert torch.equal(drafter.logits, made.logits)
+    assert drafter.paradraft["training"] == {"steps": 3}
     last = prompt[0, -1:]
     guess = drafter.propose([pd.Prefix(prompt, 1, 0)])[0].logits
     torch.testing.assert_close(guess, target.lm_head(target.get_input_embeddings()(last)).detach())
@@ -163,6 +168,27 @@ def test_a_new_kind_is_one_folder_and_one_line(hub, monkeypatch, tmp_path, promp
     assert isinstance(pd.AutoDrafter.from_pretrained("user/bigram"), kind)
     with pytest.raises(ValueError, match="of use in transformers alone"):
         export(tmp_path / "drafter", tmp_path / "out", Engine.vllm)
+
+
+def test_a_new_kind_is_trained_by_a_run_of_its_own(folder, monkeypatch):
+    """The one of docs/add-a-drafter.md: it learns which token follows which, and leaves a folder with its record."""
+    from hf_paradraft.training.run import train
+
+    page = (Path(__file__).parents[2] / "docs" / "add-a-drafter.md").read_text()
+    first, _, model, training = re.findall(r"```python\n(.*?)```", page, re.S)
+    module = ModuleType("bigram")
+    monkeypatch.setitem(sys.modules, "bigram", module)
+    exec(first + model + training, module.__dict__)
+    arguments = {"target": folder / "target", "train_file": folder / "rows.jsonl", "eval_file": folder / "rows.jsonl"}
+    options = {"max_steps": 20, "learning_rate": 0.5, "max_length": 64, "use_cpu": True, "bf16": False}
+    drafter = train(module.BigramTraining, **arguments, **options, output_dir=folder / "bigram")
+    again = module.BigramDrafter.from_pretrained(folder / "bigram")
+    assert torch.equal(again.logits, drafter.logits)
+    record = again.paradraft["training"]
+    untrained = module.BigramDrafter.from_target(AutoModelForCausalLM.from_pretrained(folder / "target"))
+    assert record["steps"] == 20
+    assert not torch.equal(again.logits, untrained.logits)
+    assert record["acceptance"]["mean_emitted"] > 1.1
 
 
 def test_benchmarks_leave_models_as_they_were(prompt):
@@ -187,19 +213,19 @@ FOREIGN = {
     "DFlash ": ({}, {"fc.weight": torch.zeros(2), "hidden_norm.weight": torch.zeros(2)}),
     "EAGLE-3 ": ({}, {"fc.weight": torch.zeros(2), "midlayer.input_layernorm.weight": torch.zeros(2)}),
     "P-EAGLE": ({}, {"mask_hidden": torch.zeros(2)}),
+    "MTP": ({"speculators_model_type": "mtp"}, {}),
 }
 NOT_SERVED = {
     "XPress": ({"speculators_model_type": "xpress"}, {}),
     "Domino": ({"dflash_config": {"projector_type": "domino"}}, {}),
     "DFlash2": ({}, {"candidate_selector.predecessor_codebook": torch.zeros(2)}),
-    "MTP": ({"speculators_model_type": "mtp"}, {}),
     "no PARD drafter, which is a plain": ({"architectures": ["SomethingElse"]}, {}),
     "has no place for 1 of": ({}, {"model.extra.weight": torch.zeros(2)}),
 }
 
 
 @pytest.mark.parametrize("what", [*FOREIGN, *NOT_SERVED])
-def test_folders_of_others_are_named(what, tmp_path):
+def test_folders_of_other_methods_are_refused_by_name(what, tmp_path):
     import json
 
     from safetensors.torch import load_file, save_file
@@ -216,7 +242,7 @@ def test_folders_of_others_are_named(what, tmp_path):
         pd.AutoDrafter.from_pretrained(tmp_path)
 
 
-def test_one_model_as_several_kinds(tmp_path):
+def test_a_model_is_saved_as_the_kind_that_was_made_of_it(tmp_path):
     """A model that was saved as one kind is not taken for it when another is made of it."""
     model = tiny_model()
     pd.AutoregressiveDrafter(model, pd.SpeculationConfig(3)).save_pretrained(tmp_path / "first")

@@ -1,12 +1,15 @@
 """Drafters that are trained on a frozen target: the loss falls on what it should, runs resume, and what is saved drafts."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from checkpoints import config_of, with_mtp
 from lossless import assert_lossless
+from safetensors.torch import load_file, save_file
 from tiny import EOS, make_tokenizer, tiny_model
-from trained import train_dflash, train_dspark, train_eagle3, train_parallelspec
+from trained import train_dflash, train_dspark, train_eagle3, train_mtp, train_parallelspec
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -25,11 +28,18 @@ OPTIONS = {
     "use_cpu": True,
     "max_length": 64,
 }
-RUNS = {"parallelspec": train_parallelspec, "dspark": train_dspark, "dflash": train_dflash, "eagle3": train_eagle3}
+RUNS = {
+    "parallelspec": train_parallelspec,
+    "dspark": train_dspark,
+    "dflash": train_dflash,
+    "eagle3": train_eagle3,
+    "mtp": train_mtp,
+}
 SMALL = {
     "parallelspec": {"style": "eagle", "num_masks": 2},
     "dspark": {"block_size": 3, "num_features": 2},
     "eagle3": {"num_draft_tokens": 2},
+    "mtp": {"num_draft_tokens": 2},
 }
 
 
@@ -78,6 +88,40 @@ def test_eagle3_learns(folder):
         pd.Eagle3Drafter.from_target(tiny_model("llama", dtype=torch.float32))
     with pytest.raises(ValueError, match="num_anchors must be at least 1"):
         train_eagle3(folder / "target", rows, folder / "none", num_anchors=0)
+
+
+@pytest.mark.slow
+def test_a_new_mtp_layer_learns(folder):
+    rows = folder / "rows.jsonl"
+    options = {**OPTIONS, "eval_file": folder / "some.jsonl", "vocab": 24}
+    drafter = train_mtp(folder / "target", rows, folder / "out", max_steps=60, cache_dir=folder / "states", **options)
+    record = drafter.paradraft["training"]
+    assert record["method"] == "mtp"
+    assert record["eval"]["eval_acceptance_depth_2"] > 0.15
+    assert record["acceptance"]["mean_emitted"] > 1.05
+    again = pd.AutoDrafter.from_pretrained(folder / "out")
+    assert isinstance(again, pd.MtpDrafter)
+    assert len(again.vocabulary) == 24
+    target = tiny_model("llama", num_hidden_layers=6, dtype=torch.float32)
+    assert_lossless(target, again, torch.tensor([[1, 2, 3]]), max_new_tokens=30, eos_token_id=EOS)
+    kind_of_folder(folder / "out").check_folder(folder / "out")
+
+
+@pytest.mark.slow
+def test_the_mtp_layer_that_a_target_brings_is_trained_on(folder):
+    """It begins where the checkpoint's stands, and not anew."""
+    made, _ = with_mtp("mimo")
+    tensors = {
+        name.removeprefix("model.") if "mtp" in name else name: own for name, own in load_file(made / "model.safetensors").items()
+    }
+    shutil.copytree(made, folder / "brings")
+    save_file(tensors, folder / "brings" / "model.safetensors", metadata={"format": "pt"})
+    config_of("mimo").save_pretrained(folder / "brings")
+    make_tokenizer().save_pretrained(folder / "brings")
+    options = {**OPTIONS, "learning_rate": 1e-9, "max_steps": 1}
+    drafter = train_mtp(folder / "brings", folder / "rows.jsonl", folder / "out", **options)
+    expected = tensors["mtp_layers.0.input_proj.weight"]
+    torch.testing.assert_close(drafter.layers[0].eh_proj.weight.detach(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -134,7 +178,7 @@ def test_a_resumed_run_is_the_run_that_would_have_been(what, folder):
 
 
 @pytest.mark.slow
-def test_the_command(folder):
+def test_train_commands_write_drafters_that_load(folder):
     common = [
         "--target",
         str(folder / "target"),
@@ -181,7 +225,7 @@ def test_bad_options(what, folder):
     assert not (folder / "out").exists() or not any((folder / "out").iterdir())
 
 
-def test_losses():
+def test_losses_follow_their_formulas():
     logits = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0]])
     assert cross_entropy(logits, torch.tensor([0, -100])).tolist() == pytest.approx([-logits[0].log_softmax(-1)[0].item(), 0.0])
     q, p = logits.softmax(-1), torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.1]])
@@ -201,7 +245,7 @@ def test_temperatures_mend_confidences():
     assert calibration_error(torch.sigmoid(logits[:, 0] / heat[0]), right[:, 0]) < 0.3 * before
 
 
-def test_tokens_that_text_does_not_use():
+def test_the_unused_token_never_occurs_in_text():
     tokenizer = make_tokenizer()
     assert unused_token(tokenizer, 32) == 31
     tokenizer.mask_token = None

@@ -27,7 +27,7 @@ class DSparkDrafter(DFlashDrafter):
     kind = "dspark"
     title = "DSpark drafter"
     known_as = (DSPARK,)
-    training = "DSparkTraining"
+    training_options = "DSparkTraining"
 
     def __init__(
         self, config: BlockConfig, vocabulary: LongTensor | None = None, own_embedding: bool = False, own_head: bool = False

@@ -87,6 +87,6 @@ class MarkovHead(nn.Module):
             state = torch.empty(0) if states is None else states[:, place]
             bias, memory = self(token.to(self.before.weight.device), state, memory)
             rows.append(row + bias.to(row)[..., : row.shape[-1]])
-            best = rows[-1].argmax(-1)
+            best = rows[-1].max(-1).indices
             token = best if vocabulary is None else vocabulary.to(best.device)[best]
         return torch.stack(rows, dim=1)

@@ -43,7 +43,7 @@ class DFlashDrafter(FeatureDrafter):
     kind = "dflash"
     title = "DFlash drafter"
     known_as = (DFLASH,)
-    training = "DFlashTraining"
+    training_options = "DFlashTraining"
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..drafter import pair
 from ..feature_drafter import FeatureDrafter, feature_names
-from ..feature_reader import FeatureDrafting, FeatureModel, read_whole
+from ..feature_reader import FeatureDrafting, FeatureModel, guessed_along, read_whole
 from ..formats.files import check_width, load_strictly, offset_tables, vocabulary_of, weights_in
 from ..formats.identify import EAGLE3, PEAGLE
 from ..formats.speculators import eagle3_config as saved_config
@@ -42,7 +42,7 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
     kind = "eagle3"
     title = "EAGLE-3 drafter"
     known_as = (EAGLE3, PEAGLE)
-    training = "Eagle3Training"
+    training_options = "Eagle3Training"
     reads_first = False
 
     def __init__(
@@ -275,12 +275,8 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         Returns:
             `(B, K, V')`; row `d` guesses the token at distance `d + 1`; EAGLE-3's behind the most probable tokens before.
         """
-        count = num_draft_tokens or self.speculation_config.num_draft_tokens
-        fused = None if features is None else self.fuse(features)
-        reader, logits = read_whole(self, input_ids.to(self.device), fused, count if self.eagle.parallel else 1)
-        while logits.shape[1] < count:
-            best = logits[:, -1].argmax(-1)
-            token = best if self.vocabulary is None else self.vocabulary.to(best.device)[best]
-            parents = [[logits.shape[1] - 2]] * len(input_ids)
-            logits = torch.cat([logits, torch.stack(reader.read_nodes(list(token[:, None]), parents))], dim=1)
-        return logits
+        count, ids = num_draft_tokens or self.speculation_config.num_draft_tokens, input_ids.to(self.device)
+        if not self.eagle.parallel:
+            drafting = FeatureDrafting(self, self.speculation_config, 0, self.vocabulary, extends=True)
+            return guessed_along(drafting, ids, features, count)
+        return read_whole(self, ids, None if features is None else self.fuse(features), count)[1]

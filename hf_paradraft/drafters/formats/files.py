@@ -82,7 +82,8 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> N
     for name, own in tensors.items():
         if own.shape != have[name].shape:
             raise ValueError(f"{what}: {name} is {tuple(own.shape)}, and its config asks for {tuple(have[name].shape)}.")
-    module.to(tensors.get("fc.weight", next(iter(tensors.values()))).dtype)
+    first = (tensors.get("fc.weight"), *tensors.values())
+    module.to(next((tensor.dtype for tensor in first if tensor is not None and tensor.is_floating_point()), None))
     module.load_state_dict(tensors)
 
 

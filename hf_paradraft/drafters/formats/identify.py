@@ -9,8 +9,8 @@ from .files import PICKLES, names_in
 from .values import read_config
 
 DFLASH, DSPARK, EAGLE3, PEAGLE = "DFlash drafter", "DSpark drafter", "EAGLE-3 drafter", "P-EAGLE drafter"
-PARD2 = "PARD-2 drafter"
-SERVED = (DFLASH, DSPARK, EAGLE3, PEAGLE, PARD2)
+PARD2, MTP = "PARD-2 drafter", "MTP drafter"
+SERVED = (DFLASH, DSPARK, EAGLE3, PEAGLE, PARD2, MTP)
 DFLASH2 = "DFlash2 drafter"
 SPECULATORS = {
     "eagle3": EAGLE3,
@@ -19,7 +19,7 @@ SPECULATORS = {
     "dspark": DSPARK,
     "dflash2": DFLASH2,
     "xpress": "XPress drafter",
-    "mtp": "drafter of MTP layers",
+    "mtp": MTP,
 }
 ARCHITECTURES = {
     "DFlashDraftModel": DFLASH,
@@ -106,7 +106,7 @@ def refuse_foreign(config: Mapping[str, Any], tensors: Iterable[str]) -> None:
     """
     if (kind := identify(config, tensors)) is None:
         return
-    who = f"{'an' if kind[0] in 'AEIOUX' else 'a'} {kind}"
+    who = f"{'an' if kind.startswith((*'AEIOUX', MTP)) else 'a'} {kind}"
     if kind in SERVED:
         raise ValueError(f"This is {who}, which reads the target's hidden states: load it with AutoDrafter.from_pretrained.")
     raise ValueError(f"This is {who}, which is not served here.")

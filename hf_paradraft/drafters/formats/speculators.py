@@ -141,6 +141,21 @@ def eagle3_config(eagle: Any, features: tuple, num_guesses: int, own_embedding: 
     }
 
 
+def mtp_config(target: PreTrainedConfig) -> dict[str, Any]:
+    """The `config.json` of an MTP layer; it describes the whole target.
+
+    Args:
+        target: its text config.
+    """
+    return {
+        "speculators_model_type": "mtp",
+        "architectures": ["MTPDraftModel"],
+        "transformer_layer_config": layer_values(target),
+        "num_nextn_predict_layers": 1,
+        "speculators_version": VERSION,
+    }
+
+
 def layer_values(layers: PreTrainedConfig) -> dict[str, Any]:
     """A layer's config as the layout has it."""
     return layers.to_diff_dict() | {"model_type": layers.model_type}

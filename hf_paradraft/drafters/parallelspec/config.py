@@ -15,6 +15,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...decoding.features import layers_of
 from ..formats.values import transformers_config
+from ..layers import describe_layers
 
 STYLES = ("medusa", "eagle")
 # Of a layer, what makes its states other ones; some models have no such thing.
@@ -83,41 +84,6 @@ class ParallelSpecConfig(PreTrainedConfig):
         return int(self.layer_config.hidden_size)
 
 
-def describe_layers(target: PreTrainedModel, num_layers: int) -> dict[str, Any]:
-    """The target's own config with `num_layers` layers of full attention, dense.
-
-    Raises:
-        ValueError: it has no such layers.
-    """
-    config = copy.deepcopy(target.config.get_text_config(decoder=True))
-    kinds, first = getattr(config, "layer_types", None), 0
-    if kinds is not None:
-        kind = next((kind for kind in ("full_attention", "sliding_attention") if kind in kinds), None)
-        if kind is None:
-            raise ValueError(
-                f"{type(target).__name__} has no layer of ordinary attention, which a ParallelSpec drafter is made of."
-            )
-        try:
-            config.layer_types, first = [kind] * num_layers, kinds.index(kind)
-        except AttributeError:
-            raise ValueError(
-                f"{type(target).__name__} computes the kinds of its layers, so none of them can be made alone: a ParallelSpec "
-                "drafter is not to be had for it."
-            ) from None
-    if hasattr(config, "mlp_only_layers"):  # of experts: the drafter's layers have none
-        config.mlp_only_layers = list(range(num_layers))
-    if hasattr(config, "first_k_dense_replace"):
-        config.first_k_dense_replace = num_layers
-    config.num_hidden_layers = num_layers
-    described = config.to_dict()
-    if overrides := described.get("per_layer_config"):  # Gemma 4's: by the target's layers, of which one kind is left
-        own = {int(layer): sizes for layer, sizes in overrides.items()}.get(first, {})
-        described |= {**own, "per_layer_config": {}}
-    for name in ("quantization_config", "paradraft", "architectures", "_name_or_path", "dtype"):
-        described.pop(name, None)
-    return described
-
-
 @torch.no_grad()
 def identity(target: PreTrainedModel) -> dict[str, Any]:
     """What tells a target from others of the same sizes: its number of layers, and some of its weights' numbers, hashed.
@@ -154,7 +120,10 @@ def _hashed(numbers: list[bytes | None]) -> str | None:
 
 def differences(config: ParallelSpecConfig, target: PreTrainedModel) -> list[str]:
     """In what a target differs from the one that a drafter was made for, as far as both are known; for people."""
-    own, theirs = config.layers, describe_layers(target, config.layer_config.num_hidden_layers)
+    own, theirs = (
+        config.layers,
+        describe_layers(target.config.get_text_config(decoder=True), config.layer_config.num_hidden_layers),
+    )
     found = [f"{name} {own[name]}, not {theirs[name]}" for name in SIZES if not _alike(own.get(name), theirs.get(name))]
     known = identity(target)
     if not _alike(config.target_layers, known["target_layers"]):

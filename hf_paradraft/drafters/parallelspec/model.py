@@ -29,8 +29,8 @@ from ...training.target import refuse_missing
 from ..drafter import SavedDrafter, pair
 from ..feature_reader import FeatureDrafting, FeatureModel, read_whole
 from ..formats.values import read_config
-from ..layers import decoder_stack, run
-from .config import ParallelSpecConfig, Style, describe_layers, differences, identity
+from ..layers import decoder_stack, describe_layers, run
+from .config import ParallelSpecConfig, Style, differences, identity
 
 logger = logging.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
 
     kind = "parallelspec"
     title = "ParallelSpec drafter"
-    training = "ParallelSpecTraining"
+    training_options = "ParallelSpecTraining"
     config_class = ParallelSpecConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
@@ -139,7 +139,8 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
             ValueError: a target without layers of full attention that take explicit masks, or layers of experts.
         """
         size = None if vocabulary is None else len(vocabulary)
-        config = ParallelSpecConfig(describe_layers(target, num_layers), style, num_masks, size, **identity(target))
+        described = describe_layers(target.config.get_text_config(decoder=True), num_layers)
+        config = ParallelSpecConfig(described, style, num_masks, size, **identity(target))
         drafter = cls(config)
         if any("experts" in name for name, _ in drafter.stack.named_parameters()):
             raise ValueError(f"{type(target).__name__} has layers of experts alone: a ParallelSpec drafter needs a dense one.")

@@ -1,0 +1,159 @@
+"""MTP layers among a target's own tensors, whoever published it, and in speculators' folders: found by names, not by config."""
+
+import math
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import safe_open
+from torch import Tensor
+
+from ...files import read_json
+
+PARTS = {
+    "enorm": ("enorm", "pre_fc_norm_embedding", "token_layernorm"),
+    "hnorm": ("hnorm", "pre_fc_norm_hidden", "hidden_layernorm"),
+    "eh_proj": ("eh_proj", "fc", "input_proj"),
+    "norm": ("shared_head.norm", "norm", "final_layernorm"),
+}
+SHARED = ("embed_tokens.", "shared_head.head.")  # copies of the target's own
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a publisher names its MTP layers.
+
+    Attributes:
+        name: of those who publish so.
+        prefix: a regular expression of what stands before a part; its group is the layer's number.
+        hidden_first: the projection reads the state before the embedding.
+        numbered_on: layers are numbered on from the target's.
+    """
+
+    name: str
+    prefix: str
+    hidden_first: bool = False
+    numbered_on: bool = False
+
+
+LAYOUTS = (
+    Layout("speculators", r"mtp_layers\.(\d+)\."),
+    Layout("MiMo", r"model\.mtp_layers\.(\d+)\.", hidden_first=True),
+    Layout("Qwen", r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?"),
+    Layout("DeepSeek", r"(?:model\.)?(?:language_model\.)?layers\.(\d+)\.", numbered_on=True),
+)
+
+
+@dataclass
+class MtpTensors:
+    """The MTP layers of a checkpoint.
+
+    Attributes:
+        layout: whose names they have.
+        layers: of each, its tensors' names in the checkpoint by ours: `enorm.weight`, `hnorm.weight`, `eh_proj.weight`,
+            `norm.weight`, and `layers.0.…` as transformers names a layer's.
+    """
+
+    layout: Layout
+    layers: list[dict[str, str]] = field(default_factory=list)
+
+
+def mtp_tensors(names: Iterable[str], num_layers: int) -> MtpTensors | None:
+    """The MTP layers among a checkpoint's tensors; None where there are none.
+
+    Args:
+        names: of all tensors.
+        num_layers: L of the target.
+
+    Raises:
+        ValueError: there are some in a layout that is not served.
+    """
+    names = list(names)
+    for layout in LAYOUTS:
+        layers: dict[int, dict[str, str]] = {}
+        for name in names:
+            if (match := re.match(layout.prefix, name)) is None:
+                continue
+            number = int(match[1] or 0) - (num_layers if layout.numbered_on else 0)
+            part = name[match.end() :]
+            if number >= 0 and not part.startswith(SHARED):
+                layers.setdefault(number, {})[_ours(part)] = name
+        whole = [layers[number] for number in sorted(layers)]
+        if whole and all({f"{part}.weight" for part in PARTS} <= layer.keys() for layer in whole):
+            return MtpTensors(layout, whole)
+    if others := [name for name in names if re.search(r"(^|[._])mtp", name)]:
+        raise ValueError(f"This model's MTP layers have names ({others[0]}, …) of a layout that is not served.")
+    return None
+
+
+def _ours(part: str) -> str:
+    for ours, theirs in PARTS.items():
+        for name in theirs:
+            if part.startswith(f"{name}."):
+                return ours + part.removeprefix(name)
+    return f"layers.0.{part}"
+
+
+def parameter_counts(folder: Path) -> dict[str, int]:
+    """Numbers of each tensor of a folder, from the files' headers; an outline of a repository says them beside its tensors."""
+    counts: dict[str, int] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            said = opened.metadata() or {}
+            for name in opened.keys():  # noqa: SIM118  (no mapping)
+                shape = opened.get_slice(name).get_shape()
+                counts[name] = int(said.get(name, math.prod(shape)))
+    return counts
+
+
+class Checkpoint:
+    """A model's safetensors, of which a few tensors are wanted: only the files that hold them are fetched.
+
+    Args:
+        name: a folder, or a Hub id.
+        revision: of the latter.
+        token: of the latter.
+
+    Raises:
+        OSError: it has no safetensors.
+    """
+
+    def __init__(self, name: str, revision: str | None = None, token: str | bool | None = None):
+        self.name, self.revision, self.token = name, revision, token
+        if (index := self._file(INDEX)) is not None:
+            self.files: dict[str, str] = read_json(index)["weight_map"]
+        elif (whole := self._file(WHOLE)) is not None:
+            with safe_open(whole, framework="pt") as opened:
+                self.files = dict.fromkeys(opened.keys(), WHOLE)
+        else:
+            raise OSError(f"{name} has no safetensors, in which MTP layers would be looked for.")
+
+    def _file(self, file: str) -> Path | None:
+        if (path := Path(self.name) / file).exists():
+            return path
+        if Path(self.name).is_dir():
+            return None
+        try:
+            return Path(hf_hub_download(self.name, file, revision=self.revision, token=self.token))
+        except (EntryNotFoundError, LocalEntryNotFoundError):
+            return None
+        except (HfHubHTTPError, HFValidationError) as error:
+            raise OSError(f"{self.name} is neither a folder here nor a model on the Hub: {error}") from error
+
+    def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Some of its tensors, by name.
+
+        Raises:
+            OSError: a file that should hold them is missing.
+        """
+        found: dict[str, Tensor] = {}
+        for file in sorted({self.files[name] for name in names}):
+            if (path := self._file(file)) is None:
+                raise OSError(f"{self.name} has no {file}, in which its MTP layers are: download it again.")
+            with safe_open(path, framework="pt") as opened:
+                found |= {name: opened.get_tensor(name) for name in names if self.files[name] == file}
+        return found

@@ -1,0 +1,62 @@
+"""What an MTP drafter is made of: layers of its target's own class."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from ..formats.values import transformers_config
+from ..layers import describe_layers
+
+
+@dataclass
+class MtpConfig:
+    """MTP layers.
+
+    Attributes:
+        target: the text config of the target that they belong to.
+        num_layers: D. One layer guesses at every step; of several, each at its own.
+        hidden_first: the projection reads `[state; embedding]` instead of `[embedding; state]`.
+        num_draft_tokens: K as trained, if it is written.
+        layout: whose names the tensors had.
+    """
+
+    target: PreTrainedConfig
+    num_layers: int = 1
+    hidden_first: bool = False
+    num_draft_tokens: int | None = None
+    layout: str = "speculators"
+
+    @property
+    def layer(self) -> PreTrainedConfig:
+        """Of one layer, as transformers has it.
+
+        Raises:
+            ValueError: the target has no layers of ordinary attention.
+        """
+        described = describe_layers(self.target, 1, dense=False)
+        experts = self.target._experts_implementation  # by which kernel the target runs its own
+        return transformers_config(AutoConfig.for_model, {**described, "experts_implementation": experts})
+
+
+def mtp_config(config: Mapping[str, Any]) -> MtpConfig:
+    """What a `config.json` of speculators' MTP folders says.
+
+    Raises:
+        ValueError: it describes no layers, or several.
+    """
+    described = config.get("transformer_layer_config")
+    if not isinstance(described, Mapping):
+        raise ValueError("A speculators config describes its layers under transformer_layer_config, and this one does not.")
+    if (count := config.get("num_nextn_predict_layers", 1)) != 1:
+        raise ValueError(f"An MTP folder has one layer, and this one speaks of {count}.")
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
+    values = copy.deepcopy(dict(described))
+    return MtpConfig(
+        transformers_config(AutoConfig.for_model, values),
+        num_draft_tokens=next((method.get("speculative_tokens") for method in methods), None),
+    )

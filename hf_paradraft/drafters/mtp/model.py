@@ -1,0 +1,303 @@
+"""MTP: layers of the target's own class that guess a token after the other (DeepSeek-V3, section 2.2; FastMTP).
+
+Row `t` is `eh_proj [enorm(E[token t + 1]); hnorm(h_t)]`, through one decoder layer and its norm, and guesses token `t + 2` by the
+target's head. `h_t` is the target's state behind its final norm; for the next guess it is the layer's own, behind its norm too.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor, nn
+from transformers import AutoConfig, Cache, PreTrainedConfig, PreTrainedModel
+
+from ...decoding.features import layers_of
+from ...decoding.target_head import final_norm, final_scale
+from ...files import names_folder
+from ...protocol import Drafting, SpeculationConfig
+from ...protocol.drafter import FeatureKey
+from ..feature_drafter import FeatureDrafter
+from ..feature_reader import FeatureDrafting, FeatureModel, guessed_along
+from ..formats.files import offset_tables, vocabulary_of, weights_in
+from ..formats.identify import MTP
+from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_counts
+from ..formats.speculators import mtp_config as saved_config
+from ..formats.values import read_config
+from ..layers import decoder_stack, run
+from .config import MtpConfig, mtp_config
+from .drafting import StepDrafting
+
+PROJECTED = ("enorm", "hnorm", "eh_proj")
+NOTHING = "{} brings no MTP layers: `paradraft train mtp` makes one, and `paradraft train --help` names other drafters."
+FOLDER = "mtp_layers.0."  # of the speculators layout
+NAMES = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "norm": "final_layernorm"}
+
+
+class MtpLayer(nn.Module):
+    """One layer, with what stands before and behind it.
+
+    Args:
+        config: of its drafter.
+        weights: by names as `MtpTensors` has them; default: random ones.
+    """
+
+    def __init__(self, config: MtpConfig, weights: dict[str, Tensor] | None = None):
+        super().__init__()
+        inner = None if weights is None else {k: v for k, v in weights.items() if not k.startswith(PROJECTED)}
+        self.stack = decoder_stack(config.layer, inner)
+        self.hidden_first = config.hidden_first
+        norm = final_norm(self.stack)
+        self.enorm, self.hnorm = copy.deepcopy(norm), copy.deepcopy(norm)
+        size = config.target.hidden_size
+        self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        if weights is not None:
+            for name in PROJECTED:
+                getattr(self, name).load_state_dict({"weight": weights[f"{name}.weight"].to(self.eh_proj.weight.dtype)})
+            self.to(weights["eh_proj.weight"].dtype)
+
+    def mix(self, embedded: Tensor, states: Tensor) -> Tensor:
+        """Inputs `(B, M, hidden)` of the layer: of tokens' embeddings, and states of the tokens before."""
+        embedded, states = self.enorm(embedded), self.hnorm(states)
+        return self.eh_proj(torch.cat([states, embedded] if self.hidden_first else [embedded, states], dim=-1))
+
+
+class MtpStep(FeatureModel):
+    """A layer as it reads texts beside one target.
+
+    Args:
+        drafter: attached.
+        layer: one of its.
+    """
+
+    reads_first = False
+
+    def __init__(self, drafter: MtpDrafter, layer: MtpLayer):
+        self.drafter, self.layer, self.stack = drafter, layer, layer.stack
+
+    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
+        """The normed last state."""
+        return features["normed"].to(self.drafter.device, self.drafter.dtype)
+
+    def nothing(self, size: int) -> Tensor:
+        """As `FeatureModel.nothing`; the first token is not read."""
+        return torch.zeros((size, self.drafter.hidden_size), device=self.drafter.device, dtype=self.drafter.dtype)
+
+    def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
+        """As `MtpLayer.mix`."""
+        return self.layer.mix(self.drafter.embed(ids), fused)
+
+    def masks(self, fused: Tensor, count: int) -> Tensor:
+        """None: it guesses one token at a time."""
+        raise NotImplementedError
+
+    def run(self, inputs: Tensor, mask: Tensor, positions: LongTensor, cache: Cache) -> Tensor:
+        """The layer's normed output `(B, M, hidden)`; the cache grows by M."""
+        return run(self.stack, inputs, mask, positions, cache)
+
+    def states_behind(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head reads, and what is fed back: both behind the norm."""
+        return states, states
+
+    def forward_rows(
+        self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """As `FeatureModel.forward_rows`; states of all rows."""
+        states = self.run(inputs, mask, positions, cache)
+        return self.drafter.logits(states[:, -count:]), states
+
+
+class MtpDrafter(FeatureDrafter):
+    """MTP layers as `assistant_model` of the target that they belong to.
+
+    Args:
+        config: what they are.
+        weights: of each layer, by names as `MtpTensors` has them; default: random ones.
+        vocabulary: int64 `(V',)`, the target's ids that it guesses; default: all.
+    """
+
+    kind = "mtp"
+    title = "MTP drafter"
+    known_as = (MTP,)
+    training_options = "MtpTraining"
+
+    def __init__(self, config: MtpConfig, weights: list[dict[str, Tensor]] | None = None, vocabulary: LongTensor | None = None):
+        super().__init__(("normed",), config.target.hidden_size, config.target.num_hidden_layers, vocabulary)
+        self.mtp = config
+        self.layers = nn.ModuleList(
+            MtpLayer(config, None if weights is None else weights[number]) for number in range(config.num_layers)
+        )
+        self.speculation_config = SpeculationConfig(self.most_drafts or config.num_draft_tokens or 5)
+        self.eval()
+
+    @property
+    def stack(self) -> PreTrainedModel:
+        """The first layer."""
+        return self.layers[0].stack
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, new: bool | None = False, vocabulary: LongTensor | None = None) -> MtpDrafter:
+        """The layers that a target's own files bring, attached to it: no second download, no training.
+
+        Args:
+            target: as it was loaded from a folder or the Hub; its revision is taken.
+            new: a new layer instead, which knows nothing; None: where the target brings none.
+            vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
+
+        Raises:
+            OSError: its files are not there.
+            ValueError: they bring no such layers, or some that are not served.
+        """
+        config = target.config.get_text_config(decoder=True)
+        drafter = None
+        if not new:
+            if not target.name_or_path:
+                raise ValueError(f"This {type(target).__name__} was not loaded from files, which would bring MTP layers.")
+            checkpoint = Checkpoint(target.name_or_path, getattr(target.config, "_commit_hash", None))
+            drafter = cls._brought(checkpoint, config)
+        if drafter is None and new is False:
+            raise ValueError(NOTHING.format(target.name_or_path))
+        if drafter is None:
+            drafter = cls(MtpConfig(config))
+            with torch.no_grad():
+                final_norm(drafter.stack).weight.copy_(final_scale(target))
+        drafter.vocabulary = vocabulary
+        place = next((own.device for own in layers_of(target)[-1].parameters() if not own.is_meta), target.device)
+        drafter.to(place, target.dtype).attach(target)
+        return drafter
+
+    @classmethod
+    def _brought(cls, checkpoint: Checkpoint, config: PreTrainedConfig) -> MtpDrafter | None:
+        """The layers that a checkpoint of a target with this text config brings, if it does."""
+        if (brought := mtp_tensors(checkpoint.files, config.num_hidden_layers)) is None:
+            return None
+        tensors = checkpoint.tensors([theirs for layer in brought.layers for theirs in layer.values()])
+        return cls._made(config, brought, tensors)
+
+    @classmethod
+    def _made(cls, config: PreTrainedConfig, brought: MtpTensors, tensors: dict[str, Tensor], **options: Any) -> MtpDrafter:
+        described = MtpConfig(config, len(brought.layers), brought.layout.hidden_first, layout=brought.layout.name)
+        for name, value in options.items():
+            setattr(described, name, value)
+        weights = [{ours: tensors[theirs] for ours, theirs in layer.items()} for layer in brought.layers]
+        return cls(described, weights)
+
+    @classmethod
+    @names_folder
+    def from_pretrained(cls, repo_or_dir: str | Path, **kwargs: Any) -> MtpDrafter:
+        """The layers of a target's folder or repository, of which only the files that hold them are fetched, or a trained one.
+
+        Args:
+            repo_or_dir: a target that brings such layers, or a folder in speculators' layout.
+            kwargs: as for `SavedDrafter.from_pretrained`; `config`: of a target whose own is not known to transformers.
+
+        Raises:
+            OSError: nothing loadable there.
+            ValueError: no MTP layers are there.
+        """
+        hub = {name: kwargs[name] for name in ("revision", "token") if kwargs.get(name) is not None}
+        described, _ = PreTrainedConfig.get_config_dict(repo_or_dir, **hub)
+        if "speculators_model_type" in described:
+            return super().from_pretrained(repo_or_dir, **kwargs)
+        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(repo_or_dir, trust_remote_code=False, **hub)
+        checkpoint = Checkpoint(str(repo_or_dir), hub.get("revision"), hub.get("token"))
+        if (drafter := cls._brought(checkpoint, config.get_text_config(decoder=True))) is None:
+            raise ValueError(NOTHING.format(repo_or_dir))
+        return drafter.placed(**{name: value for name, value in kwargs.items() if name not in ("revision", "token")})
+
+    @classmethod
+    def read_folder(cls, folder: Path) -> MtpDrafter:
+        """As `FeatureDrafter.read_folder`, of speculators' layout."""
+        described, tensors = mtp_config(read_config(folder)), weights_in(folder)
+        if (brought := mtp_tensors(tensors, described.target.num_hidden_layers)) is None:
+            raise OSError(f"{folder} holds no MTP layer: download it again.")
+        drafter = cls._made(described.target, brought, tensors, num_draft_tokens=described.num_draft_tokens)
+        if (offsets := tensors.get("d2t")) is not None:
+            drafter.vocabulary = vocabulary_of(offsets, tensors.get("t2d"), described.target.vocab_size)
+        return drafter
+
+    def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """In speculators' layout, which has one layer and reads the embedding first."""
+        if len(self.layers) > 1:
+            raise ValueError(f"Speculators' layout has one MTP layer, and this drafter {len(self.layers)}: keep its own files.")
+        layer = self.layers[0]
+        tensors = {f"{FOLDER}{NAMES[name]}.weight": getattr(layer, name).weight for name in PROJECTED}
+        if layer.hidden_first:
+            tensors[f"{FOLDER}{NAMES['eh_proj']}.weight"] = torch.cat(layer.eh_proj.weight.chunk(2, dim=1)[::-1], dim=1)
+        for name, tensor in layer.stack.state_dict().items():
+            if name.startswith("layers.0."):
+                tensors[FOLDER + name.removeprefix("layers.0.")] = tensor
+        tensors[f"{FOLDER}{NAMES['norm']}.weight"] = final_norm(layer.stack).weight
+        if self.vocabulary is not None:
+            tensors |= offset_tables(self.vocabulary, self.mtp.target.vocab_size)
+        return saved_config(self.mtp.target), tensors
+
+    @classmethod
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """What was understood of its files."""
+        target = mtp_config(config).target
+        return [
+            ("reads", "the normed last state"),
+            ("own layers", f"1 × {target.hidden_size} of {target.model_type}"),
+            ("guesses", "a token after the other"),
+        ]
+
+    @classmethod
+    def describe_target(cls, folder: Path) -> list[tuple[str, Any]]:
+        """What there is to say of the layers that a target's folder brings; nothing where it brings none."""
+        config = read_config(folder)
+        layers = (config.get("text_config") or config).get("num_hidden_layers")
+        sizes = parameter_counts(folder)
+        if not isinstance(layers, int) or (brought := mtp_tensors(sizes, layers)) is None:
+            return []
+        count = sum(sizes[name] for layer in brought.layers for name in layer.values())
+        return [
+            ("kind", "a target that brings MTP layers"),
+            ("architecture", ", ".join(config.get("architectures") or ["?"])),
+            ("MTP layers", f"{len(brought.layers)}, of {count / 1e6:,.1f} million parameters, named as {brought.layout.name}'s"),
+            ("use", "MtpDrafter.from_target(target), or --drafter mtp"),
+        ]
+
+    @property
+    def hidden_size(self) -> int:
+        """d."""
+        return self.mtp.target.hidden_size
+
+    @property
+    def most_drafts(self) -> int | None:  # type: ignore[override]
+        """D, where there are several layers."""
+        return None if len(self.layers) == 1 else len(self.layers)
+
+    @property
+    def target_vocab_size(self) -> int:
+        """V."""
+        return self.mtp.target.vocab_size
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
+        """Begin a `generate` call; its state is its own."""
+        beside = self.beside(target)
+        return beside._drafting(max_length)
+
+    def _drafting(self, max_length: int = 0) -> Any:
+        steps: list[FeatureModel] = [MtpStep(self, layer) for layer in self.layers]
+        if len(steps) == 1:
+            return FeatureDrafting(steps[0], self.speculation_config, max_length, self.vocabulary, extends=True)
+        return StepDrafting(steps, self.speculation_config, max_length)
+
+    def draft_logits(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """What is guessed behind a whole prefix, each token behind the most probable ones before, without caches from before.
+
+        Args:
+            input_ids: int64 `(B, n)`, n at least 2, without padding.
+            features: `{"normed": (B, n - 1, hidden)}`: the newest token has none.
+            num_draft_tokens: K; default: as configured.
+
+        Returns:
+            `(B, K, V')`; row `d` guesses the token at distance `d + 1`.
+        """
+        count = num_draft_tokens or self.speculation_config.num_draft_tokens
+        return guessed_along(self._drafting(), input_ids.to(self.device), features, count)

@@ -1,0 +1,33 @@
+"""Train an MTP layer on a frozen target: one that it brings, or a new one; fed with its own states (FastMTP, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...training.run import RunInputs, option
+from ...training.unrolled import UnrolledTraining
+from .model import MtpDrafter, MtpStep
+
+
+@dataclass(kw_only=True)
+class MtpTraining(UnrolledTraining):
+    """Train the MTP layer that a target brings, or a new one of its kind, which guesses one token after the other."""
+
+    kind: ClassVar[str] = "mtp"
+    example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT"
+    fading: ClassVar[float] = 0.6  # 0.51, 0.31 and 0.18 of three steps
+
+    num_draft_tokens: int = option("K: tokens drafted one after the other, in training too.", 3, least=1)
+    new: bool = option("A new layer, even where the target brings one.", False)
+
+    def untrained(self, inputs: RunInputs) -> tuple[MtpDrafter, MtpStep]:
+        """As `UnrolledTraining.untrained`.
+
+        Raises:
+            ValueError: the target brings several layers.
+        """
+        drafter = MtpDrafter.from_target(inputs.model, self.new or None, self.vocabulary(inputs)).float()
+        if len(drafter.layers) > 1:
+            raise ValueError(f"The target brings {len(drafter.layers)} MTP layers: one is trained. Pass --new for a new one.")
+        return drafter, MtpStep(drafter, drafter.layers[0])

@@ -1,0 +1,99 @@
+"""Training of drafters that guess one token after the other, fed with their own states as in drafting (EAGLE-3, section 3.2)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ..decoding.tree_attention import additive
+from ..protocol import SpeculationConfig
+from ..protocol.drafter import FeatureKey
+from .anchors import AnchorTrainer
+from .run import RunInputs, option
+from .target_training import TargetTraining
+
+
+class Unrolled(torch.nn.Module):
+    """What a drafter guesses behind the anchors of a batch, step after step on the text's tokens and its own states.
+
+    Args:
+        drafter: attached to its target.
+        model: how it reads: `fuse`, `text`, `run`, `states_behind`.
+        count: K, steps.
+    """
+
+    def __init__(self, drafter: Any, model: Any, count: int):
+        super().__init__()
+        self.drafter, self.count = drafter, count
+        self.reads = (model,)  # whose parameters are the drafter's
+
+    def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
+        """`logits` `(B, A, K, V')`.
+
+        Args:
+            batch: from `AnchorCollator`.
+            states: the target's hidden states `(B, N, d_t)`.
+        """
+        drafter, (model,), ids = self.drafter, self.reads, batch["input_ids"]
+        cache = DynamicCache()
+        size, chains = ids.shape[1] - 1, batch["anchors"].shape[1]  # row j of a text reads token j + 1 and the features of j
+        rows = torch.arange(size, device=ids.device)
+        causal = additive((rows <= rows[:, None])[None, None], drafter.dtype)
+        hidden = model.run(model.text(ids[:, 1:], model.fuse(states)[:, :-1]), causal, rows.expand(len(ids), -1), cache)
+        last = batch["places"][..., 0].sub(1).clamp(min=0)  # the row that read the anchor
+        hidden = hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[-1]))
+        seen = rows <= last[..., None]  # (B, A, rows)
+        own = torch.eye(chains, dtype=torch.bool, device=ids.device).expand(len(ids), -1, -1)
+        normed, fed = model.states_behind(hidden)
+        logits = [drafter.logits(normed)]
+        for step in range(1, self.count):
+            seen = torch.cat([seen, own], dim=-1)
+            inputs = model.text(batch["before"][..., step], fed)
+            hidden = model.run(inputs, additive(seen[:, None], drafter.dtype), last + step, cache)
+            normed, fed = model.states_behind(hidden)
+            logits.append(drafter.logits(normed))
+        return {"logits": torch.stack(logits, dim=2)}
+
+
+@dataclass(kw_only=True)
+class UnrolledTraining(TargetTraining):
+    """Options of such a drafter."""
+
+    fading: ClassVar[float]  # the weight of each further step, of that before it
+
+    num_draft_tokens: int = option("K: tokens drafted one after the other, in training too.", 5, least=1)
+    num_anchors: int = option("Places in each text from which it goes on, at most.", 32, least=1)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """As ParallelSpec's of EAGLE's style."""
+        return {**super().defaults, "adam_beta2": 0.95}
+
+    @abstractmethod
+    def untrained(self, inputs: RunInputs) -> tuple[Any, Any]:
+        """The drafter, attached to its target, and how it reads: `fuse`, `text`, `run`, `states_behind`."""
+
+    def prepare(self, inputs: RunInputs) -> tuple[Any, AnchorTrainer]:
+        """As `TrainingOptions.prepare`."""
+        drafter, model = self.untrained(inputs)
+        drafter.speculation_config = SpeculationConfig(self.num_draft_tokens)
+        trainer = AnchorTrainer(
+            Unrolled(drafter, model, self.num_draft_tokens),
+            inputs.arguments,
+            self.states(inputs, drafter.features, drafter.vocabulary),
+            self.num_draft_tokens,
+            self.fading,
+            self.num_anchors,
+            train_dataset=inputs.train_set,
+            eval_dataset=inputs.eval_set,
+        )
+        return drafter, trainer
+
+    def record(self) -> dict[str, Any]:
+        """As `TrainingOptions.record`."""
+        return {**super().record(), "num_draft_tokens": self.num_draft_tokens, "num_anchors": self.num_anchors}
