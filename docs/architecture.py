@@ -45,7 +45,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def draw() -> Figure:
-    """Floors from the top down. An arrow stands for an import that no chain of other imports implies."""
+    """Floors from the top down. An arrow is an import that no chain of others implies; the ground is everyone's."""
     below, levels = imports(), {part: level for level, floor in enumerate(floors()) for part in floor}
 
     def all_below(part: str) -> set[str]:
@@ -55,7 +55,7 @@ def draw() -> Figure:
     axes = figure.subplots()
     axes.axis("off")
     for level, floor in enumerate(floors()):
-        name, what = (floor[0], WHAT[floor[0]]) if len(floor) == 1 else ("", " · ".join(floor))
+        name, what = (floor[0], WHAT[floor[0]]) if len(floor) == 1 else ("", "used by all: " + " · ".join(floor))
         axes.text(-HALF + 0.15, -level, name, va="center", fontsize=12, weight="bold")
         axes.text(
             -HALF + 1.45 if name else 0, -level, what, va="center", ha="left" if name else "center", fontsize=10, color=GREY
@@ -65,7 +65,7 @@ def draw() -> Figure:
     spans = set()
     for part, others in below.items():
         direct = {other for other in others if not any(other in all_below(between) for between in others - {other})}
-        spans |= {(levels[other] - levels[part], levels[part]) for other in direct}
+        spans |= {(levels[other] - levels[part], levels[part]) for other in direct if levels[other] < len(floors()) - 1}
     assert all(span > 0 for span, _ in spans), "something imports what stands above it"
     for index, (span, level) in enumerate(sorted(spans)):
         if span == 1:

@@ -57,10 +57,10 @@ def _overlapped_parent(parent: PreTrainedModel | None) -> list[Method]:
 
 def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
     """The same, where drafters of one kind meet under names with their folders."""
-    often = Counter(one.name for one in variants)
+    uses = Counter(variant.name for variant in variants)
     return [
-        one if often[one.name] == 1 else replace(one, name=f"{one.name}@{Path(one.drafter.name_or_path).name}")
-        for one in variants
+        variant if uses[variant.name] == 1 else replace(variant, name=f"{variant.name}@{Path(variant.drafter.name_or_path).name}")
+        for variant in variants
     ]
 
 
@@ -91,21 +91,21 @@ def methods_of(
     """
     named = _named(drafter)
     if case == Case.prompts:
-        return [plain(), *map(drafted, next((own for own in (drafter, *others) if isinstance(own, PpdDrafter)), named).study())]
+        return [plain(), *map(drafted, next((ppd for ppd in (drafter, *others) if isinstance(ppd, PpdDrafter)), named).study())]
     if case == Case.overlap:
         return [plain(), *_overlapped(named.kind, drafter, max(draft_lengths)), *_overlapped_parent(parent)]
     compiled = case == Case.compiled
     if case == Case.hopeless:
         length = max(draft_lengths)
         chains = [(f"{named.kind}-chain-k{length}", drafter), (f"{named.kind}-chain-untrained-k{length}", named.untrained())]
-        return [plain(), *(drafted(Variant(name, own, SpeculationConfig(length, None))) for name, own in chains)]
+        return [plain(), *(drafted(Variant(name, candidate, SpeculationConfig(length, None))) for name, candidate in chains)]
     peers = []
     if case == Case.methods and not recurrent:
         peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
         peers.append(prompt_lookup())
     variants = named.variants(draft_lengths, tree_sizes)
     if case == Case.methods:
-        more = (variant for own in others for variant in _named(own).variants(draft_lengths, tree_sizes))
+        more = (variant for other in others for variant in _named(other).variants(draft_lengths, tree_sizes))
         variants = _told_apart([*variants, *more])
     if lookup:
         peers.append(drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None))))

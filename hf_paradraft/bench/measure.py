@@ -10,6 +10,7 @@ from torch import LongTensor, Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ..chat import sampling
 from ..memory import peak_memory, reset_peak_memory
 from ..protocol import SpeculationStats
 from .methods import Method
@@ -101,9 +102,8 @@ class Runner:
 
     def __call__(self, method: Method, batch: Sequence[Prompt], temperature: float) -> _Call:
         """One timed call, with the settings' seed."""
-        sampling = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
         padding = {} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}
-        arguments = {**self._inputs(batch), **sampling, **padding, "max_new_tokens": self.settings.max_new_tokens}
+        arguments = {**self._inputs(batch), **sampling(temperature), **padding, "max_new_tokens": self.settings.max_new_tokens}
         forwards = 0
 
         def count(*_) -> None:
@@ -198,9 +198,9 @@ def bench(
             break
         if (size, temperature) not in warm:
             warm.add((size, temperature))
-            for some in _batches(prompts, size)[: settings.warm_up]:
+            for warm_batch in _batches(prompts, size)[: settings.warm_up]:
                 for method in able:
-                    run(method, some, temperature)
+                    run(method, warm_batch, temperature)
         calls: dict[str, list[_Call]] = {method.name: [] for method in able}
         first = index % len(able)
         for _ in range(settings.repeats):

@@ -111,11 +111,11 @@ def threads(count: int) -> Iterator[None]:
 
 def on_cores(method: Method, count: int) -> Method:
     """The same, with so many CPU threads for as long as a call lasts."""
-    own = method.using
+    inner = method.using
 
     @contextmanager
     def using() -> Iterator[None]:
-        with threads(count), own():
+        with threads(count), inner():
             yield
 
     return replace(method, using=using)

@@ -141,58 +141,58 @@ def plan(
             )
             return perf_counter() - clock, drafter.last_stats if way is not None else None
 
-    def measure(some: Sequence[Prompt], ways: Sequence[Variant]) -> _Measured:
-        found = _Measured()
-        for prompt in some:
+    def measure(sample: Sequence[Prompt], ways: Sequence[Variant]) -> _Measured:
+        results = _Measured()
+        for prompt in sample:
             ids = prompt.ids.to(target.device)
-            found.plain_first.append(ask(ids, 1, None, False)[0])
-            found.plain.append((ask(ids, 1 + PLAIN_ROUNDS, None, False)[0] - found.plain_first[-1]) / PLAIN_ROUNDS)
+            results.plain_first.append(ask(ids, 1, None, False)[0])
+            results.plain.append((ask(ids, 1 + PLAIN_ROUNDS, None, False)[0] - results.plain_first[-1]) / PLAIN_ROUNDS)
             for way in ways:
                 length, whole = way.config.num_draft_tokens, _of_all_sizes(way)
                 _, stats = ask(ids, max_new_tokens if whole else 4 * length + 5, way, whole)
                 first = stats.trace[0]
-                found.drafted_first.append(first.total_seconds)
-                found.first_apart.append(max(first.draft_seconds, first.total_seconds - first.draft_seconds))
+                results.drafted_first.append(first.total_seconds)
+                results.first_apart.append(max(first.draft_seconds, first.total_seconds - first.draft_seconds))
                 later = [entry for entry in stats.trace[1:] if entry.drafted or whole]
                 rounds = [entry for entry in later if len(entry.drafted) == length or whole] or later  # a short context cuts all
-                found.drafted[way.name] += [(len(entry.drafted), entry.total_seconds) for entry in rounds]
-                found.drafting[way.name] += [entry.draft_seconds for entry in rounds]
+                results.drafted[way.name] += [(len(entry.drafted), entry.total_seconds) for entry in rounds]
+                results.drafting[way.name] += [entry.draft_seconds for entry in rounds]
                 if whole:
-                    found.lengths.append(stats.num_emitted)
-                    found.stats[way.name] += stats
+                    results.lengths.append(stats.num_emitted)
+                    results.stats[way.name] += stats
             if chains and acceptance is None:
                 longest = max(chains, key=lambda way: way.config.num_draft_tokens)
                 _, stats = ask(ids, max_new_tokens, longest, True)
-                found.lengths.append(stats.num_emitted)
-                found.stats[longest.name] += stats
-        return found
+                results.lengths.append(stats.num_emitted)
+                results.stats[longest.name] += stats
+        return results
 
     measure(prompts[:1], ways)  # warm up
-    found = measure(prompts, ways)
-    new_tokens = mean(found.lengths) if found.lengths else max_new_tokens
-    plain_time = median(found.plain_first) + (new_tokens - 1) * median(found.plain)
-    seen = sum((found.stats[way.name] for way in chains), SpeculationStats())
+    results = measure(prompts, ways)
+    new_tokens = mean(results.lengths) if results.lengths else max_new_tokens
+    plain_time = median(results.plain_first) + (new_tokens - 1) * median(results.plain)
+    seen = sum((results.stats[way.name] for way in chains), SpeculationStats())
     rates = [acceptance] if acceptance is not None else seen.acceptance_by_position
-    if not all(found.drafted[way.name] for way in ways):
+    if not all(results.drafted[way.name] for way in ways):
         raise ValueError("The answers ended before anything could be drafted: give other prompts, or a larger --max-new-tokens.")
     made = []
     for way in ways:
-        cost = _cost(found.drafted[way.name])
-        tau = found.stats[way.name].mean_emitted if _of_all_sizes(way) else expected_tau(rates, way.config.num_draft_tokens)
-        drafting = median(found.drafted_first) + max(0, new_tokens / tau - 1) * cost
-        made.append(Plan(way, cost / median(found.plain), tau, plain_time / drafting))
+        cost = _cost(results.drafted[way.name])
+        tau = results.stats[way.name].mean_emitted if _of_all_sizes(way) else expected_tau(rates, way.config.num_draft_tokens)
+        drafting = median(results.drafted_first) + max(0, new_tokens / tau - 1) * cost
+        made.append(Plan(way, cost / median(results.plain), tau, plain_time / drafting))
     if overlap:
         both = target.device.type == "cpu" and device_of(drafter) in (None, target.device)
         with threads(max(1, torch.get_num_threads() // 2)) if both else nullcontext():
             apart = measure(prompts, chains)
-        made += [_pearl(way, apart, rates, median(found.plain), plain_time, new_tokens) for way in pearls(ways)]
+        made += [_pearl(way, apart, rates, median(results.plain), plain_time, new_tokens) for way in pearls(ways)]
     return made
 
 
 def _pearl(way: Variant, apart: _Measured, rates: Sequence[float], plain: float, plain_time: float, new_tokens: float) -> Plan:
     """An overlapped chain, from what both sides take apart and from the chance that each guess is right."""
     name, length = way.name.removeprefix(PEARL), way.config.num_draft_tokens
-    right = numpy.array([rates[min(place, len(rates) - 1)] if rates else 0.0 for place in range(length)])
+    right = numpy.array([rates[min(position, len(rates) - 1)] if rates else 0.0 for position in range(length)])
     drafting, alone = median(apart.drafting[name]), median(apart.plain)
     verifying = max(alone, _cost(apart.drafted[name]) - drafting)
     draft, verify = (lambda sizes: drafting + 0.0 * sizes), (lambda rows: numpy.where(rows == 1, alone, verifying))

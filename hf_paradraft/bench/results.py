@@ -60,9 +60,9 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
     tokens, seconds = sum(entry.tokens for entry in mine), sum(median(entry.seconds) for entry in mine)
     every = speedups(mine, plain)
     categories: dict[str, list[int]] = {}
-    for place, entry in enumerate(mine):
-        categories.setdefault(entry.category, []).append(place)
-    by_category = {category: median(every[place] for place in places) for category, places in categories.items()}
+    for index, entry in enumerate(mine):
+        categories.setdefault(entry.category, []).append(index)
+    by_category = {category: median(every[index] for index in indices) for category, indices in categories.items()}
     tau = _tau(mine)
     made = {
         "method": mine[0].method,
@@ -78,7 +78,7 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
         "matches_reference": _share([entry.same for entry in mine]),
         "matches_here": _share([entry.same_here for entry in mine]),
         "by_category": by_category,
-        "tau_by_category": {category: _tau([mine[place] for place in places]) for category, places in categories.items()},
+        "tau_by_category": {category: _tau([mine[index] for index in indices]) for category, indices in categories.items()},
         "peak_bytes": max((entry.peak_bytes for entry in mine if entry.peak_bytes is not None), default=None),
     }
     if mine[0].draft_seconds is not None:
@@ -90,8 +90,8 @@ def _share(answers: Sequence[bool | None]) -> float | None:
     return None if None in answers else mean(answers)
 
 
-def _tau(some: Sequence[Measurement]) -> float:
-    return sum(entry.tokens for entry in some) / sum(entry.forwards for entry in some)
+def _tau(entries: Sequence[Measurement]) -> float:
+    return sum(entry.tokens for entry in entries) / sum(entry.forwards for entry in entries)
 
 
 def _inside(mine: list[Measurement]) -> dict[str, Any]:
@@ -137,18 +137,18 @@ class Unfinished:
         """
         if self.file is None or not self.file.exists():
             return []
-        kept = read_json(self.file)
-        if not {"settings", "measurements"} <= kept.keys():
+        saved = read_json(self.file)
+        if not {"settings", "measurements"} <= saved.keys():
             raise ValueError(f"{self.file} holds no unfinished run: delete the file.")
-        if not kept["measurements"]:
+        if not saved["measurements"]:
             return []
-        if kept["settings"] != self.settings:
-            other = [name for name in self.settings if kept["settings"].get(name) != self.settings[name]]
+        if saved["settings"] != self.settings:
+            other = [name for name in self.settings if saved["settings"].get(name) != self.settings[name]]
             raise ValueError(
                 f"{self.file} holds an unfinished run with other settings ({', '.join(other)}): "
                 "run with those again to finish it, or delete the file."
             )
-        return [Measurement(**entry) for entry in kept["measurements"]]
+        return [Measurement(**entry) for entry in saved["measurements"]]
 
     def save(self, results: list[Measurement]) -> None:
         """Write everything anew; a stop in between leaves what was there."""

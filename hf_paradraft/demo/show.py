@@ -16,7 +16,7 @@ from ..bench.measure import Measurement, Settings, bench, check_equality
 from ..bench.methods import Method
 from ..bench.questions import Prompt, Question
 from ..bench.results import environment, records
-from ..chat import Detokeniser, check_room, encode_question
+from ..chat import Detokeniser, check_room, encode_question, sampling
 from ..protocol import Drafter
 from ..report.tables import table
 from .differences import explain
@@ -39,9 +39,9 @@ class ColourStreamer(BaseStreamer):
         if not self.prompt_seen:
             self.prompt_seen = True
             return
-        *drafted, own = value[0].tolist()
+        *drafted, last = value[0].tolist()
         self._show(drafted, "green")
-        self._show([own], "white")
+        self._show([last], "white")
 
     def _show(self, ids: list[int], style: str) -> None:
         for token in ids:
@@ -62,20 +62,24 @@ def stream_one(
     prompt: str,
     console: Console,
     max_new_tokens: int = 128,
+    temperature: float = 0.0,
 ) -> float:
-    """Answer `prompt` with the drafter, coloured, and compare with plain `generate`; returns plain tokens per second."""
+    """Answer `prompt` with the drafter, coloured, and compare with plain `generate` from the same seed; returns its tokens per
+    second."""
     ids = encode_question(tokenizer, prompt).to(target.device)
     begin = ids.shape[1]
     check_room(target, begin, max_new_tokens)
-    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, "do_sample": False}
+    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, **sampling(temperature)}
     target.generate(ids, **{**arguments, "max_new_tokens": 2}, assistant_model=drafter)  # warm up
     console.rule("[bold]prompt")
     console.print(Text(prompt))
     console.rule("[bold]answer[/bold] · [green]drafted and accepted[/green] · the target's own")
+    torch.manual_seed(0)
     started = perf_counter()
     fast = target.generate(ids, **arguments, assistant_model=drafter, streamer=ColourStreamer(tokenizer, console))
     fast = fast[0, begin:].tolist()
     fast_rate = len(fast) / (perf_counter() - started)
+    torch.manual_seed(0)
     started = perf_counter()
     slow = target.generate(ids, **arguments, max_time=PATIENCE)[0, begin:].tolist()  # its beginning, where it takes longer
     slow_rate = len(slow) / (perf_counter() - started)
@@ -95,7 +99,7 @@ def by_turns(questions: Sequence[Question]) -> list[Question]:
     categories: dict[str, list[Question]] = {}
     for question in questions:
         categories.setdefault(question.category, []).append(question)
-    return [question for some in zip_longest(*categories.values()) for question in some if question is not None]
+    return [question for turn in zip_longest(*categories.values()) for question in turn if question is not None]
 
 
 COSTS = 5  # plain answers is about what one prompt costs by all methods of the demo

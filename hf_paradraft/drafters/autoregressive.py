@@ -131,7 +131,7 @@ class AutoregressiveDrafter(SavedDrafter):
         ids, rows = input_ids, []
         for _ in range(num_draft_tokens or self.speculation_config.num_draft_tokens):
             rows.append(logits_behind(self.model, ids, []))
-            ids = torch.cat([ids, rows[-1].argmax(-1).to(ids.device)], dim=1)
+            ids = torch.cat([ids, rows[-1].max(-1).indices.to(ids.device)], dim=1)
         return torch.cat(rows, dim=1)
 
 

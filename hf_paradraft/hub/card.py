@@ -41,13 +41,13 @@ def provenance_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Whatever else stands there counts as nothing.
     """
-    kept = _named(config.get("paradraft"))
-    training = _named(kept.get("training"))
+    section = _named(config.get("paradraft"))
+    training = _named(section.get("training"))
     if "acceptance" in training:
         training["acceptance"] = _named(training["acceptance"])
-    if "speculation_config" in kept:
-        kept["speculation_config"] = _named(kept["speculation_config"])
-    return {**kept, "training": training}
+    if "speculation_config" in section:
+        section["speculation_config"] = _named(section["speculation_config"])
+    return {**section, "training": training}
 
 
 def _named(value: Any) -> dict[str, Any]:

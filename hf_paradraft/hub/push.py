@@ -71,11 +71,11 @@ def push_drafter(
             render_card(whole, repo_id, fields, license).save(card)
         elif license is not None:
             try:
-                own = ModelCard.load(card)
+                model_card = ModelCard.load(card)
             except YAMLError as error:
                 raise ValueError(f"{folder / 'README.md'} does not begin with YAML that can be read: {error}") from None
-            own.data.license = license
-            own.save(card)
+            model_card.data.license = license
+            model_card.save(card)
         stale = [*BESIDE, *MEASURED]
         if any(whole.glob("model*.safetensors")):  # a base may lie beside an adapter
             stale += [*MODEL, *ADAPTER]

@@ -29,10 +29,10 @@ def by_task(rows: Sequence[Record], detail: str = "by_category", average: str = 
     width = 0.8 / len(rows)
     colours = colormaps["tab20"]
     for index, row in enumerate(rows):
-        places = [place + index * width for place in range(len(categories))]
-        axes.bar(places, [*row[detail].values(), row[average]], width, label=row["method"], color=colours(index % 20))
+        positions = [tick + index * width for tick in range(len(categories))]
+        axes.bar(positions, [*row[detail].values(), row[average]], width, label=row["method"], color=colours(index % 20))
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(categories))], categories)
+    axes.set_xticks([tick + 0.4 - width / 2 for tick in range(len(categories))], categories)
     axes.set_ylabel("tokens per second ÷ plain generate's" if average == "speedup" else "τ: tokens per target forward")
     figure.legend(loc="outside upper center", fontsize="small", ncols=5)
     return figure
@@ -47,8 +47,8 @@ def _lengths(rows: Sequence[Record]) -> dict[str, list[tuple[int, Record]]]:
     """Methods that differ in K alone, by K: `pard-chain-k4` and `pard-chain-k8` are one line."""
     lines: dict[str, list[tuple[int, Record]]] = {}
     for row in _first_group(rows):
-        if found := re.fullmatch(r"(.+?)-k(\d+)(.*)", row["method"]):
-            lines.setdefault(found[1] + found[3], []).append((int(found[2]), row))
+        if match := re.fullmatch(r"(.+?)-k(\d+)(.*)", row["method"]):
+            lines.setdefault(match[1] + match[3], []).append((int(match[2]), row))
     return {name: sorted(points, key=lambda point: point[0]) for name, points in lines.items()}
 
 

@@ -14,9 +14,9 @@ COLUMNS = 4  # categories beside each other, where there are many
 
 def groups(rows: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
     """Records that can be compared, with a title: the same batch size and temperature."""
-    for (size, temperature), some in groupby(rows, lambda row: (row["batch_size"], row["temperature"])):
+    for (size, temperature), group in groupby(rows, lambda row: (row["batch_size"], row["temperature"])):
         kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
-        yield f"batch {size}, {kind}", list(some)
+        yield f"batch {size}, {kind}", list(group)
 
 
 def _cells(row: Record) -> list[str]:
@@ -40,16 +40,16 @@ def table(rows: Sequence[Record], title: str) -> Group:
         title: above them.
     """
     made = []
-    for kind, some in groups(rows):
+    for kind, group in groups(rows):
         average = Table(title=f"{title}, {kind}", title_justify="left")
         average.add_column("method", no_wrap=True)
         for name in ("tokens/s", "speed-up", "quartiles", "τ", "equal (fp32)"):
             average.add_column(name, justify="right", no_wrap=name == "quartiles")
-        best = max(row["speedup"] for row in some)
-        for row in some:
+        best = max(row["speedup"] for row in group)
+        for row in group:
             average.add_row(row["method"], *_cells(row), style="bold green" if row["speedup"] == best else None)
-        made += [average, *_by_category(some, kind)] if len(some[0]["by_category"]) > 1 else [average]
-        if ours := [row for row in some if "time_split" in row]:
+        made += [average, *_by_category(group, kind)] if len(group[0]["by_category"]) > 1 else [average]
+        if ours := [row for row in group if "time_split" in row]:
             made.append(_inside(ours, kind))
     return Group(*made)
 
@@ -92,15 +92,15 @@ def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
         rows: from `records`.
         by_category: with a column for each category's speed-up; else two, for the best and the worst.
     """
-    found = list(groups(rows))
+    grouped = list(groups(rows))
     parts = []
-    for kind, some in found:
-        categories = list(some[0]["by_category"]) if by_category else ["best category", "worst"]
+    for kind, group in grouped:
+        categories = list(group[0]["by_category"]) if by_category else ["best category", "worst"]
         lines = [
             f"| method | tokens/s | speed-up | quartiles over prompts | τ | equal (fp32) | {' | '.join(categories)} |",
             "|---|" + "---:|" * (5 + len(categories)),
         ]
-        for row in some:
+        for row in group:
             cells = _cells(row)
             cells[1] = f"**{cells[1]}**"
             speeds = row["by_category"]
@@ -108,6 +108,6 @@ def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
             if not by_category:
                 last = [f"{name} {speeds[name]:.2f}" for name in (max(speeds, key=speeds.get), min(speeds, key=speeds.get))]
             lines.append(f"| {' | '.join([row['method'], *cells, *last])} |")
-        heading = f"{kind[0].upper()}{kind[1:]}:\n\n" if len(found) > 1 else ""
+        heading = f"{kind[0].upper()}{kind[1:]}:\n\n" if len(grouped) > 1 else ""
         parts.append(heading + "\n".join(lines) + "\n")
     return "\n".join(parts)

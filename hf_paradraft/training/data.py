@@ -104,16 +104,16 @@ def encode_chat(
         labels.extend(piece if labelled else [IGNORED] * len(piece))
         text += more
 
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        opened = render_chat(tokenizer, messages[:place], True)
+        opened = render_chat(tokenizer, messages[:index], True)
         if not opened.startswith(text):
             ids, labels, text = [], [], ""
         append(opened[len(text) :], False)
-        if place + 1 == len(messages) and not message.get("tool_calls"):
+        if index + 1 == len(messages) and not message.get("tool_calls"):
             append(message["content"] + (_closing(tokenizer, messages) if finished else ""), True)
-        elif (turn := render_chat(tokenizer, messages[: place + 1], False)).startswith(opened):
+        elif (turn := render_chat(tokenizer, messages[: index + 1], False)).startswith(opened):
             append(turn[len(opened) :], True)
     return {"input_ids": ids, "labels": labels}
 
@@ -155,7 +155,7 @@ def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBa
     Raises:
         ValueError: no row carries a label, or one is neither a text nor a chat; the message says which.
     """
-    kept: dict[str, list] = {"input_ids": [], "labels": [], "length": []}
+    columns: dict[str, list] = {"input_ids": [], "labels": [], "length": []}
     count, ours = 0, tokenizer_hash(tokenizer)
     for count, row in enumerate(tqdm(rows, desc="tokenise", unit="rows", leave=False), 1):
         try:
@@ -172,11 +172,11 @@ def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBa
         ids, labels = encoded["input_ids"][:max_length], encoded["labels"][:max_length]
         if any(label != IGNORED for label in labels[1:]):
             for name, value in (("input_ids", ids), ("labels", labels), ("length", len(ids))):
-                kept[name].append(value)
-    if not kept["length"]:
+                columns[name].append(value)
+    if not columns["length"]:
         raise ValueError(
             f"None of the {count} rows has a token to learn within max_length={max_length}: "
             "chats need assistant turns, and texts more than one token."
         )
     numbers = Sequence(Value("int32"))
-    return Dataset.from_dict(kept, Features({"input_ids": numbers, "labels": numbers, "length": Value("int32")}))
+    return Dataset.from_dict(columns, Features({"input_ids": numbers, "labels": numbers, "length": Value("int32")}))

@@ -35,14 +35,14 @@ def acceptance(
     """
     if not isinstance(target, PreTrainedModel):
         target = open_model(target, dtype=drafter.dtype)
-    target = target.to(drafter.device).eval()
+    target = target.to(next(drafter.parameters()).device).eval()
     was_training, options = drafter.training, drafter.speculation_config
     drafter.eval()
     drafter.speculation_config = replace(options, tree_size=None, never_slower=False)  # chains, and every round counts
     stats = SpeculationStats()
     for sample in tqdm(samples, desc="acceptance", unit="prompts", leave=False):
         begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
-        ids = torch.tensor([sample["input_ids"][: begin or max(1, len(sample["input_ids"]) // 4)]], device=drafter.device)
+        ids = torch.tensor([sample["input_ids"][: begin or max(1, len(sample["input_ids"]) // 4)]], device=target.device)
         target.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -174,7 +174,7 @@ def move_into(made: Path, output_dir: Path) -> None:
         output_dir: made if need be.
     """
     files = [file for file in made.rglob("*") if file.is_file()]
-    for file in sorted(files, key=lambda one: (one.suffix == ".safetensors", one)):
-        place = output_dir / file.relative_to(made)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        file.replace(place)
+    for file in sorted(files, key=lambda path: (path.suffix == ".safetensors", path)):
+        destination = output_dir / file.relative_to(made)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(destination)

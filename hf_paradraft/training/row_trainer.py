@@ -97,8 +97,8 @@ class RowCollator:
         ids, labels = torch.tensor(sample["input_ids"]), torch.tensor(sample["labels"])
         generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
         if self.vocabulary is not None:
-            places = torch.searchsorted(self.vocabulary, labels).clamp(max=len(self.vocabulary) - 1)
-            labels = torch.where(self.vocabulary[places] == labels, places, IGNORED)
+            indices = torch.searchsorted(self.vocabulary, labels).clamp(max=len(self.vocabulary) - 1)
+            labels = torch.where(self.vocabulary[indices] == labels, indices, IGNORED)
         keep = useful_rows(self.keep(len(ids), generator), labels)
         return draft_rows(ids, labels, self.mask_token_id, keep)
 
@@ -169,12 +169,6 @@ class RowTrainer(ResumableTrainer, ABC):
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # the count is everyone's, and gradients are averaged
         return (loss, outputs) if return_outputs else loss
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """The loss alone: logits over every row would be large and of no use."""
-        with torch.no_grad():
-            loss = self.compute_loss(model, self._prepare_inputs(inputs))
-        return loss.detach(), None, None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """`Trainer.evaluate` over all rows of every depth; adds `eval_loss_depth_d`."""

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from .arguments import check_context, training_arguments
 from .data import encode_rows, load_rows
 from .epochs import ResumableTrainer
+from .fingerprint import fingerprint
 from .output import Checkpoints, check_output, newest_checkpoint, replace_model
-from .regenerate import fingerprint
 from .target import open_tokenizer
 
 
@@ -230,12 +230,12 @@ def _settings(run: TrainingOptions, model: PreTrainedModel, train_set: Dataset, 
     data = hashlib.sha256()
     for row in train_set:
         data.update(json.dumps([row["input_ids"], row["labels"]]).encode())
-    own = {item.name: getattr(run, item.name) for item in fields(run) if item.name not in FREE}
+    options = {item.name: getattr(run, item.name) for item in fields(run) if item.name not in FREE}
     settings = {
         "kind": run.kind,
         "data": data.hexdigest()[:16],
         "weights": fingerprint(model, torch.bfloat16),  # whatever number format this hardware is fast at
-        **own,
+        **options,
         **{name: getattr(arguments, name) for name in SAME_ARGUMENTS},
     }
     return json.loads(json.dumps(settings, default=str))  # as they are read back

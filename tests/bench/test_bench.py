@@ -92,7 +92,7 @@ def test_tables_can_be_read_in_80_columns(count):
 
 
 @pytest.mark.slow
-def test_what_happened_inside(results):
+def test_records_split_the_time_and_count_acceptance(results):
     rows = records(results)
     assert "time_split" not in rows[0]
     assert sum(rows[5]["time_split"].values()) == pytest.approx(1)
@@ -271,7 +271,7 @@ def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path):
         compare(target, methods, prompts, console, Settings(4), file=file)
 
 
-def test_what_transformers_tells_itself_is_not_shown(caplog):
+def test_transformers_internal_warnings_are_not_shown(caplog):
     target = tiny_model(dtype=torch.float32)
     methods = [plain(), assisted(tiny_model(seed=3, dtype=torch.float32), 3)]
     bench(target, methods, [Prompt("a", torch.tensor([[1, 2, 3]]))], Settings(4), progress=False)
@@ -279,7 +279,7 @@ def test_what_transformers_tells_itself_is_not_shown(caplog):
 
 
 @pytest.mark.parametrize("category", ["[/math]", "[math]", "[bold]x"])
-def test_categories_are_no_markup(results, category):
+def test_category_names_are_not_read_as_markup(results, category):
     rows = [{**row, "by_category": {category: 1.0, "other": 2.0}} for row in records(results)]
     console = Console(width=200)
     assert category in "".join(segment.text for segment in console.render(table(rows, "title")))
@@ -296,7 +296,7 @@ def test_records_with_holes_are_refused(results, changes, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in Case if case != Case.prompts])
-def test_cases(case):
+def test_methods_of_every_case_give_plain_output(case):
     target = tiny_model(dtype=torch.float32)
     drafter = near_copy(target)
     methods = methods_of(case, drafter, tiny_model(seed=3, dtype=torch.float32), (2, 4), (6,))

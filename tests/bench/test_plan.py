@@ -39,7 +39,7 @@ def test_a_good_drafter_is_told_from_a_bad_one():
 
 
 @pytest.mark.slow
-def test_drafting_while_verifying():
+def test_overlapped_chains_are_planned_and_measured():
     target = tiny_model(num_hidden_layers=8)
     copy, threads = pd.AutoregressiveDrafter(near_copy(target, 0.0)), torch.get_num_threads()
     plans = plan(target, copy, PROMPTS, (2, 4), 24, overlap=True)
@@ -56,7 +56,7 @@ def test_drafting_while_verifying():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ngram", "ppd"])
-def test_rounds_of_all_sizes(kind):
+def test_copies_and_prompt_tokens_are_planned(kind):
     target = tiny_model(num_hidden_layers=8)
     drafter = pd.NgramDrafter() if kind == "ngram" else pd.PpdDrafter.from_model(with_prompts(target, 2, calibrated=True))
     config = drafter.speculation_config
@@ -95,7 +95,7 @@ def test_trees_and_copies_are_decoded_as_they_will_be():
 
 
 @pytest.mark.slow
-def test_drafts_that_are_shorter_than_asked_for():
+def test_drafters_that_draft_less_than_asked_are_planned():
     short = pd.PardDrafter.from_causal_lm(tiny_model("gpt2", max_position_embeddings=24), mask_token_id=MASK)
     ahead = pd.PromptedDrafter(with_prompts(tiny_model(), 3))
     for drafter in (short, ahead):
@@ -113,14 +113,14 @@ def test_a_drafter_of_blocks_goes_as_far_as_it_can():
 
 
 @pytest.mark.slow
-def test_the_command():
+def test_the_plan_command_says_that_drafting_does_not_pay():
     result = CliRunner().invoke(app, ["plan", "--prompts", "1", "-k", "16", "--acceptance", "0", "--dtype", "float32"])
     assert result.exit_code == 0, result.output
     assert "does not pay" in result.output
 
 
 @pytest.mark.slow
-def test_a_small_model_that_is_no_drafter_yet():
+def test_an_acceptance_is_assumed_for_a_small_model():
     command = ["plan", "--prompts", "1", "-k", "4", "--acceptance", "0.9", "--dtype", "float32"]
     folders = ["--target", str(FAMILY / "target"), "--drafter", str(FAMILY / "draft")]
     result = CliRunner().invoke(app, [*command, *folders])

@@ -19,7 +19,7 @@ def write(file, *rows):
     return file
 
 
-def test_every_form(tmp_path):
+def test_questions_of_every_format_are_read(tmp_path):
     file = write(
         tmp_path / "mine.jsonl",
         {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."], "reference": []},  # Spec-Bench
@@ -61,19 +61,19 @@ def test_every_form(tmp_path):
         ({"messages": [{"role": "system", "content": "x"}]}, r"row 2: system messages"),
     ],
 )
-def test_bad_rows(tmp_path, row, message):
+def test_rows_without_a_question_are_refused(tmp_path, row, message):
     with pytest.raises(ValueError, match=message):
         load_questions(write(tmp_path / "bad.jsonl", {"prompt": "ok"}, row))
 
 
-def test_nothing_there(tmp_path):
+def test_missing_and_empty_files_are_refused(tmp_path):
     with pytest.raises(OSError, match="no file"):
         load_questions(tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="has no questions"):
         load_questions(write(tmp_path / "empty.jsonl", ""))
 
 
-def test_a_dataset_on_the_hub(hub, tmp_path):
+def test_questions_are_read_from_the_hub(hub, tmp_path):
     from huggingface_hub import HfApi
 
     rows = write(tmp_path / "test.jsonl", {"question": "How many?", "answer": "4"}, {"question": "How few?", "answer": "3"})

@@ -160,7 +160,7 @@ class Silent(BaseStreamer):
         ({"prefix_allowed_tokens_fn": lambda row, ids: [1, 2, 3]}, "place in the batch"),
     ],
 )
-def test_what_batches_cannot_serve_is_refused(options, message):
+def test_options_that_batches_cannot_serve_are_refused(options, message):
     target, drafter = PAIRS["llama"]
     with pytest.raises(ValueError, match=message):
         target.generate(**left_padded(prompts_of([3, 4])), do_sample=False, assistant_model=drafter, **options)

@@ -63,7 +63,7 @@ def test_a_good_drafter_is_hardly_interrupted():
     assert seconds < 400 / 3
 
 
-def test_drafting_comes_back():
+def test_drafting_comes_back_when_guesses_get_right():
     _, lengths = play(Budget(table(0.02), K), 2000, lambda done: 0 if done < 300 else 5)
     assert lengths[:250].count(0) > 150
     assert lengths[-50:].count(0) == 0
@@ -83,7 +83,7 @@ def test_a_chain_is_shortened_where_rows_are_dear():
 
 
 @pytest.mark.parametrize("chances", [0.3, 0.95])
-def test_luck_decides_little(chances):
+def test_a_drafter_that_pays_is_not_given_up_for_bad_luck(chances):
     """A drafter that is right in two rounds of five, and then pays, is not given up for a few rounds without a hit."""
     asked = []
     for seed in range(12):
@@ -279,7 +279,7 @@ def test_a_worse_than_useless_drafter_is_rarely_asked(prompt):
 
 
 @pytest.mark.parametrize("tree_size", [None, 6, "auto"])
-def test_no_drafts_at_all(tree_size, prompt):
+def test_no_draft_tokens_means_plain_output(tree_size, prompt):
     target = tiny_model()
     drafter = near_copy(target, 0.0)
     drafter.speculation_config = pd.SpeculationConfig(0, tree_size)

@@ -228,7 +228,7 @@ def test_a_callers_sliding_cache_goes_on_sliding():
     assert slots[0] == slots[1]
 
 
-def test_stop_strings_at_the_other_door(target, drafter):
+def test_stop_strings_hold_under_custom_generate(target, drafter):
     tokenizer = letters()
     ids = torch.tensor([[1, 3, 4]])
     text = tokenizer.decode(target.generate(ids, do_sample=False, max_new_tokens=20)[0, 6:8])

@@ -44,7 +44,7 @@ def test_one_node_per_depth_where_the_drafter_is_sure():
     assert draft.tokens.tolist() == [3, 1, 4, 1, 5]
 
 
-def test_no_nodes():
+def test_a_tree_without_nodes_is_refused():
     with pytest.raises(ValueError, match="at least one node"):
         best_first_tree(torch.zeros(2, 3), 0)
 

@@ -40,7 +40,7 @@ def test_adapters_and_compiled_or_offloaded_parts_have_latencies_of_their_own(tm
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_what_else_the_machine_does_is_not_the_forwards(target, monkeypatch):
+def test_disturbed_forwards_do_not_change_the_latency(target, monkeypatch):
     """One forward in three is disturbed, and takes twice as long; there is time for two of each size."""
     now, calls = [0.0], itertools.count()
 

@@ -107,7 +107,7 @@ def test_processors_see_plain_decodings_calls(target, drafter, prompt):
     assert ours.prefixes == theirs.prefixes
 
 
-def test_stats(target, drafter, prompt):
+def test_stats_agree_with_the_output(target, drafter, prompt):
     drafter.speculation_config = pd.SpeculationConfig(5, None, never_slower=False)
     output = generate(target, drafter, prompt, return_dict_in_generate=True)
     stats = output.speculation
@@ -209,7 +209,7 @@ def test_typical_acceptance_follows_its_threshold():
     assert typical_path(unlikely, logits, torch.tensor([[0]]), LogitsProcessorList()) == []
 
 
-def test_a_tree_larger_than_the_context_that_is_left():
+def test_trees_larger_than_the_context_left_are_lossless():
     target = tiny_model(max_position_embeddings=32)
     drafter = near_copy(target, 0.05)
     drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 12, 60

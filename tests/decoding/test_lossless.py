@@ -87,7 +87,7 @@ def test_input_embeddings_beside_ids(target, drafter, prompt):
     assert_lossless(target, drafter, prompt, **options)
 
 
-def test_the_other_door(target, drafter, prompt):
+def test_custom_generate_gives_plain_output(target, drafter, prompt):
     plain = target.generate(prompt, max_new_tokens=20, do_sample=False)
     door = {"custom_generate": pd.speculative_decoding, "drafter": drafter}
     assert torch.equal(plain, target.generate(prompt, max_new_tokens=20, do_sample=False, **door))

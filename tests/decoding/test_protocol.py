@@ -127,7 +127,7 @@ class Wrong(Bigrams):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_guesses_that_are_none(name, prompt):
+def test_malformed_guesses_are_refused(name, prompt):
     guess, message = WRONG[name]
     drafter = Wrong()
     drafter.guess = guess
@@ -135,7 +135,7 @@ def test_guesses_that_are_none(name, prompt):
         TARGET.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
 
 
-def test_a_list_of_another_length(prompt):
+def test_fewer_guesses_than_prefixes_are_refused(prompt):
     drafter = Wrong()
     drafter.propose = lambda prefixes: []
     with pytest.raises(ValueError, match="as many guesses"):

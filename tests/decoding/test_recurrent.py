@@ -162,7 +162,7 @@ OTHERS = {
     ("name", "message"),
     [("mamba", "no attention layers"), ("openai-gpt", "cannot drop tokens"), ("jamba", "so it can not draft")],
 )
-def test_models_that_cannot_draft(name, message, prompt):
+def test_models_that_cannot_draft_are_refused(name, message, prompt):
     torch.manual_seed(0)
     drafter = pd.PardDrafter.from_causal_lm(AutoModelForCausalLM.from_config(OTHERS[name]), mask_token_id=MASK)
     with pytest.raises(ValueError, match=message):
@@ -170,7 +170,7 @@ def test_models_that_cannot_draft(name, message, prompt):
 
 
 @pytest.mark.parametrize(("name", "message"), [("openai-gpt", "cannot drop tokens"), ("bert", "is_decoder=True")])
-def test_targets_that_cannot_verify(name, message, prompt):
+def test_targets_that_cannot_verify_are_refused(name, message, prompt):
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_config(OTHERS[name])
     with pytest.raises(ValueError, match=message):
@@ -184,7 +184,7 @@ class Wrapped(LlamaForCausalLM):
         return super().forward(input_ids, **kwargs)
 
 
-def test_targets_that_only_look_as_if_they_could_not(prompt):
+def test_decoders_with_misleading_configs_are_served(prompt):
     """Old files of real decoders say `is_decoder: false`; and a derived class may not name its arguments."""
     gpt2 = tiny_model("gpt2")
     gpt2.config.is_decoder = False

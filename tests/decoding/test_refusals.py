@@ -22,7 +22,7 @@ from hf_paradraft.integration.probe import check_reads
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "attentions or hidden states"),
     ],
 )
-def test_refused_before_it_starts(target, drafter, prompt, options, message):
+def test_unsupported_options_are_refused_before_any_forward(target, drafter, prompt, options, message):
     check_reads(target, several=False)  # once for each target
     calls = []
     target.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -31,7 +31,7 @@ def test_refused_before_it_starts(target, drafter, prompt, options, message):
     assert not calls
 
 
-def test_a_criterion_that_raises(target, drafter, prompt):
+def test_a_criterion_that_raises_spoils_no_later_call(target, drafter, prompt):
     class Broken(StoppingCriteria):
         def __call__(self, input_ids, scores, **kwargs):
             raise RuntimeError("mine")
@@ -54,7 +54,7 @@ def test_a_criterion_that_raises_leaves_nothing_behind(target, drafter, prompt):
     assert_lossless(target, drafter, prompt)
 
 
-def test_a_drafter_whose_numbers_are_none(target, prompt):
+def test_a_drafter_of_nans_drafts_nothing(target, prompt):
     drafter = near_copy(target)
     with torch.no_grad():
         drafter.lm_head.weight.fill_(torch.nan)
@@ -64,7 +64,7 @@ def test_a_drafter_whose_numbers_are_none(target, prompt):
         assert drafter.last_stats.num_drafted == 0
 
 
-def test_a_target_whose_numbers_are_none(drafter, prompt):
+def test_a_target_of_nans_fails_as_plain_generate_does(drafter, prompt):
     target = tiny_model()
     with torch.no_grad():
         target.lm_head.weight.fill_(torch.nan)
@@ -73,7 +73,7 @@ def test_a_target_whose_numbers_are_none(drafter, prompt):
         generate(target, drafter, prompt, do_sample=True)
 
 
-def test_refused_prompts(target, drafter, prompt):
+def test_embeddings_alone_and_a_missing_drafter_are_refused(target, drafter, prompt):
     with pytest.raises(ValueError, match="reads token ids"):
         generate(target, drafter, None, inputs_embeds=target.get_input_embeddings()(prompt))
     with pytest.raises(ValueError, match="needs a drafter"):
@@ -108,7 +108,7 @@ def test_inputs_that_do_not_fit_together_are_refused(target, drafter):
         generate(target, drafter, ids, inputs_embeds=target.get_input_embeddings()(ids[:, :4]))
 
 
-def test_positions_that_change_their_scale(drafter, prompt):
+def test_texts_beyond_the_scale_of_positions_are_refused(drafter, prompt):
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     target = tiny_model(rope_parameters=rope, max_position_embeddings=24)
     assert_lossless(target, drafter, prompt, max_new_tokens=19)

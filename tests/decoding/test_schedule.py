@@ -40,7 +40,7 @@ def test_the_rate_on_paper_is_that_of_the_schedule(right, drafting, first, seed)
     assert rates[-1] == pytest.approx(simulated, rel=0.07)
 
 
-def test_a_perfect_drafter():
+def test_rates_of_a_perfect_drafter():
     right = numpy.ones(5)
     draft, verify = (lambda sizes: 0.2 * sizes), (lambda rows: 1.0 + 0 * rows)
     assert overlapped_rates(right, draft, verify).tolist() == pytest.approx([1, 2, 3, 4, 5])
@@ -60,7 +60,7 @@ def test_drafting_first_pays_where_drafts_are_cheap(drafting, first):
     assert window.drafts_first == first
 
 
-def test_lines():
+def test_lines_learn_the_time_of_every_size():
     flat, proportional = Line(level=True), Line(level=False)
     sizes = numpy.array([1, 4, 8])
     assert flat(sizes).tolist() == [0, 0, 0]
@@ -154,7 +154,7 @@ PAPER = {  # Tables 1 and 10: tokens per second of both, the best window (the ro
 
 
 @pytest.mark.parametrize("pair", PAPER)
-def test_the_papers_pairs(pair):
+def test_rates_are_those_that_the_pearl_paper_measured(pair):
     """What its plain speculative decoding reached says how often guesses are right; from that follows what PEARL reached."""
     small, large, window, speculative, pearl = PAPER[pair]
     draft, verify = (lambda sizes: sizes / small), (lambda rows: 1 / large + 0 * rows)

@@ -41,7 +41,7 @@ def test_no_other_tree_promises_more(seed, size, depth, at_once, sure: bool):
     numpy.testing.assert_allclose(tree.acceptance(), [chances[(3, *path)[-2], path[-1]] for path in paths])
 
 
-def test_what_cannot_be_is_no_child():
+def test_impossible_tokens_are_never_children():
     tree = GrowingTree(4, 2)
     tree.grow([ROOT], numpy.log([[0.9, 0.1]]), numpy.array([[7, 8]]))
     tree.grow([0, 1], numpy.array([[-0.1, -numpy.inf], [-numpy.inf, -numpy.inf]]), numpy.array([[5, 6], [5, 6]]))

@@ -56,7 +56,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("difference", OTHERS)
-def test_another_target(difference, folder, caplog):
+def test_attaching_to_another_target_warns(difference, folder, caplog):
     pd.AutoDrafter.from_pretrained(folder).attach(OTHERS[difference]())
     assert "made for another target" in caplog.text
     assert difference in caplog.text
@@ -64,7 +64,7 @@ def test_another_target(difference, folder, caplog):
 
 @pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("name", ITSELF)
-def test_its_own_target(name, older, folder, caplog):
+def test_attaching_to_its_own_target_does_not_warn(name, older, folder, caplog):
     """Also where the drafter was saved before more than the embedding was looked at."""
     if older:
         config = json.loads((folder / "config.json").read_text())

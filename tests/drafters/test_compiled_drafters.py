@@ -89,7 +89,7 @@ def test_rounds_have_one_shape(kind, size, make, calls):
 
 
 @pytest.mark.parametrize("kind", SOME)
-def test_a_cache_that_turns_out_too_short(kind, make, calls, monkeypatch):
+def test_a_cache_that_is_too_short_grows(kind, make, calls, monkeypatch):
     """It grows; long prompts in pieces, of ragged rows."""
     monkeypatch.setattr(cache, "SLOTS", 4)
     monkeypatch.setattr(drafter_cache, "SLOTS", 4)

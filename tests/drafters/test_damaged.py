@@ -29,7 +29,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("message", DAMAGED)
-def test_what_is_wrong_with_a_folder_says_which_folder(message, tmp_path, monkeypatch):
+def test_errors_of_damaged_folders_name_the_folder(message, tmp_path, monkeypatch):
     """By its path, and by a name that is an ordinary word."""
     name, changes = DAMAGED[message]
     folder = tmp_path / "drafter"

@@ -60,7 +60,7 @@ def test_a_copy_does_not_carry_the_target(copied, prompt):
     generate(tiny_model(), again, prompt)
 
 
-def test_a_call_is_gone_when_it_ends(prompt):
+def test_a_calls_cache_is_freed_when_it_ends(prompt):
     """No cycle keeps its cache until the collector runs."""
     target = tiny_model()
     drafter = near_copy(target, 0.02)
@@ -104,7 +104,7 @@ def test_pipelines_take_drafters_with_each_call(kind):
     assert drafter.last_stats is not None
 
 
-def test_a_parallelspec_drafter_of_a_mixed_target():
+def test_parallelspec_refuses_a_target_of_mixed_layers():
     """Bamba's layers are of two classes: it is served, or refused with a sentence."""
     torch.manual_seed(0)
     config = BambaConfig(
@@ -112,7 +112,7 @@ def test_a_parallelspec_drafter_of_a_mixed_target():
         mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, attn_layer_indices=[1, 3],
     )  # fmt: skip
     target = AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(ValueError, match="ParallelSpec"):
+    with pytest.raises(ValueError, match="computes the kinds of its layers"):
         pd.ParallelSpecDrafter.from_target(target)
 
 

@@ -77,7 +77,7 @@ def test_plain_generate_of_a_drafter_is_ordinary(target, drafter, prompt):
     assert torch.equal(drafter.generate(prompt, max_new_tokens=10, do_sample=False), expected)
 
 
-def test_pickles(drafter):
+def test_a_drafter_can_be_pickled(drafter):
     again = pickle.loads(pickle.dumps(drafter))
     assert isinstance(again, pd.PardDrafter)
     assert again.mask_token_id == drafter.mask_token_id
@@ -167,7 +167,7 @@ def test_two_threads_share_a_drafter():
 # What cannot work, and what is said about it.
 
 
-def test_no_mask_token(target, tmp_path):
+def test_a_model_without_a_mask_token_is_refused(target, tmp_path):
     target.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="names no mask token"):
         pd.AutoDrafter.from_pretrained(tmp_path)
@@ -181,7 +181,7 @@ def test_mask_token_without_an_embedding(target, mask_token_id):
         pd.PardDrafter.from_causal_lm(target, mask_token_id=mask_token_id)
 
 
-def test_keys_that_disagree(folder):
+def test_mask_token_keys_that_disagree_are_refused(folder):
     edit_config(folder, pard_token=3)
     with pytest.raises(ValueError, match="different mask tokens"):
         pd.AutoDrafter.from_pretrained(folder)
@@ -203,7 +203,7 @@ def test_missing_weights(folder):
         pd.AutoDrafter.from_pretrained(folder)
 
 
-def test_not_a_model(tmp_path):
+def test_folders_without_a_model_are_refused(tmp_path):
     with pytest.raises(OSError, match=r"no config\.json"):
         pd.AutoDrafter.from_pretrained(tmp_path)
     with pytest.raises(OSError, match="neither a folder"):

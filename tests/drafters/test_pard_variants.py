@@ -98,7 +98,7 @@ def test_pard2_on_the_hub(hub, tmp_path):
     assert torch.equal(again.projection.weight, tensors["target_proj.weight"])
 
 
-def test_pard2_that_does_not_fit(tmp_path):
+def test_pard2_folders_that_do_not_fit_are_refused(tmp_path):
     pard2(tmp_path / "missing", pickled=False)
     with pytest.raises(ValueError, match="without its projection"):
         pd.AutoDrafter.from_pretrained(tmp_path / "missing")

@@ -67,7 +67,7 @@ def test_only_prompts_are_trained_and_saved(name, tmp_path):
         assert torch.equal(again(WITH_PROMPTS).logits, model(WITH_PROMPTS).logits)
 
 
-def test_the_other_ways_to_load(tmp_path):
+def test_peft_and_transformers_load_a_saved_adapter(tmp_path):
     base = tiny_model()
     base.save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
@@ -82,7 +82,7 @@ def test_the_other_ways_to_load(tmp_path):
         assert torch.equal(plain(WITH_PROMPTS).logits, expected)
 
 
-def test_several_adapters_and_none(tmp_path):
+def test_the_active_adapter_decides_the_prompts(tmp_path):
     model = get_peft_model(tiny_model(), PpdConfig(), adapter_name="first")
     torch.manual_seed(9)
     model.add_adapter("second", PpdConfig(num_prompt_tokens=4))
@@ -122,7 +122,7 @@ def test_options_out_of_range(options):
         PpdConfig(**options)
 
 
-def test_share_of_a_7b():
+def test_prompts_are_two_millionths_of_a_7b_model():
     """On Vicuna-7B's shape, counted without memory: the paper's 0.0002 % of parameters."""
     with torch.device("meta"):
         base = tiny_model(
@@ -134,7 +134,7 @@ def test_share_of_a_7b():
     assert PpdConfig().num_ids * 4096 / total < 2e-6
 
 
-def test_not_beside_lora():
+def test_prompts_beside_lora_are_refused():
     model = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(ValueError, match=r"PPD"):
         model.add_adapter("ppd", PpdConfig())
@@ -151,7 +151,7 @@ def test_prompts_are_not_merged_but_taken_off(prompt):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # quanto's own
-def test_a_quantised_base(tmp_path, prompt):
+def test_prompts_on_a_quantised_base_are_lossless(tmp_path, prompt):
     get_peft_model(tiny_model(), PpdConfig()).save_pretrained(tmp_path / "adapter")
     tiny_model().save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=QuantoConfig(weights="int8"))
@@ -163,7 +163,7 @@ def test_a_quantised_base(tmp_path, prompt):
     assert torch.equal(PeftModel.from_pretrained(base, tmp_path / "adapter").generate(input_ids=prompt, **options), plain)
 
 
-def test_a_base_resized_after_training(tmp_path, prompt):
+def test_a_base_resized_after_training_is_refused(tmp_path, prompt):
     get_peft_model(tiny_model(), PpdConfig()).save_pretrained(tmp_path)
     base = tiny_model()
     base.resize_token_embeddings(40)
@@ -173,7 +173,7 @@ def test_a_base_resized_after_training(tmp_path, prompt):
         base.generate(prompt, max_new_tokens=4, assistant_model=pd.AutoDrafter.from_pretrained(tmp_path))
 
 
-def test_prompts_of_another_width_through_the_public_door(prompt):
+def test_prompts_of_another_width_are_refused(prompt):
     drafter = pd.PpdDrafter.from_model(get_peft_model(tiny_model(hidden_size=64), PpdConfig()))
     with pytest.raises(ValueError, match="belongs to a model with an embedding of 32 × 64"):
         tiny_model().generate(prompt, max_new_tokens=4, custom_generate=pd.speculative_decoding, drafter=drafter)

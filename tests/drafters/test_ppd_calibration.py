@@ -25,7 +25,7 @@ def logits_for(*rankings):
     return logits
 
 
-def test_a_worked_example():
+def test_guesses_count_only_where_they_would_be_judged():
     guesses = [logits_for([1, 2], [3, 4]), logits_for([1, 2], [3, 4]), logits_for([5, 0], [3, 4]), logits_for([1, 2], [3, 4])]
     teachers = [logits_for([1], [4]), logits_for([2], [3]), logits_for([1], [3]), logits_for([1], [3])]
     tokens = torch.tensor([[1, 4], [0, 3], [1, 3], [1, 3]])
@@ -65,19 +65,19 @@ def test_falling_rates():
     assert falling([0.1, 0.2, 0.3]) == pytest.approx([0.2, 0.2, 0.2])
 
 
-def test_too_few_places():
+def test_too_few_places_to_count_at_are_refused():
     model = get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=2))
     with pytest.raises(ValueError, match="places to count"):
         calibrate(model, texts(2, 8))
 
 
 @pytest.mark.parametrize("accuracy", [[[0.5, 0.6]], [[0.5], [0.4]], [[1.5]], [[]], [[0.9, 0.9]], 5, ["ab"], [["a"]]])
-def test_accuracies_that_are_none(accuracy):
+def test_accuracies_that_are_no_falling_rates_are_refused(accuracy):
     with pytest.raises(ValueError, match="calibrate again"):
         PpdConfig(num_prompt_tokens=1, accuracy=accuracy)
 
 
-def test_the_command(tmp_path):
+def test_the_calibrate_command_changes_the_config_alone(tmp_path):
     base, adapter, data = tmp_path / "base", tmp_path / "adapter", tmp_path / "rows.jsonl"
     tiny_model().save_pretrained(base)
     make_tokenizer().save_pretrained(base)
@@ -86,7 +86,7 @@ def test_the_command(tmp_path):
     before = (adapter / "adapter_model.safetensors").read_bytes()
     command = ["calibrate", str(adapter), "--eval-file", str(data), "--dtype", "float32"]
     assert isinstance(CliRunner().invoke(app, command).exception, ValueError)  # it names no base model
-    command += ["--model", str(base), "--max-length", "64"]
+    command += ["--target", str(base), "--max-length", "64"]
     longer = CliRunner().invoke(app, [*command, "--max-length", "257"]).exception
     assert "longer than the model's context of 256" in str(longer)
     result = CliRunner().invoke(app, command)

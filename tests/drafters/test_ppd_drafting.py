@@ -128,7 +128,7 @@ def test_too_few_rows_for_the_prompts(prompt):
 
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("tree_size", [None, "auto"])
-def test_sizes_that_are_not_numbers(tree_size, calibrated, prompt):
+def test_chains_and_automatic_trees_are_lossless(tree_size, calibrated, prompt):
     """A chain has one guess at each distance; an automatic size without calibration is a usual one."""
     drafter = adapter_for("llama", calibrated=calibrated)
     drafter.speculation_config = pd.SpeculationConfig(3, tree_size=tree_size, never_slower=False, trace=True)
@@ -185,7 +185,7 @@ def test_prompted_models_that_cannot_draft():
 
 
 @pytest.mark.parametrize("num_draft_tokens", [2, 6])
-def test_an_adapter_that_changed_under_its_drafter(prompt, num_draft_tokens):
+def test_an_adapter_changed_under_its_drafter_is_refused(prompt, num_draft_tokens):
     model = get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=3))
     model.add_adapter("other", PpdConfig(num_prompt_tokens=1))
     drafter = pd.PromptedDrafter(model, pd.SpeculationConfig(num_draft_tokens))

@@ -20,7 +20,7 @@ from hf_paradraft.drafters.ppd.training import PpdTrainer, PpdTraining
 from hf_paradraft.drafters.ppd.tuner import prompt_embedding
 
 
-def test_a_worked_example():
+def test_prompts_see_the_text_to_their_point_and_their_ensemble():
     """m = 2, E = 2, one point behind x_1 of a text of four: rows x_0 … x_3, then prompts 1a 1b 2a 2b."""
     rows = prompt_rows(4, torch.tensor([1]), 2, 2)
     assert rows["position_ids"].tolist() == [0, 1, 2, 3, 2, 2, 3, 3]

@@ -58,7 +58,7 @@ def prompts(batch_size, seed=0):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tree_size", [None, 6, "auto"])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_equal_to_the_drafter_itself(target, process, tree_size, overlap, batch_size, monkeypatch):
+def test_a_process_drafts_what_its_drafter_would(target, process, tree_size, overlap, batch_size, monkeypatch):
     monkeypatch.setattr(OverlapSchedule, "size", lambda schedule: schedule.most)  # whatever the clock says
     ids = prompts(batch_size)
     config = pd.SpeculationConfig(5, tree_size, overlap=overlap, never_slower=False, trace=True)
@@ -137,7 +137,7 @@ def test_the_first_one_keeps_to_cores_of_its_own(target, process):
         assert os.sched_getaffinity(second.process.pid) == set(cores)
 
 
-def test_a_system_that_does_not_let_cores_be_chosen(monkeypatch):
+def test_cores_that_cannot_be_chosen_stop_nothing(monkeypatch):
     def refuse(*args):
         raise PermissionError
 
@@ -165,7 +165,7 @@ def test_calls_may_interleave_and_are_forgotten(target, process):
         process.ask(process.process, numbers[0], "propose", [])
 
 
-def test_an_error_over_there_is_raised_here_and_the_process_ends(target):
+def test_a_workers_error_is_raised_here_and_ends_its_process(target):
     drafter = pd.ProcessDrafter(Angry())
     drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
     ids = prompts(1)
@@ -190,7 +190,7 @@ def test_a_killed_process_is_said_and_another_is_started(target):
     assert not drafter.process.is_alive()
 
 
-def test_what_cannot_work_over_there_is_refused(target):
+def test_drafters_that_cannot_leave_the_process_are_refused(target):
     class Local(pd.NgramDrafter):
         pass
 

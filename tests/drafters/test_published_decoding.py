@@ -67,7 +67,7 @@ def test_caches_give_what_whole_prefixes_give(name, piece, load):
     [lambda: tiny_model("qwen3", num_hidden_layers=LAYERS), lambda: tiny_model("mistral-sliding", num_hidden_layers=LAYERS)],
 )
 @pytest.mark.parametrize("name", ["DeepSpec DSpark", "speculators EAGLE-3"])
-def test_other_targets(make, name, load):
+def test_published_drafters_are_lossless_on_other_targets(make, name, load):
     target, drafter = make(), load(name, attach=False)
     drafter.speculation_config = pd.SpeculationConfig(3, 8, never_slower=False)
     ids = torch.tensor([list(range(1, 25))])

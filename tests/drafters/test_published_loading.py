@@ -91,7 +91,7 @@ def test_a_padded_head_is_cut(load):
     assert torch.equal(plain.draft_logits(ids, features, 3), drafter.draft_logits(ids, features, 3))
 
 
-def test_the_usual_pickle(load, tmp_path, monkeypatch):
+def test_pickled_weights_are_loaded_where_that_is_safe(load, tmp_path, monkeypatch):
     config, tensors = LAYOUTS["SafeAI"]()
     write(tmp_path / "pickled", config, tensors, pickled=True)
     drafter, plain = pd.AutoDrafter.from_pretrained(tmp_path / "pickled"), load("SafeAI")
@@ -159,13 +159,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_is_refused_when_it_is_loaded(message, load):
+def test_unsupported_folders_are_refused_on_loading(message, load):
     made, error = REFUSED[message]
     with pytest.raises(error, match=message):
         load(made(), attach=False)
 
 
-def test_what_is_refused_when_it_is_attached(load):
+def test_targets_that_do_not_fit_are_refused_on_attaching(load):
     drafter = load("z-lab", attach=False)
     with pytest.raises(ValueError, match="hidden states of 32 numbers"):
         drafter.attach(tiny_model("llama", num_hidden_layers=LAYERS, hidden_size=64))
@@ -223,7 +223,7 @@ def test_attention_as_it_is_asked_for(name, load, tmp_path):
         pd.AutoDrafter.from_pretrained(folder, attn_implementation="flash_attention_2")
 
 
-def test_never_with_remote_code(load, tmp_path):
+def test_remote_code_is_refused(load, tmp_path):
     write(tmp_path, *zlab())
     with pytest.raises(ValueError, match="remote code"):
         pd.AutoDrafter.from_pretrained(tmp_path, trust_remote_code=True)

@@ -154,7 +154,7 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_which_layers_are_read(name, load):
+def test_each_layout_reads_the_layers_that_it_names(name, load):
     drafter = load(name)
     assert drafter.features == drafter.needs(TARGET) == READS[name]
 

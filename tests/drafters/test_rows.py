@@ -53,7 +53,7 @@ def test_rows_follow_their_definition(seq_len, num_depths, ratio, seed):
         assert set(rows["attention_mask"][i].nonzero()[:, 0].tolist()) == visible
 
 
-def test_worked_example():
+def test_a_row_sees_its_text_and_its_own_chain():
     rows = parallel_draft_rows(torch.arange(7), torch.arange(7), 9, torch.ones(3, 7, dtype=torch.bool))
     row = 2 * 7 + 5
     assert rows["attention_mask"][row].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 7 + 4, row]

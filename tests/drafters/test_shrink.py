@@ -14,7 +14,7 @@ from hf_paradraft.cli import app
 from hf_paradraft.drafters.pard.shrink import chosen_layers, shrink, with_layers
 
 
-def test_which_layers():
+def test_layers_are_chosen_evenly_or_from_the_first():
     assert chosen_layers(3, 30) == [0, 10, 20]
     assert chosen_layers(3, 30, "first") == [0, 1, 2]
     assert chosen_layers(4, 4) == [0, 1, 2, 3]
@@ -84,7 +84,7 @@ def test_from_a_target_to_a_drafter(folder):
     assert_lossless(model, drafter, ids, **options)
 
 
-def test_what_guesses_fewer_tokens_is_no_model_by_itself(folder):
+def test_a_model_with_a_trimmed_head_is_only_a_pard_drafter(folder):
     """As what drafts are compared with, as another kind of drafter, as a target."""
     target, rows, small = folder / "target", folder / "rows.jsonl", folder / "small"
     shrink(target, small, 2, 12, rows)
@@ -117,7 +117,7 @@ def test_without_a_vocabulary_it_is_a_plain_model(folder):
     assert_lossless(target, drafter, ids, max_new_tokens=9)
 
 
-def test_bad_input(folder):
+def test_bad_input_is_refused_before_anything_is_written(folder):
     with pytest.raises(ValueError, match="go together"):
         shrink(folder / "target", folder / "out", 2, vocab=12)
     with pytest.raises(ValueError, match="special ones"):

@@ -39,7 +39,7 @@ NOTHING = {
 @pytest.mark.parametrize("size", [None, 8, "auto"])
 @pytest.mark.parametrize("name", NOTHING)
 @pytest.mark.parametrize("new", [15, pytest.param(60, marks=pytest.mark.slow)])
-def test_who_never_guesses_is_seldom_asked(name, size, new, prompt):
+def test_drafters_that_never_guess_are_seldom_asked(name, size, new, prompt):
     drafter = Silent(NOTHING[name])
     drafter.speculation_config.tree_size = size
     options = {"do_sample": False, "max_new_tokens": new, "eos_token_id": None}

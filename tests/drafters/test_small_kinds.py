@@ -30,7 +30,7 @@ def copied(drafter, text, room=4, kept=0):
     return drafter.propose([pd.Prefix(torch.tensor([text]), room, kept)])[0].tokens.tolist()
 
 
-def test_what_is_copied():
+def test_the_latest_of_the_longest_matches_is_copied():
     drafting = pd.NgramDrafter(3).start_drafting(None, 64)
     assert copied(drafting, [1, 2, 3, 4, 9, 2, 3]) == [4, 9, 2, 3]
     assert copied(drafting, [1, 2, 3, 4, 9, 2, 3, 5, 2, 3], room=2, kept=7) == [5, 2]  # the latest of the longest matches
@@ -69,7 +69,7 @@ def test_a_small_model_changes_nothing(name, prompts, new, length, size, cache):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("size", [None, 12])
-def test_what_it_drafts_is_what_it_would_say(name, size, prompt):
+def test_a_small_model_drafts_its_most_probable_tokens(name, size, prompt):
     """Through rejections, with what was read kept: each path of a draft is the most probable continuation of its node."""
     small = SMALL[name]
     drafter = pd.AutoregressiveDrafter(small, pd.SpeculationConfig(5, size, never_slower=False, trace=True))
@@ -106,7 +106,7 @@ def test_accepted_tokens_are_not_read_again(prompt):
     assert max(read[1:]) <= 2  # the last draft, which nobody needed to read, and the target's own token
 
 
-def test_it_stops_where_the_target_is_cheap(prompt):
+def test_drafting_stops_early_for_a_cheap_target(prompt):
     big = tiny_model(num_hidden_layers=8)
     drafter = pd.AutoregressiveDrafter(big, pd.SpeculationConfig(6))
     target = TARGETS["llama"]
@@ -116,7 +116,7 @@ def test_it_stops_where_the_target_is_cheap(prompt):
     assert stats.num_drafted < 3 * stats.num_rounds  # six a round, did it not stop; a busy machine costs a few
 
 
-def test_saved_and_loaded(tmp_path, prompt):
+def test_a_saved_autoregressive_drafter_is_loaded_as_one(tmp_path, prompt):
     drafter = pd.AutoregressiveDrafter(tiny_model(), pd.SpeculationConfig(3, 6))
     drafter.save_pretrained(tmp_path / "drafter")
     make_tokenizer().save_pretrained(tmp_path / "drafter")
@@ -132,7 +132,7 @@ def test_saved_and_loaded(tmp_path, prompt):
     assert isinstance(pd.AutoregressiveDrafter.from_causal_lm(tmp_path / "plain"), pd.AutoregressiveDrafter)
 
 
-def test_models_that_take_no_masks():
+def test_models_that_take_no_masks_are_refused():
     bloom = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=32, hidden_size=32, n_layer=1, n_head=4))
     with pytest.raises(ValueError, match="takes no explicit masks"):
         pd.AutoregressiveDrafter(bloom)

@@ -9,13 +9,13 @@ from transformers import AutoModelForCausalLM, Gemma4TextConfig, TrainingArgumen
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.blocks.slots import block_mask, slots
-from hf_paradraft.drafters.eagle3.training import Unrolled
 from hf_paradraft.drafters.feature_reader import read_whole
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer
 from hf_paradraft.protocol import Prefix
 from hf_paradraft.training.anchors import AnchorCollator
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator
 from hf_paradraft.training.target_states import states_of
+from hf_paradraft.training.unrolled import Unrolled
 
 
 @torch.no_grad()
@@ -115,7 +115,7 @@ def test_training_steps_are_what_is_drafted():
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
     batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])
     seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
-    found = Unrolled(drafter, 3)(batch, states_of(target, drafter.features, batch["input_ids"], seen))
+    found = Unrolled(drafter, drafter, 3)(batch, states_of(target, drafter.features, batch["input_ids"], seen))
     checked = 0
     for row in range(2):
         for place, anchor in enumerate(batch["anchors"][row].tolist()):

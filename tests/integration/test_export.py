@@ -30,7 +30,7 @@ def wider(tmp_path):
 
 
 @pytest.mark.parametrize("engine", Engine)
-def test_the_same_logits_and_every_key(source, tmp_path, engine):
+def test_exports_keep_logits_and_name_every_engines_key(source, tmp_path, engine):
     command = export(source, tmp_path / "out", engine, target=str(source))
     assert str(tmp_path / "out") in command
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -42,7 +42,7 @@ def test_the_same_logits_and_every_key(source, tmp_path, engine):
     assert (tmp_path / "out" / "tokenizer.json").exists()
 
 
-def test_padding_on_request(source, tmp_path, wider):
+def test_vocabularies_are_padded_on_request_alone(source, tmp_path, wider):
     with pytest.raises(ValueError, match="add --pad"):
         export(source, tmp_path / "out", Engine.vllm, wider)
     assert not (tmp_path / "out").exists()
@@ -54,7 +54,7 @@ def test_padding_on_request(source, tmp_path, wider):
     export(source, tmp_path / "plain", Engine.transformers, wider)  # our own loop takes them as they are
 
 
-def test_what_the_engines_would_not_take(source, tmp_path):
+def test_exports_that_engines_would_not_take_are_refused(source, tmp_path):
     with pytest.raises(ValueError, match="eagle3"):
         export(source, tmp_path / "eagle3-drafter", Engine.vllm)
     with pytest.raises(ValueError, match="exists"):
@@ -86,7 +86,7 @@ def test_pard2_projections_become_safetensors(source, tmp_path):
     assert "without the target's features" in export(source, tmp_path / "bare", Engine.transformers)
 
 
-def test_the_command(source, tmp_path):
+def test_the_export_command_says_how_to_serve(source, tmp_path):
     result = CliRunner().invoke(app, ["export", str(source), str(tmp_path / "out"), "--format", "vllm"])
     assert result.exit_code == 0, result.output
     assert "vllm serve TARGET --speculative-config" in result.output
@@ -138,7 +138,7 @@ print("OUT " + json.dumps([list(o.outputs[0].token_ids) for o in llm.chat(chats,
         assert target.generate(ids, do_sample=False, max_new_tokens=64)[0, ids.shape[1] :].tolist() == output
 
 
-def test_a_feature_drafter_has_no_other_form(tmp_path):
+def test_feature_drafters_are_not_exported(tmp_path):
     target = tiny_model("llama", num_hidden_layers=4)
     pd.DSparkDrafter.from_target(target, 31, 1, 4, 2, markov_rank=4).save_pretrained(tmp_path / "drafter")
     with pytest.raises(ValueError, match="writes the speculators layout"):

@@ -37,7 +37,7 @@ def test_an_unknown_transformers_is_left_alone(monkeypatch):
     assert GenerationMixin._assisted_decoding is another
 
 
-def test_both_doors_look_at_the_pair(tmp_path, prompt):
+def test_wrong_pairs_are_refused_however_the_drafter_is_passed(tmp_path, prompt):
     """A drafter with other tokens, an adapter of another base and an ordinary model are found out before work starts."""
     for name, words in (("target", "a b c"), ("drafter", "c b a")):
         tiny_model().save_pretrained(tmp_path / name)
@@ -62,7 +62,7 @@ def test_a_model_with_prompts_drafts_through_both_doors(prompt):
         assert torch.equal(plain, target.generate(prompt, do_sample=False, max_new_tokens=20, **door))
 
 
-def test_transformers_own_loop_is_refused_by_who_cannot_draft_there(monkeypatch, prompt):
+def test_prompt_drafters_refuse_transformers_own_loop(monkeypatch, prompt):
     for name in hook.EXPECTED:
         monkeypatch.setattr(GenerationMixin, name, getattr(GenerationMixin, name).__wrapped__)
     target = tiny_model()

@@ -133,7 +133,7 @@ def test_a_repositorys_code_is_never_run(hub, tmp_path, monkeypatch):
     assert isinstance(CliRunner().invoke(app, ["info", str(folder)]).exception, (ValueError, OSError))
 
 
-def test_commands(hub, tmp_path):
+def test_push_and_info_commands_work_on_the_hub(hub, tmp_path):
     run = CliRunner().invoke
     result = run(app, ["push", str(pard_folder(tmp_path)), REPO, "--private", "--license", "mit"])
     assert result.exit_code == 0, result.output

@@ -59,7 +59,7 @@ def test_cards_say_what_the_hub_wants_to_know(hub, tmp_path):
         push_folder(pard_folder(tmp_path / "more"), f"{USER}/other", license="my own")
 
 
-def test_an_adapters_card(hub, tmp_path):
+def test_an_adapters_card_names_no_local_base(hub, tmp_path):
     folder = ppd_folder(tmp_path)
     config = json.loads((folder / "adapter_config.json").read_text())
     for name, published in (("some/base", "some/base"), (str(tmp_path), None)):
@@ -95,7 +95,7 @@ def test_a_drafter_that_no_other_engine_takes_names_none(tmp_path):
     assert "have no place for" in dict(describe(folder))["guesses ids"]
 
 
-def test_what_feature_drafters_read(tmp_path):
+def test_cards_say_what_feature_drafters_read(tmp_path):
     for style, kind, begins in (
         (None, pd.Eagle3Drafter, "An **EAGLE-3 drafter** for `TARGET-MODEL`: it reads the target's hidden states, "),
         (
@@ -150,7 +150,7 @@ def test_a_key_that_is_no_dict_does_not_stop_a_push(hub, tmp_path, kept):
     assert "README.md" in hub.files(REPO)
 
 
-def test_names_that_only_mean_something_here(tmp_path):
+def test_local_names_are_not_published(tmp_path):
     assert hub_name("user/name") == "user/name"
     for name in (None, "gpt2-folder", str(tmp_path), "/a/b", "a/b/c", "None"):
         assert hub_name(name) is None
@@ -182,7 +182,7 @@ def test_the_recipe_runs_our_loop(hub, tmp_path, prompt):
 
 
 @pytest.mark.parametrize("name", ["config.json", "adapter_config.json"])
-def test_info_of_odd_folders(tmp_path, name):
+def test_info_shows_odd_configs_or_one_error(tmp_path, name):
     folder = pard_folder(tmp_path) if name == "config.json" else ppd_folder(tmp_path)
     run = CliRunner().invoke
     config = json.loads((folder / name).read_text())

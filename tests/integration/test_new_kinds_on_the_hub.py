@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["z-lab", "DeepSpec DSpark", "speculators EAGLE-3", "SpecForge P-EAGLE"])
-def test_published_and_pulled(name, hub, tmp_path):
+def test_pushed_layouts_are_pulled_and_stay_lossless(name, hub, tmp_path):
     folder = write(tmp_path / "drafter", *LAYOUTS[name]())
     push_folder(folder, "user/drafter")
     drafter = pd.AutoDrafter.from_pretrained("user/drafter")
@@ -91,7 +91,7 @@ def test_a_parallelspec_drafter_of_another_target(caplog):
 
 
 @pytest.mark.slow
-def test_the_page_from_a_chat_model_to_a_drafter(tmp_path, monkeypatch):
+def test_every_command_of_the_public_model_page_runs(tmp_path, monkeypatch):
     """Every command of docs/public-model.md, in order, on a tiny model of the same architecture."""
     monkeypatch.chdir(tmp_path)
     target = "build/public/SmolLM2-135M-Instruct"
@@ -128,7 +128,7 @@ def test_the_page_from_a_chat_model_to_a_drafter(tmp_path, monkeypatch):
     assert all(row["matches_reference"] in (True, 1.0) for row in measured)
 
 
-def test_packed_targets_that_cannot_be_read(tmp_path):
+def test_packed_targets_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(OSError, match="There is no file"):
         open_target(str(tmp_path / "none.gguf"), {})
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(40))

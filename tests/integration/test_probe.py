@@ -118,7 +118,7 @@ def test_a_state_that_is_forgotten_is_noticed_in_any_dtype(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_others_are_served(architecture, dtype):
+def test_targets_that_read_drafts_correctly_are_served(architecture, dtype):
     for several in (False, True):
         check_reads(tiny_model(architecture, dtype=dtype), several)
 

@@ -92,7 +92,7 @@ def test_the_base_of_an_adapter_is_no_path_elsewhere(hub, folder, monkeypatch):
     assert b"base/small" not in hub.files(REPO)["README.md"]
 
 
-def test_a_reply_lost_after_the_hub_did_its_work(hub, tmp_path, monkeypatch):
+def test_a_commit_whose_reply_is_lost_stays_on_the_hub(hub, tmp_path, monkeypatch):
     """The commit is there, and its repository is not taken for an empty one."""
     folder, upload = pard_folder(tmp_path), HfApi.create_commit
 
@@ -116,7 +116,7 @@ def test_a_card_that_is_refused_leaves_no_empty_repository(hub, tmp_path, monkey
     assert not HfApi().repo_exists(REPO)
 
 
-def test_repositories_that_are_no_drafters(hub, tmp_path):
+def test_repositories_that_are_no_drafters_are_refused(hub, tmp_path):
     with pytest.raises(OSError, match="neither a folder here nor a model"):
         pd.AutoDrafter.from_pretrained(f"{USER}/missing")
     with pytest.raises(OSError, match="neither a folder here nor a model"):

@@ -5,10 +5,10 @@ import json
 import pytest
 from huggingface_hub import HfApi
 from tiny import EOS, make_tokenizer, tiny_model
+from trained import regenerate
 
 from hf_paradraft.chat import encode_question
 from hf_paradraft.training.data import encode_chat, encode_rows, encode_text, load_rows
-from hf_paradraft.training.regenerate import regenerate
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_only_assistant_turns_are_labelled(tokenizer):
     assert cut["input_ids"] == [1, 2, 0, 3, 4, EOS, 1, 5, 0, 4]
 
 
-def test_a_row_that_does_not_say_is_finished(tokenizer, tmp_path):
+def test_rows_are_finished_unless_they_say_otherwise(tokenizer, tmp_path):
     rows = load_rows(write(tmp_path / "rows.jsonl", [{"text": "b c", "finished": False}, {"text": "b c"}]))
     assert [row["input_ids"] for row in encode_rows(rows, tokenizer, 9)] == [[2, 3], [2, 3, EOS]]
 
@@ -69,7 +69,7 @@ def test_rows_without_labels_are_left_out(tokenizer, tmp_path):
         encode_rows(load_rows(file), tokenizer, max_length=3)
 
 
-def test_what_cannot_be_read(tmp_path):
+def test_missing_empty_and_broken_files_are_refused(tmp_path):
     with pytest.raises(OSError, match="no file"):
         load_rows(tmp_path / "missing.jsonl")
     with pytest.raises(ValueError, match=r"text.*messages|'text' or 'messages'"):
@@ -100,7 +100,7 @@ def test_rows_of_another_shape_are_named(tokenizer, tmp_path, row, message):
         encode_rows(rows, tokenizer, max_length=20)
 
 
-def test_what_a_template_refuses_is_named_before_anything_is_written(tokenizer, tmp_path):
+def test_chats_that_a_template_refuses_stop_before_writing(tokenizer, tmp_path):
     refuse = "{% if m['content'] == 'h' %}{{ raise_exception('no h') }}{% endif %}"
     tokenizer.chat_template = "{% for m in messages %}" + refuse + "{{ m['content'] }}{% endfor %}"
     rows = [{"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "c"}]} for word in "bh"]
@@ -126,7 +126,7 @@ def test_content_in_parts_is_one_text(tokenizer, tmp_path):
     assert whole == split
 
 
-def test_chat_without_a_template(tokenizer):
+def test_chats_without_a_template_are_refused(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
         encode_chat(tokenizer, [{"role": "assistant", "content": "b"}])

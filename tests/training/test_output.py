@@ -107,7 +107,7 @@ def umask():
     return mask
 
 
-def test_no_source_is_an_output(tmp_path):
+def test_outputs_that_are_or_hold_a_source_are_refused(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     for source, output in ((model, model), (model, tmp_path), (tmp_path / "x" / ".." / "model", model)):
@@ -142,7 +142,7 @@ def test_training_never_overwrites_the_model_that_it_reads(kind, tmp_path):
     assert {file.name: file.read_bytes() for file in model.iterdir()} == before
 
 
-def test_the_version_is_said():
+def test_the_version_option_prints_the_version():
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
     assert pd.__version__ in result.output
@@ -193,6 +193,6 @@ def test_a_report_replaces_no_measurements(tmp_path):
     assert file.read_text() == "[]"
 
 
-def test_samples_have_a_length(tmp_path):
+def test_a_negative_max_length_is_refused(tmp_path):
     command = ["train", "pard", "--model", "x", "--train-file", "y", "--output-dir", str(tmp_path / "out"), "--max-length", "-5"]
     assert "max_length must be at least 2, but is -5" in str(CliRunner().invoke(app, command).exception)

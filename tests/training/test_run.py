@@ -65,6 +65,14 @@ def test_a_run_that_was_killed_in_a_checkpoint_goes_on_from_the_one_before(run, 
     assert checkpoints(folder / "part") == ["checkpoint-2", "checkpoint-4"]
 
 
+def test_a_run_that_has_made_all_its_steps_makes_none_when_resumed(run, folder):
+    run("out", max_steps=2)
+    before = weights(folder / "out")
+    run("out", max_steps=2, resume=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(folder / "out").items())
+    assert checkpoints(folder / "out") == ["checkpoint-2"]
+
+
 def test_a_run_with_other_data_or_options_is_not_resumed(run, folder):
     run("out", max_steps=2)
     before = weights(folder / "out")

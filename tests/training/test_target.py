@@ -28,7 +28,7 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_all_layers_of_it_are_an_ordinary_model(packed, model, tmp_path):
+def test_shrinking_gguf_to_all_layers_keeps_its_logits(packed, model, tmp_path):
     result = run("shrink", "--target", packed, "--output-dir", tmp_path / "whole", "--layers", 2)
     assert result.exit_code == 0, (result.output, result.exception)
     ids = torch.tensor([[1, 2, 3]])
@@ -36,7 +36,7 @@ def test_all_layers_of_it_are_an_ordinary_model(packed, model, tmp_path):
     assert "quantization_config" not in json.loads((tmp_path / "whole" / "config.json").read_text())
 
 
-def test_drafters_are_trained_for_it(packed, tmp_path):
+def test_parallelspec_is_trained_for_a_gguf_target(packed, tmp_path):
     """ParallelSpec; and it is measured on it."""
     rows = ["--train-file", tmp_path / "rows.jsonl", "--max-steps", 1, "--max-length", 16, "--target", packed]
     rows += ["--eval-file", tmp_path / "rows.jsonl"]
@@ -45,7 +45,7 @@ def test_drafters_are_trained_for_it(packed, tmp_path):
     assert pd.AutoDrafter.from_pretrained(tmp_path / "drafter").paradraft["training"]["acceptance"]["mean_emitted"] >= 1
 
 
-def test_where_ordinary_weights_are_wanted(packed, tmp_path):
+def test_gguf_is_refused_where_ordinary_weights_are_needed(packed, tmp_path):
     rows = tmp_path / "rows.jsonl"
     for command in (
         ("train", "pard", "--model", packed, "--train-file", rows, "--output-dir", tmp_path / "out"),
@@ -58,7 +58,7 @@ def test_where_ordinary_weights_are_wanted(packed, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_is_not_there(packed, tmp_path):
+def test_a_missing_gguf_file_is_refused(packed, tmp_path):
     result = run("shrink", "--target", tmp_path / "none.gguf", "--output-dir", tmp_path / "out", "--layers", 2)
     assert "There is no file" in str(result.exception)
     assert not (tmp_path / "out").exists()

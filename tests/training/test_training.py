@@ -9,12 +9,11 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from tiny import MASK, make_tokenizer, tiny_model
-from trained import train_pard, train_ppd
+from trained import regenerate, train_pard, train_ppd
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.pard.training import PardTrainer
-from hf_paradraft.training.regenerate import regenerate
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator, block_mask
 from hf_paradraft.training.rows import may_attend
 
@@ -51,7 +50,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.slow
-def test_it_learns_to_draft(model_dir, texts, tmp_path):
+def test_a_trained_drafter_drafts_several_tokens(model_dir, texts, tmp_path):
     drafter = train_pard(model_dir, texts, tmp_path / "out", eval_file=texts, max_steps=60, learning_rate=1e-2, **ARGUMENTS)
     record = drafter.paradraft["training"]
     losses = [record["eval"][f"eval_loss_depth_{depth}"] for depth in range(4)]
@@ -203,7 +202,7 @@ def test_output_folders_are_not_overwritten(model_dir, texts, tmp_path):
         ({"target": "nowhere"}, "pass an evaluation file too"),
     ],
 )
-def test_refused_before_anything_is_written(model_dir, texts, tmp_path, changes, message):
+def test_bad_options_are_refused_before_anything_is_written(model_dir, texts, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         train_pard(model_dir, texts, tmp_path / "out", **{**ARGUMENTS, "max_steps": 1, **changes})
     assert not (tmp_path / "out").exists()
@@ -224,7 +223,7 @@ def test_a_target_that_fails_costs_no_training(model_dir, texts, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pard", "ppd"])
-def test_what_was_said_of_former_weights_is_laid_aside(kind, model_dir, texts, tmp_path):
+def test_files_about_former_weights_are_moved_aside(kind, model_dir, texts, tmp_path):
     """An old card, benchmark or adapter would be published with the new weights; and nothing moves before these are there."""
     out = tmp_path / "out"
     out.mkdir()

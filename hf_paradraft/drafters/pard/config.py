@@ -60,11 +60,11 @@ def trim_head(model: PreTrainedModel, vocabulary: LongTensor) -> None:
     """
     head = model.get_output_embeddings()
     rows = head.weight.detach()[vocabulary.to(head.weight.device)].clone()
-    own = nn.Linear(head.in_features, len(vocabulary), bias=head.bias is not None, device=rows.device, dtype=rows.dtype)
-    own.weight = nn.Parameter(rows)
+    trimmed = nn.Linear(head.in_features, len(vocabulary), bias=head.bias is not None, device=rows.device, dtype=rows.dtype)
+    trimmed.weight = nn.Parameter(rows)
     if head.bias is not None:
-        own.bias = nn.Parameter(head.bias.detach()[vocabulary.to(rows.device)].clone())
-    model.set_output_embeddings(own)
+        trimmed.bias = nn.Parameter(head.bias.detach()[vocabulary.to(rows.device)].clone())
+    model.set_output_embeddings(trimmed)
     model.register_buffer("draft_vocabulary", vocabulary)
     config = model.config.get_text_config()
     config.tie_word_embeddings = model.config.tie_word_embeddings = False

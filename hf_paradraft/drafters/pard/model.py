@@ -50,7 +50,7 @@ class PardDrafter(SavedDrafter):
     kind = "pard"
     title = "PARD drafter"
     template = "pard.jinja"
-    training = "PardTraining"
+    training_options = "PardTraining"
     made_from = "base_model"
     has_tokenizer = True
     fits = "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same vocabulary size"
@@ -189,8 +189,8 @@ class PardDrafter(SavedDrafter):
     @property
     def paradraft(self) -> dict[str, Any]:
         """What this library keeps in `config.json`: how to use the drafter, how it was trained, what it measured."""
-        kept = getattr(self.config, "paradraft", None)
-        return kept if isinstance(kept, dict) and kept.get("kind", "pard") == "pard" else {}
+        section = getattr(self.config, "paradraft", None)
+        return section if isinstance(section, dict) and section.get("kind", "pard") == "pard" else {}
 
     @property
     def vocabulary(self) -> LongTensor | None:

@@ -59,7 +59,7 @@ class Projection:
             )
         layers = config.get("pard2_target_layers", config.get("pard_target_layers"))
         scales = (config.get(name) for name in ("pard2_scale", "pard_scale", "feat_scale"))
-        scale = next((own for own in scales if own is not None), 0.02)
+        scale = next((value for value in scales if value is not None), 0.02)
         weight = tensors.get("target_proj.weight")
         if not isinstance(layers, list) or not layers or weight is None:
             raise ValueError(
@@ -76,7 +76,7 @@ class Projection:
     def save(self, folder: Path) -> None:
         """Write it beside the model, as safetensors."""
         tensors = {"target_proj.weight": self.weight} | ({} if self.bias is None else {"target_proj.bias": self.bias})
-        save_file({name: own.detach().cpu().contiguous() for name, own in tensors.items()}, folder / FILE)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / FILE)
 
     @property
     def target_hidden_size(self) -> int:
@@ -89,12 +89,12 @@ class Projection:
         Raises:
             ValueError: layers that the target does not have.
         """
-        places = [index if index >= 0 else num_layers + 1 + index for index in self.layers]
-        if not all(0 <= place <= num_layers for place in places):
+        indices = [index if index >= 0 else num_layers + 1 + index for index in self.layers]
+        if not all(0 <= index <= num_layers for index in indices):
             raise ValueError(
                 f"This PARD-2 drafter reads hidden states {list(self.layers)}, and the target has {num_layers} layers."
             )
-        return tuple("normed" if place == num_layers else place - 1 for place in places)
+        return tuple("normed" if index == num_layers else index - 1 for index in indices)
 
 
 class ProjectedFeatures(FeatureModel):
@@ -111,10 +111,10 @@ class ProjectedFeatures(FeatureModel):
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """What is added, `(…, hidden)`."""
-        own, model = self.projection, self.stack
+        projection, model = self.projection, self.stack
         states = torch.cat([features[key].to(model.device, model.dtype) for key in self.keys], dim=-1)
-        bias = None if own.bias is None else own.bias.to(states)
-        return own.scale * torch.nn.functional.linear(states, own.weight.to(states), bias)
+        bias = None if projection.bias is None else projection.bias.to(states)
+        return projection.scale * torch.nn.functional.linear(states, projection.weight.to(states), bias)
 
     def nothing(self, size: int) -> Tensor:
         """Zeros."""

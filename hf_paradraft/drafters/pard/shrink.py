@@ -28,7 +28,7 @@ def chosen_layers(count: int, of: int, which: Which = "even") -> list[int]:
     """
     if not 1 <= count <= of:
         raise ValueError(f"The target has {of} layers: {count} of them cannot be kept.")
-    return list(range(count)) if which == "first" else [round(place * of / count) for place in range(count)]
+    return list(range(count)) if which == "first" else [round(index * of / count) for index in range(count)]
 
 
 def with_layers(target: PreTrainedModel, kept: list[int]) -> PreTrainedModel:
@@ -52,13 +52,13 @@ def with_layers(target: PreTrainedModel, kept: list[int]) -> PreTrainedModel:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"{type(target).__name__} is no causal LM of transformers: it cannot be shrunk.")
     small = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).to(target.dtype)
-    places = {index: place for place, index in enumerate(kept)}
+    new_numbers = {index: number for number, index in enumerate(kept)}
     weights = {}
     for name, tensor in target.state_dict().items():
-        if (found := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name)) is None:
+        if (match := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name)) is None:
             weights[name] = tensor
-        elif (index := int(found[1])) in places:
-            weights[f"{name[: found.start(1)]}{places[index]}{name[found.end(1) :]}"] = tensor
+        elif (index := int(match[1])) in new_numbers:
+            weights[f"{name[: match.start(1)]}{new_numbers[index]}{name[match.end(1) :]}"] = tensor
     wrong = small.load_state_dict(weights, strict=False)
     missing = [name for name in wrong.missing_keys if name not in (small._tied_weights_keys or {})]
     if missing or wrong.unexpected_keys:
@@ -97,8 +97,8 @@ def shrink(
     """
     if output_dir.exists() and not output_dir.is_dir():
         raise ValueError(f"{output_dir} is a file; the output must be a folder.")
-    own, source = output_dir.resolve(), Path(target).resolve()
-    if source.exists() and (own.is_relative_to(source) or source.is_relative_to(own)):
+    output, source = output_dir.resolve(), Path(target).resolve()
+    if source.exists() and (output.is_relative_to(source) or source.is_relative_to(output)):
         raise ValueError(f"{output_dir} is the target's folder {target}, or lies within it, or around it: name another folder.")
     if output_dir.exists() and any(output_dir.iterdir()) and not overwrite:
         raise ValueError(f"{output_dir} already has files: pass --overwrite to replace it, or name another folder.")

@@ -37,9 +37,9 @@ def rank_counts(guesses: Tensor, teachers: Tensor, tokens: Tensor, begins: Tenso
     Returns:
         Hits `(m, R)` and tries `(m,)`, float64.
     """
-    own = teachers.argmax(-1)
-    hits = guesses.topk(ranks, dim=-1).indices == own[..., None]
-    follows = torch.nn.functional.pad(((own == tokens) & hits.any(-1))[:, :-1].cumprod(1), (1, 0), value=1).bool()
+    chosen = teachers.argmax(-1)
+    hits = guesses.topk(ranks, dim=-1).indices == chosen[..., None]
+    follows = torch.nn.functional.pad(((chosen == tokens) & hits.any(-1))[:, :-1].cumprod(1), (1, 0), value=1).bool()
     follows &= begins[:, None]
     return (hits & follows[..., None]).double().sum(0).cpu(), follows.double().sum(0).cpu()
 
@@ -67,9 +67,9 @@ def calibrate(model: PeftModel, samples: Dataset, points: int = 32, batch_size: 
     lengths = list(samples["length"])
     order = sorted(range(len(samples)), key=lengths.__getitem__)
     for begin in tqdm(range(0, len(samples), batch_size), desc="calibrate", leave=False):
-        some = collator([samples[index] for index in order[begin : begin + batch_size]])
-        found = guess_at(base, base, config, some["input_ids"].to(base.device), some["points"].to(base.device))
-        more = rank_counts(*found, ranks)
+        batch = collator([samples[index] for index in order[begin : begin + batch_size]])
+        guessed = guess_at(base, base, config, batch["input_ids"].to(base.device), batch["points"].to(base.device))
+        more = rank_counts(*guessed, ranks)
         hits, tries = hits + more[0], tries + more[1]
     if tries[0] < LEAST_POINTS:
         raise ValueError(f"Only {int(tries[0])} places to count at: give more or longer rows ({LEAST_POINTS} places at least).")
@@ -127,14 +127,14 @@ def calibrate_folder(
     config = PpdConfig.from_pretrained(str(folder))
     name = model or config.base_model_name_or_path
     if name is None:
-        raise ValueError("The adapter does not name its base model: pass --model.")
+        raise ValueError("The adapter does not name its base model: pass --target.")
     refuse_packed(name, "prompt tokens are calibrated with ordinary ones")
     check_context(config_of(name), max_length)
     tensor_names(folder)  # raises for what is damaged
     tokenizer = open_tokenizer(name)
     samples = encode_rows(load_rows(data), tokenizer, max_length)
-    place: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
-    adapted = PeftModel.from_pretrained(open_model(name, dtype=dtype, **place), str(folder))
+    placement: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
+    adapted = PeftModel.from_pretrained(open_model(name, dtype=dtype, **placement), str(folder))
     config.accuracy = calibrate(adapted, samples)
     save_accuracy(folder, config)
     return adapted

@@ -106,8 +106,8 @@ class PpdDrafting(Drafting):
             return static_trees(self.accuracy, self.rows, self.e)
         if not self.automatic:
             return build_trees(self.accuracy, self.rows, self.e)
-        found = sizes(self.accuracy, self.e, row_latency(self.target), batch_size)
-        return max(found, key=lambda size: size.tau / size.seconds).trees
+        choices = sizes(self.accuracy, self.e, row_latency(self.target), batch_size)
+        return max(choices, key=lambda size: size.tau / size.seconds).trees
 
     def _tree(self, guess: Tensor, prefix: Prefix) -> GuessedTokens:
         logits = guess[: prefix.room, : self.vocab_size].float().to(prefix.ids.device)
@@ -144,7 +144,7 @@ class PpdDrafting(Drafting):
         nothing = self.prompts.new_zeros((0, 1))
         logits = [None if seen is None else seen.prompt_logits for seen in observations]
         # The E embeddings of a prompt stand together.
-        self.guesses = [nothing if own is None else own.unflatten(0, (-1, self.e)).mean(1) for own in logits]
+        self.guesses = [nothing if tensor is None else tensor.unflatten(0, (-1, self.e)).mean(1) for tensor in logits]
 
     def _judge(self, observations: list[Observation | None]) -> None:
         """Learn which of the proposed tokens were right, and what had been promised."""

@@ -43,17 +43,17 @@ def guess_at(
         gradient, the texts' own tokens `(T, m)`, and whether the token directly behind is the model's own choice, `(T,)`.
     """
     m, e, (batch_size, length) = config.num_prompt_tokens, config.num_ensembles, ids.shape
-    rows = [prompt_rows(length, own.clamp(min=0).cpu(), m, e) for own in points]
+    rows = [prompt_rows(length, text_points.clamp(min=0).cpu(), m, e) for text_points in points]
     embedding = prompt_embedding(base)
     prompts = embedding.prompts()[rows[0]["prompts"]].expand(batch_size, -1, -1)
     there = points.cpu() >= 0
     row = there.nonzero(as_tuple=True)[0][:, None]  # (T, 1), which text
     behind = torch.stack([own["teachers"] for own in rows])[there]
-    known = torch.cat([points.cpu()[there][:, None], behind], dim=1)  # (T, m + 1), places of the text
-    asked = torch.zeros(batch_size, length, dtype=torch.bool).index_put_((row, known), torch.tensor(True))
+    column = torch.cat([points.cpu()[there][:, None], behind], dim=1)  # (T, m + 1), places of the text
+    asked = torch.zeros(batch_size, length, dtype=torch.bool).index_put_((row, column), torch.tensor(True))
     order = asked.int().argsort(dim=1, stable=True)  # (B, n)
-    place = order.argsort(dim=1)[row, known]
-    kept = int(asked.sum(1).max())  # K rows of every text: those that are asked, and some before them where others have more
+    new_column = order.argsort(dim=1)[row, column]
+    max_asked = int(asked.sum(1).max())  # K rows of every text: those that are asked, and some before them where others have more
     prompt_places = torch.arange(length, rows[0]["position_ids"].shape[0]).expand(batch_size, -1)
     whole = torch.cat([order, prompt_places], dim=1)
     texts = embedding.base_layer(ids.gather(1, order.to(ids.device)))
@@ -64,7 +64,7 @@ def guess_at(
     for kind, window in attention_windows(base).items():
         seen = sees if window is None else sees & (apart < window)
         masks[kind] = additive(seen, texts.dtype)
-    heads = kept + prompt_places.shape[1]
+    heads = max_asked + prompt_places.shape[1]
     few = {"logits_to_keep": heads} if base._supports_logits_to_keep() else {}
     logits = forward(
         inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
@@ -74,7 +74,7 @@ def guess_at(
         **few,
     ).logits
     logits = logits[:, -heads:]
-    said = logits[row, place - (length - kept)].detach().float()
-    guesses = logits[:, kept:].unflatten(1, (points.shape[1], m, e))[there].float().mean(2)
-    following = ids[row, known + 1]
+    said = logits[row, new_column - (length - max_asked)].detach().float()
+    guesses = logits[:, max_asked:].unflatten(1, (points.shape[1], m, e))[there].float().mean(2)
+    following = ids[row, column + 1]
     return guesses, said[:, 1:], following[:, 1:], said[:, 0].argmax(-1) == following[:, 0]

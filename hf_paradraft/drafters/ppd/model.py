@@ -51,7 +51,7 @@ class PpdDrafter(SavedDrafter):
     kind = "ppd"
     title = "PPD adapter"
     fits = "transformers with hf_paradraft and PEFT"
-    training = "PpdTraining"
+    training_options = "PpdTraining"
     guesses_in_target = True
     everywhere = False
 
@@ -247,12 +247,12 @@ class PpdDrafter(SavedDrafter):
         if not 1 <= count <= m:
             raise ValueError(f"num_draft_tokens={count}: the adapter has {m} prompt tokens.")
         text = target.get_input_embeddings()(input_ids[:, :-1])
-        found = []
+        by_ensemble = []
         for ensemble in range(e):
             prompts = self.prompts[ensemble::e].to(text).expand(len(text), -1, -1)
             logits = target(inputs_embeds=torch.cat([text, prompts], dim=1), use_cache=False).logits
-            found.append(logits[:, -m:].float())
-        return torch.stack(found).mean(0)[:, :count]
+            by_ensemble.append(logits[:, -m:].float())
+        return torch.stack(by_ensemble).mean(0)[:, :count]
 
 
 NOT_DRAFTED = {"num_beams": 1, "use_cache": True, "output_hidden_states": False, "output_attentions": False}

@@ -85,6 +85,6 @@ class PromptCollator:
             generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
             # A chat's prompt is never written, so there is nothing to guess in it.
             begin = max(0, next(t for t, label in enumerate(sample["labels"]) if label != -100) - 1)
-            found = begin + insertion_points(len(sample["input_ids"]) - begin, self.m, self.points, generator)
-            points.append(F.pad(found, (0, self.points - len(found)), value=-1))
+            text_points = begin + insertion_points(len(sample["input_ids"]) - begin, self.m, self.points, generator)
+            points.append(F.pad(text_points, (0, self.points - len(text_points)), value=-1))
         return {"input_ids": torch.stack(ids), "points": torch.stack(points)}

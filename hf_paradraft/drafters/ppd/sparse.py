@@ -120,7 +120,7 @@ def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles:
         for paths in states:
             room = min((budget - len(paths.parents)) // num_ensembles, m * (1 + len(paths.parents)))
             trees.append(SparseTree(paths, attach_prompts(ends(paths), values, room)))
-        best = max(best, (amortised_gain(trees), trees), key=lambda found: found[0])
+        best = max(best, (amortised_gain(trees), trees), key=lambda candidate: candidate[0])
     return best[1]
 
 
@@ -164,12 +164,12 @@ def sizes(accuracy: list[list[float]], num_ensembles: int, latency: Callable[[in
         latency: seconds of the target's forward by its rows.
         batch_size: a forward has this many times a round's rows.
     """
-    found = []
+    choices = []
     for rows in SIZES:
         if rows > len(accuracy) * num_ensembles:
             trees, tau = _promise(tuple(map(tuple, accuracy)), rows, num_ensembles)
-            found.append(Size(rows, trees, tau, float(latency(batch_size * (1 + rows)))))
-    return found
+            choices.append(Size(rows, trees, tau, float(latency(batch_size * (1 + rows)))))
+    return choices
 
 
 @lru_cache(256)  # every call of generate asks for them

@@ -96,7 +96,7 @@ class ProcessDrafter(Drafter):
         """
         who = type(self.drafter).__name__
         self.drafter.attach(target)
-        borrows = any(isinstance(own, TargetHead) for own in vars(self.drafter).values())
+        borrows = any(isinstance(value, TargetHead) for value in vars(self.drafter).values())
         if borrows or self.drafter.needs(target) or self.drafter.guesses_in_target:
             raise ValueError(f"{who} stands on the target, so it has to be in the target's process: pass it as it is.")
         with self.lock:
@@ -229,11 +229,11 @@ class ProcessDrafting(Drafting):
         """The worker's drafts, as tokens that were found."""
         rows = [Asked(prefix.kept, prefix.ids[0, prefix.kept :].tolist(), prefix.room) for prefix in prefixes]
         return [
-            GuessedTokens(prefix.ids.new_tensor(one.tokens), one.parents, one.acceptance)
-            for prefix, one in zip(prefixes, self._ask("propose", rows), strict=True)
+            GuessedTokens(prefix.ids.new_tensor(draft.tokens), draft.parents, draft.acceptance)
+            for prefix, draft in zip(prefixes, self._ask("propose", rows), strict=True)
         ]
 
     def observe(self, observations: list[Observation | None]) -> None:
         """Pass on what the target brought, where that is wanted: ids alone, for no features are asked for."""
         if self.learns:
-            self._ask("observe", [None if one is None else (one.tokens.tolist(), one.begin) for one in observations])
+            self._ask("observe", [None if seen is None else (seen.tokens.tolist(), seen.begin) for seen in observations])

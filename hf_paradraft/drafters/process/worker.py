@@ -92,7 +92,7 @@ class Worker:
 
     def observe(self, brought: list[tuple[list[int], int] | None]) -> None:
         """What the target brought each row: tokens, and the position of the first that was read."""
-        self.drafting.observe([None if one is None else Observation(torch.tensor(one[0]), one[1]) for one in brought])
+        self.drafting.observe([None if pair is None else Observation(torch.tensor(pair[0]), pair[1]) for pair in brought])
 
 
 def sendable(error: Exception) -> Exception:

@@ -1,6 +1,6 @@
 """What conditional output dropping brings: speed and memory by sequence length, and an ablation with τ.
 
-`python -m hf_paradraft.bench.training throughput --model …` and `… ablation --model … --target … --train-file … --eval-file …`
+`python examples/studies/dropping.py throughput --model …` and `… ablation --model … --target … --train-file … --eval-file …`
 print Markdown tables.
 """
 
@@ -16,14 +16,14 @@ from rich.console import Console
 from torch import BoolTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainingArguments
 
-from ..drafters.pard.model import PardDrafter
-from ..drafters.pard.training import PardTrainer
-from ..hardware import fast_dtype
-from ..memory import peak_memory, reset_peak_memory
-from ..training.data import encode_rows, load_rows
-from ..training.epochs import CountEpochs
-from ..training.metrics import acceptance
-from ..training.row_trainer import CodConfig, RowCollator
+from hf_paradraft.drafters.pard.model import PardDrafter
+from hf_paradraft.drafters.pard.training import PardTrainer
+from hf_paradraft.hardware import fast_dtype
+from hf_paradraft.memory import peak_memory, reset_peak_memory
+from hf_paradraft.training.data import encode_rows, load_rows
+from hf_paradraft.training.epochs import CountEpochs
+from hf_paradraft.training.metrics import acceptance
+from hf_paradraft.training.row_trainer import CodConfig, RowCollator
 
 app = typer.Typer(help=__doc__)
 
