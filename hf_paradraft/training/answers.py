@@ -85,10 +85,19 @@ class Target:
             return self.tokenizer(row["text"])["input_ids"]
         return self.tokenizer(render_chat(self.tokenizer, row["messages"], True), add_special_tokens=False)["input_ids"]
 
+    @property
+    def context(self) -> int | None:
+        """Tokens of prompt and answer, at most; None: any number."""
+        return learned_context(self.model)
+
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Whether a prompt leaves room for an answer in the context."""
-        context = learned_context(self.model)
-        return context is None or len(self.ids(row)) + self.max_new_tokens <= context
+        """Whether a prompt leaves room for an answer.
+
+        Raises:
+            ValueError: the chat template refuses it.
+        """
+        length = len(self.ids(row)) + self.max_new_tokens
+        return self.context is None or length <= self.context
 
     def answers(self, rows: Mapping[int, Mapping[str, Any]], done: set[int]) -> Iterator[tuple[int, Answer]]:
         """Answers to prompts by their numbers, in any order.
@@ -168,7 +177,7 @@ class Server:
         temperature: 0 is greedy.
         seed: of sampling, to which the prompt's number is added.
         api_key: if the server wants one; it goes nowhere else.
-        tokenizer: not known here.
+        tokenizer, context: not known here.
     """
 
     base_url: str
@@ -179,6 +188,7 @@ class Server:
     seed: int = 0
     api_key: str | None = None
     tokenizer: None = None
+    context: None = None
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Any prompt: the server knows its context."""

@@ -141,7 +141,9 @@ def regenerate(
         raise ValueError(f"{source} has no prompts: chats need a turn before the assistant's, and texts some tokens.")
     fits = [row for row in prompts if writer.fits(row)]
     if not fits:
-        raise ValueError(f"No prompt of {source} leaves room for {writer.max_new_tokens} tokens in the target's context.")
+        raise ValueError(
+            f"No prompt of {source} leaves room for {writer.max_new_tokens} tokens in the target's context of {writer.context}."
+        )
     if len(fits) < len(prompts):
         logger.warning("%d of %d prompts leave no room in the context: left out.", len(prompts) - len(fits), len(prompts))
     run, part = (output.with_name(f"{output.name}.{name}") for name in ("run", "part"))
