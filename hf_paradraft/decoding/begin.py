@@ -18,17 +18,17 @@ from transformers.utils import logging
 from ..protocol import Drafter, SpeculationConfig, SpeculationStats
 from .accept import RULES, greedy, sample_match
 from .budget import Budget, budget_of
-from .cache import RaggedCache, cache_of_call, static_cache, use_plain_layers
+from .cache import RaggedCache, cache_of_call, check_roll_back, is_recurrent, static_cache, use_plain_layers
 from .call import Call
 from .checks import Refused, check_call, check_lengths, left_padding
 from .drafts import DraftBuilder
 from .features import Features
 from .lookup import COPIED
 from .noise import Noise
-from .recurrent import check_roll_back, is_recurrent
+from .recurrent import RecurrentBatchVerifier, RecurrentVerifier
 from .sequence import Ends, Sequence, processors_of_sequences
 from .tree_attention import TreeAttention, attention_windows, or_sdpa
-from .verify import ChainVerifier, RecurrentVerifier, TreeVerifier, extend_to
+from .verify import ChainVerifier, TreeVerifier, extend_to
 
 logger = logging.get_logger(__name__)
 MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features")
@@ -201,22 +201,24 @@ def make_verifier(
     """
     config, (batch_size, begin) = drafter.speculation_config, input_ids.shape
     most_rows = max(config.max_nodes, drafter.max_rows)
-    windows, num_slots = attention_windows(model), limit + 2 + most_rows
     cache = cache_of_call(model_kwargs)
+    recurrent = is_recurrent(cache)
+    windows, num_slots = attention_windows(model, recurrent), limit + 2 + most_rows
     per_token = extend_to(limit + 1, model_kwargs)
-    if is_recurrent(cache):
-        if batch_size > 1:
-            raise Refused(f"{type(model).__name__} has recurrent layers and is served one prompt at a time with a drafter.")
-        check_roll_back(cache)
-        return RecurrentVerifier(model, model_kwargs, per_token, begin, begin)
     explicit = (
         windows is not None
         and per_token.keys() <= {"attention_mask", "position_ids"}
         and all(tensor.ndim == 2 for tensor in per_token.values())
     )
+    if recurrent:
+        check_roll_back(cache)
+    if recurrent and batch_size == 1:
+        return RecurrentVerifier(model, model_kwargs, per_token, begin, begin)
+    if recurrent and not explicit:
+        raise Refused(f"{type(model).__name__} is served one prompt at a time with a drafter, for its layers' sake.")
     if config.compile and explicit and cache.get_seq_length() == 0:
         cache.layers = static_cache(model, num_slots).layers  # in the caller's own object, if it is one
-    explicit = explicit and use_plain_layers(cache, num_slots)
+    explicit = explicit and (recurrent or use_plain_layers(cache, num_slots))
     if not explicit:
         cache.activate_past_recording()
     chains = ChainVerifier(model, model_kwargs, per_token, begin, begin - int(cache.get_seq_length()))
@@ -234,5 +236,7 @@ def make_verifier(
     attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
     last = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     ragged = RaggedCache(cache, batch_size, begin)
+    if recurrent:
+        return RecurrentBatchVerifier(model, model_kwargs, ragged, attention, features, chains, last)
     row_counts = config.row_counts(most_rows) if cache.is_compileable else None
     return TreeVerifier(model, model_kwargs, ragged, attention, features, chains, last, row_counts)

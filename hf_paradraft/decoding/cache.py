@@ -1,4 +1,4 @@
-"""The target's cache: what it must be, and keeping the accepted path of every row."""
+"""The target's cache: what it must be, how it forgets, and keeping the accepted path of every row."""
 
 import inspect
 from collections.abc import Iterator
@@ -6,18 +6,19 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
 from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
     StaticLayer,
     StaticSlidingWindowLayer,
 )
 
-from .recurrent import is_recurrent, record_windows
-
 SLOTS = 256  # static caches made here are this long, or a multiple: calls of different lengths share a compiled forward
+MOST_UNREAD = 32  # tokens behind a recurrent state that are read again with every draft; with more they are read for good
 REPLACED = {DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer}
 
 
@@ -36,6 +37,80 @@ def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
             "past_key_values unset, or pass a DynamicCache or a StaticCache."
         )
     return cache
+
+
+def is_recurrent(cache: Cache) -> bool:
+    """Whether a layer of `cache` holds a state instead of, or beside, keys and values."""
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
+
+
+def _state_dicts(cache: Cache) -> list[dict[int, Tensor | None]]:
+    linear = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+    return [states for layer in linear for states in (layer.conv_states, layer.recurrent_states)]
+
+
+def copy_states(cache: Cache) -> list[list[Tensor | None]]:
+    """Its layers' states as they are now; none where nothing is recurrent."""
+    return [[state if state is None else state.clone() for state in states.values()] for states in _state_dicts(cache)]
+
+
+def record_windows(cache: Cache) -> None:
+    """Let sliding windows keep what they push out, until `put_back` or `end_windows`."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            DynamicSlidingWindowLayer.activate_past_recording(layer)
+
+
+def put_back(cache: Cache, states: list[list[Tensor | None]], count: int) -> None:
+    """Forget the last `count` tokens: states from `copy_states` come back, keys and values are cropped."""
+    for current, saved in zip(_state_dicts(cache), states, strict=True):
+        current.update(zip(current, saved, strict=True))
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            DynamicSlidingWindowLayer.crop(layer, -count)
+        elif isinstance(layer, DynamicLayer):
+            DynamicLayer.crop(layer, -count)
+
+
+def restore_states(cache: Cache, states: list[list[Tensor | None]], rows: list[int]) -> None:
+    """Let some rows of a batch have their states from `copy_states` again."""
+    for current, saved in zip(_state_dicts(cache), states, strict=True):
+        for state, before in zip(current.values(), saved, strict=True):
+            if state is not None:
+                state[rows] = before[rows]
+
+
+def select_states(cache: Cache, rows: list[int]) -> None:
+    """Go on with the states of some rows, in this order."""
+    for current in _state_dicts(cache):
+        current.update({key: state if state is None else state[rows] for key, state in current.items()})
+
+
+def end_windows(cache: Cache) -> None:
+    """Let sliding windows drop what they pushed out."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            DynamicSlidingWindowLayer.crop(layer, 0)
+
+
+def stop_recording(cache: Cache) -> None:
+    """Let sliding windows and states drop what they push out as it comes, as they do by themselves."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer | LinearAttentionCacheLayerMixin):
+            layer.record_past = False
+
+
+def check_roll_back(cache: Cache) -> None:
+    """Refuse caches whose layers cannot be put back.
+
+    Raises:
+        ValueError: a static one, or one that has read something already.
+    """
+    if any(isinstance(layer, StaticLayer) for layer in cache.layers):
+        raise ValueError("Static caches beside recurrent layers cannot roll back: leave cache_implementation unset.")
+    linear = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+    if any(any(layer.has_previous_state.values()) for layer in linear):
+        raise ValueError("A recurrent state cannot be continued with a drafter: leave past_key_values unset.")
 
 
 def empty_cache(model: PreTrainedModel) -> DynamicCache:
@@ -195,8 +270,9 @@ class RaggedCache:
             if isinstance(layer, StaticLayer):
                 layer.cumulative_length.fill_(self.end)
             else:
-                layer.crop(self.end - written)
+                DynamicLayer.crop(layer, self.end - written)  # not what a recurrent layer has beside it
 
     def _layers(self) -> Iterator[DynamicLayer | StaticLayer]:
-        """Those that do not share another's entries."""
-        return (layer for layer in self.cache.layers if layer.is_initialized)
+        """Those with keys and values that are not another's."""
+        attention = (layer for layer in self.cache.layers if isinstance(layer, DynamicLayer | StaticLayer))
+        return (layer for layer in attention if layer.is_initialized)

@@ -168,7 +168,7 @@ class Call:
         )
 
     def _observation(self, sequence: Sequence, logits: Tensor, row: int) -> Observation:
-        prefix_rows, draft, accepted = self.verifier.prefix_rows, sequence.draft, sequence.accepted
+        prefix_rows, draft, accepted = self.verifier.prefix_rows[row], sequence.draft, sequence.accepted
         tokens = sequence.ids[0, accepted.begin : max(accepted.begin, sequence.length)]
         prompts = None
         if draft.prompt_rows is not None:

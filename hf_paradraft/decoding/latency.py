@@ -15,8 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..hardware import device_name, input_device
 from ..whole_files import write_json
-from .cache import empty_cache, takes
-from .recurrent import is_recurrent
+from .cache import empty_cache, is_recurrent, takes
 from .tree_attention import attention_windows
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)

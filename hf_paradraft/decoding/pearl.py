@@ -27,10 +27,9 @@ from ..hardware import input_device
 from ..protocol import Draft, Drafter, Prefix
 from .batch import Batch
 from .begin import begin_call
-from .cache import cache_of_call
+from .cache import cache_of_call, is_recurrent
 from .call import Call
 from .loop import SpeculativeOutput, output, step
-from .recurrent import is_recurrent
 from .schedule import OverlapSchedule
 
 _schedules: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, dict[tuple, OverlapSchedule]]] = WeakKeyDictionary()

@@ -8,14 +8,25 @@ import torch
 from torch import BoolTensor, LongTensor, Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
 
 # Positions counted from the cache's length, whatever position_ids says: a tree's rows would be misplaced.
 COUNT_FROM_CACHE = {"gpt_neo", "llama4", "llama4_text"}
+WITH_MASKS = DynamicLayer, DynamicSlidingWindowLayer
+RECURRENT = LinearAttentionLayer, LinearAttentionAndFullAttentionLayer
 
 
-def attention_windows(model: PreTrainedModel) -> dict[str, int | None] | None:
+def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[str, int | None] | None:
     """How far back each kind of the model's attention layers sees.
+
+    Args:
+        model: the target, or a drafter.
+        recurrent: whether layers with a recurrent state may stand beside them; these see no mask.
 
     Returns:
         The window by the kind's name in `config.layer_types`, None for full attention; or None instead of the dict if the model
@@ -30,15 +41,16 @@ def attention_windows(model: PreTrainedModel) -> dict[str, int | None] | None:
     ):
         return None
     layers = DynamicCache(config=config).layers
-    if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+    if any(type(layer) not in (*WITH_MASKS, *(RECURRENT if recurrent else ())) for layer in layers):
         return None
-    layer_windows = [layer.sliding_window if type(layer) is DynamicSlidingWindowLayer else None for layer in layers]
-    kinds = getattr(config, "layer_types", None) or [str(window) for window in layer_windows]
+    kinds = getattr(config, "layer_types", None) or [str(getattr(layer, "sliding_window", None)) for layer in layers]
     if "chunked_attention" in kinds:
         return None
-    return dict(
-        zip(kinds, layer_windows, strict=False)
-    )  # layers that share another's cache come last and have a kind seen before
+    return {  # layers that share another's cache come last and have a kind seen before
+        kind: getattr(layer, "sliding_window", None)
+        for kind, layer in zip(kinds, layers, strict=False)
+        if type(layer) is not LinearAttentionLayer
+    }
 
 
 def or_sdpa(model: PreTrainedModel) -> str:

@@ -10,10 +10,9 @@ from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 
 from ..protocol import Draft
-from .cache import RaggedCache, cache_of_call
+from .cache import RaggedCache, cache_of_call, stop_recording
 from .compiled import compiled_forward
 from .features import Features
-from .recurrent import MOST_UNREAD, copy_states, end_windows, put_back, record_windows, stop_recording
 from .sequence import Sequence
 from .tree_attention import TreeAttention, tree_shape
 
@@ -63,7 +62,8 @@ class ChainVerifier:
         unread: those of them that the cache lacks.
 
     Attributes:
-        prefix_rows: rows of the last forward that were tokens of the prefix; node `i` of a draft is row `prefix_rows + i`.
+        prefix_rows: of each sequence, rows of the last forward that were tokens of its prefix; node `i` of its draft is row
+            `prefix_rows + i`.
     """
 
     branches = False
@@ -74,7 +74,8 @@ class ChainVerifier:
     ):
         self.model, self.model_kwargs, self.per_token = model, model_kwargs, per_token
         self.cache: Cache = cache_of_call(model_kwargs)
-        self.begin, self.unread, self.first, self.written, self.prefix_rows = begin, unread, True, 0, 0
+        self.begin, self.unread, self.first, self.written = begin, unread, True, 0
+        self.prefix_rows: list[int] = []
 
     @property
     def may_draft(self) -> bool:
@@ -116,7 +117,7 @@ class ChainVerifier:
         size, length, device = max(map(len, drafts)), sequences[0].length, sequences[0].ids.device
         ids = torch.cat([torch.cat([sequence.ids[:, :length] for sequence in sequences]), stack(drafts, size, device)], dim=1)
         logits = self._run(ids, self.unread + size, size + 1)
-        self.prefix_rows, self.unread, self.written = self.unread, 1, size
+        self.prefix_rows, self.unread, self.written = [self.unread] * len(sequences), 1, size
         return logits[:, -size - 1 :].to(device)
 
     def keep(self, paths: list[list[int] | None]) -> None:
@@ -131,48 +132,6 @@ class ChainVerifier:
     def finish(self, ids: LongTensor) -> None:
         """Leave the cache as plain decoding does: it holds all of `ids` `(B, n)` but the last tokens, and records nothing."""
         stop_recording(self.cache)
-
-
-class RecurrentVerifier(ChainVerifier):
-    """`ChainVerifier` for targets with recurrent layers. The prompt is read without a draft."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.states: list[list[Tensor | None]] = []
-        record_windows(self.cache)
-
-    @property
-    def may_draft(self) -> bool:
-        """Not over the prompt, and not when many accepted tokens wait to be read again."""
-        return not self.first and self.unread <= MOST_UNREAD
-
-    def read(self, buffer: LongTensor, count: int) -> None:
-        """As `ChainVerifier.read`; nothing of the prompt is taken back."""
-        super().read(buffer, count)
-        end_windows(self.cache)
-
-    def verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
-        """As `ChainVerifier.verify`; the state is copied first."""
-        if len(drafts[0]):
-            self.states = copy_states(self.cache)
-        return super().verify(sequences, drafts)
-
-    def keep(self, paths: list[list[int] | None]) -> None:
-        """Keep everything, or put the state back to before this round."""
-        accepted = len(paths[0] or [])
-        if accepted == self.written:
-            end_windows(self.cache)
-            return
-        put_back(self.cache, self.states, self.prefix_rows + self.written)
-        self.unread, self.written = self.prefix_rows + accepted + 1, 0
-
-    def finish(self, ids: LongTensor) -> None:
-        """As `ChainVerifier.finish`; accepted tokens that were taken back with rejected ones are read again."""
-        if self.unread > 1:
-            self._run(ids[:, :-1], self.unread - 1, 1)
-            self.unread = 1
-        end_windows(self.cache)
-        super().finish(ids)
 
 
 class TreeVerifier:
@@ -207,7 +166,8 @@ class TreeVerifier:
         self.first, self.num_positions, self.row_counts = first, num_positions, row_counts
         self.begin = 0 if first is None else first.begin
         self.forward = model if row_counts is None else compiled_forward(model, features)
-        self.written, self.prefix_rows, self.roots = 0, 0, 0  # roots: known tokens that the cache is yet to keep
+        self.written, self.roots = 0, 0  # roots: known tokens that the cache is yet to keep
+        self.prefix_rows: list[int] = []
         self.extra: dict[str, Any] | None = None
 
     @property
@@ -250,7 +210,7 @@ class TreeVerifier:
             self.extra["past_key_values"] = self.cache.cache
         inputs = {"input_ids": ids} if all(draft.prompt_rows is None for draft in drafts) else self._embed(ids, drafts)
         outputs = self.forward(**{**self.extra, **inputs, "attention_mask": mask, "position_ids": positions, "return_dict": True})
-        self.written, self.prefix_rows, self.roots = size, 1, 1
+        self.written, self.prefix_rows, self.roots = size, [1] * len(drafts), 1
         return outputs.logits
 
     def _embed(self, ids: LongTensor, drafts: list[Draft]) -> dict[str, Tensor]:

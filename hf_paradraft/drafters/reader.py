@@ -10,9 +10,18 @@ from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from ..decoding.cache import RaggedCache, check_forgets, empty_cache, takes
+from ..decoding.cache import (
+    MOST_UNREAD,
+    RaggedCache,
+    check_forgets,
+    copy_states,
+    empty_cache,
+    end_windows,
+    is_recurrent,
+    put_back,
+    takes,
+)
 from ..decoding.compiled import compiled_forward
-from ..decoding.recurrent import MOST_UNREAD, copy_states, end_windows, is_recurrent, put_back
 from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
 from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
 from .cache import Nodes, check_continues, make_room, plain_cache, ragged_rows

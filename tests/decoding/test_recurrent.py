@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from lossless import assert_lossless
+from lossless import assert_lossless, left_padded
 from tiny import MASK, SHARED, near_copy, same_with_an_oracle, tiny_model
 from transformers import (
     AutoModelForCausalLM,
@@ -22,6 +22,7 @@ from transformers import (
 )
 
 import hf_paradraft as pd
+from hf_paradraft.decoding import recurrent
 from hf_paradraft.decoding.cache import empty_cache
 from hf_paradraft.drafters.reader import read_with_masks
 from hf_paradraft.integration import probe
@@ -104,10 +105,78 @@ def test_recurrent_targets_take_drafters_at_the_front_door(prompt):
     assert_lossless(target, drafter, prompt, max_new_tokens=20)
 
 
-def test_batches_are_refused(prompt):
-    drafter = near_copy(tiny_model())
+class SometimesRight(pd.Drafter, pd.Drafting):
+    """Guesses up to five tokens; each is right with a chance of `rate`, and now and then it says nothing for a sequence."""
+
+    def __init__(self, answers, padding, rate):
+        self.speculation_config = pd.SpeculationConfig(5, tree_size=None, never_slower=False)
+        self.answers, self.padding, self.rate, self.random = answers, padding, rate, torch.Generator().manual_seed(0)
+
+    def start_drafting(self, target, max_length):
+        return self
+
+    def propose(self, prefixes):
+        return [self.guess(index, prefix) for index, prefix in enumerate(prefixes)]
+
+    def guess(self, index, prefix):
+        length = prefix.ids.shape[1] + self.padding[index]
+        count = min(prefix.room, int(torch.randint(0, 6, (), generator=self.random)))
+        tokens = self.answers[index, length : length + count].clone()
+        wrong = torch.rand(len(tokens), generator=self.random) >= self.rate
+        return pd.GuessedTokens(torch.where(wrong, tokens ^ 1, tokens))
+
+
+RAGGED = [[3, 5, 7, 11, 13, 17, 19, 2, 4], [9, 2, 4], [1], [8, 6, 4, 2, 1]]
+
+
+@pytest.mark.parametrize("name", ["bamba", "falcon_h1", "lfm2", "qwen3_next"])
+@pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
+def test_chains_over_the_states_of_a_batch(name, rate):
+    """Each sequence goes at its own pace, with its own state, whatever is rejected."""
+    target = target_of(name)
+    inputs = left_padded(RAGGED)
+    for sampling in ({"do_sample": False}, {"do_sample": True}):
+        torch.manual_seed(3)
+        plain = target.generate(**inputs, **sampling, max_new_tokens=40)
+        drafter = SometimesRight(plain, [0, 6, 8, 4], rate)
+        torch.manual_seed(3)
+        drafted = target.generate(**inputs, **sampling, max_new_tokens=40, assistant_model=drafter)
+        assert torch.equal(plain, drafted)
+        assert (drafter.last_stats.mean_emitted > 1.8) == (rate == 1)
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "qwen3_next"])
+@pytest.mark.parametrize("unread", [0, 3, 32])
+def test_the_cache_of_a_batch_is_plain_decodings(name, unread, monkeypatch):
+    """Texts that end early stand before padding, as plain decoding reads it; the second turn over the cache is the same."""
+    monkeypatch.setattr(recurrent, "MOST_UNREAD", unread)
+    target, inputs = target_of(name), left_padded(RAGGED)
+    options = {"do_sample": False, "return_dict_in_generate": True}
+    free = target.generate(**inputs, do_sample=False, max_new_tokens=24)
+    ends = free[1, 14].item()  # the second text ends behind six tokens, if no other does before
+    plain = target.generate(**inputs, **options, max_new_tokens=24, eos_token_id=ends)
+    drafter = SometimesRight(free, [0, 6, 8, 4], 0.7)
+    drafted = target.generate(**inputs, **options, max_new_tokens=24, eos_token_id=ends, assistant_model=drafter)
+    assert torch.equal(plain.sequences, drafted.sequences)
+    length = plain.sequences.shape[1]
+    more = {
+        "input_ids": torch.cat([plain.sequences, torch.full((4, 2), 5)], 1),
+        "attention_mask": torch.cat([inputs["attention_mask"], torch.ones(4, length + 2 - 9, dtype=torch.long)], 1),
+    }
+    second = [
+        target.generate(**more, past_key_values=result.past_key_values, do_sample=False, max_new_tokens=12, output_logits=True,
+                        return_dict_in_generate=True, pad_token_id=0)
+        for result in (plain, drafted)
+    ]  # fmt: skip
+    assert torch.equal(second[0].sequences, second[1].sequences)
+    torch.testing.assert_close(second[0].logits[0], second[1].logits[0], rtol=1e-3, atol=1e-3)
+
+
+def test_batches_of_targets_whose_layers_take_no_masks_are_refused(prompt):
     with pytest.raises(ValueError, match="one prompt at a time"):
-        target_of("lfm2").generate(prompt.repeat(2, 1), do_sample=False, max_new_tokens=5, assistant_model=drafter)
+        target_of("mamba2").generate(
+            prompt.repeat(2, 1), do_sample=False, max_new_tokens=5, assistant_model=near_copy(tiny_model())
+        )
 
 
 @pytest.mark.parametrize("name", ["bamba", "falcon_h1", "lfm2", "qwen3_next"])

@@ -15,9 +15,8 @@ from transformers import AutoConfig, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from ...decoding.cache import empty_cache
+from ...decoding.cache import empty_cache, is_recurrent
 from ...decoding.features import layers_of
-from ...decoding.recurrent import is_recurrent
 from ...decoding.sampling import sequential_choice, widen
 from ...files import tensor_names
 from ...hub.card import provenance_of
