@@ -145,7 +145,7 @@ def block_path(
     text = torch.cat([prefix, draft.tokens[None].to(prefix.device)], dim=1)
     count, length = len(draft), prefix.shape[1]
     rows = [logits_processor(text[:, : length + node], logits[node : node + 1].float()) for node in range(count + 1)]
-    p, ratio, kept = torch.cat(rows).softmax(-1), torch.ones((), device=logits.device), 0
+    p, ratio, accepted = torch.cat(rows).softmax(-1), torch.ones((), device=logits.device), 0
     rest = (p[0] - draft.q[0].to(p)).clamp(min=0)
     for node, token in enumerate(draft.token_ids):
         ratio = (ratio * p[node, token] / draft.q[node, token].to(p)).clamp(max=1)
@@ -155,8 +155,8 @@ def block_path(
         else:
             left, chance = p[count], ratio
         if torch.rand((), device=p.device) < chance:  # never where it is 0 / 0
-            kept, rest = node + 1, left
-    return list(range(kept)), rest[None] / rest.sum() if rest.sum() > 0 else p[kept : kept + 1]
+            accepted, rest = node + 1, left
+    return list(range(accepted)), rest[None] / rest.sum() if rest.sum() > 0 else p[accepted : accepted + 1]
 
 
 def accept(

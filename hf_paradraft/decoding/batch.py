@@ -79,7 +79,7 @@ class Batch:
     def roll_back(self) -> None:
         """Drop what was not accepted from the cache."""
         accepted = [sequence.accepted for sequence in self.rows]
-        self.verifier.keep([None if result is None else result.path[: result.kept] for result in accepted])
+        self.verifier.keep([None if result is None else result.path[: result.num_read] for result in accepted])
 
     def tell(
         self, logits: Tensor, begun: float, draft_seconds: float, verify_seconds: float, hidden_seconds: float = 0.0

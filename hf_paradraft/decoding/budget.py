@@ -64,7 +64,7 @@ class Budget:
         self.step = Recent(0.0)  # seconds of one more level of a growing tree
         self.kept_promises = deque[float]([1.0], maxlen=33)  # tokens that such levels brought ÷ those that were expected
         self.tried, self.accepted = numpy.zeros(depth + 1), numpy.zeros(depth + 1)  # decayed, by depth from 1
-        self.promised, self.came_true = numpy.full(depth + 1, 2.0), numpy.full(depth + 1, 2.0)  # likewise
+        self.expected, self.came_true = numpy.full(depth + 1, 2.0), numpy.full(depth + 1, 2.0)  # likewise
         self.tokens = self.seconds = 0.0  # decayed, of drafted rounds
         self.odds = Odds()  # of the drafter's tokens, where the target's noise is known
         self.gain = HOPE  # lately, tokens per second of drafted rounds ÷ those of plain ones
@@ -97,7 +97,7 @@ class Budget:
     @property
     def calibration(self) -> ndarray:
         """By depth, how many of the drafter's promises come true: accepted ÷ promised."""
-        return self.came_true / self.promised
+        return self.came_true / self.expected
 
     def rate(self, tokens: float, seconds: float) -> float:
         """Tokens per second that anything further has to beat: of drafted rounds in the long run, with this one's expected tokens
@@ -184,7 +184,7 @@ class Budget:
 
     def _judge(self, record: Round) -> None:
         """Learn what was accepted, by depth, and what had been promised."""
-        self.promised += (1 - DECAY) * (2.0 - self.promised)
+        self.expected += (1 - DECAY) * (2.0 - self.expected)
         self.came_true += (1 - DECAY) * (2.0 - self.came_true)
         self.tried *= DECAY
         self.accepted *= DECAY
@@ -197,8 +197,8 @@ class Budget:
                 self.tried[depth] += 1
                 self.accepted[depth] += right
                 if part.draft.acceptance is not None:
-                    promised = sum(part.draft.acceptance[child] for child in children)
-                    self.promised[depth] += promised / max(1e-6, float(calibration[depth]))
+                    expected = sum(part.draft.acceptance[child] for child in children)
+                    self.expected[depth] += expected / max(1e-6, float(calibration[depth]))
                     self.came_true[depth] += right
 
 

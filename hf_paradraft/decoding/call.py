@@ -177,7 +177,7 @@ class Call:
             prompts = logits[below].float() if below else None
         begin = accepted.begin - prefix_rows - sequence.padding  # of the forward's first row
         skipped = max(0, sequence.observed - begin)  # padding, and what was read again
-        read = [*range(prefix_rows), *(prefix_rows + node for node in accepted.path[: accepted.kept])][skipped:]
+        read = [*range(prefix_rows), *(prefix_rows + node for node in accepted.path[: accepted.num_read])][skipped:]
         sequence.observed = begin + skipped + len(read)
         return Observation(tokens, begin + skipped, self.features.of_sequence(row, read), prompts)
 

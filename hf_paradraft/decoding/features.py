@@ -88,21 +88,21 @@ class Features:
         self.rows, self.verified = {}, {}
 
     @property
-    def _own(self) -> bool:
+    def _is_ours(self) -> bool:
         """Whether a forward is this call's. A compiled one is traced without the question, which would break its graph."""
         return torch.compiler.is_dynamo_compiling() or threading.get_ident() == self.thread
 
     def _normed(self, module: nn.Module, args: tuple, output: Any) -> None:
-        if self._own:
+        if self._is_ours:
             self.rows["normed"] = output[0]
 
     def _embedded(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if self._own:
+        if self._is_ours:
             self.rows[-1] = args[0] if args else kwargs["hidden_states"]
 
     def _of_layer(self, key: int) -> Any:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            if self._own:
+            if self._is_ours:
                 self.rows[key] = output if isinstance(output, Tensor) else output[0]
 
         return hook

@@ -57,10 +57,10 @@ class PromptLookup:
         self.first = {length: [2.0 * FIRST[min(length, len(FIRST)) - 1], 2.0] for length in lengths}
         self.onward = {length: [4.0 * ONWARD[min(length, len(ONWARD)) - 1], 4.0] for length in lengths}
 
-    def read(self, sequence: int, ids: LongTensor, kept: int) -> None:
-        """Read what is new of a text, int64 `(n,)`, the first `kept` of it as they were; learn how the last copy did."""
+    def read(self, sequence: int, ids: LongTensor, unchanged: int) -> None:
+        """Read what is new of a text, int64 `(n,)`, the first `unchanged` of it as they were; learn how the last copy did."""
         text = self.texts[sequence]
-        while len(text.tokens) > kept:  # something was taken back
+        while len(text.tokens) > unchanged:  # something was taken back
             text.tokens.pop()
             for run, before in reversed(text.changes.pop()):
                 if before is None:

@@ -34,20 +34,20 @@ class Odds:
         alpha, alpha_unsure, noisy, noisy_unsure = self.weights.tolist()
         return (alpha + alpha_unsure * unsure).clamp(min=0.01) * q - (noisy + noisy_unsure * unsure).clamp(min=0) * noise
 
-    def learn(self, known: ndarray, winners: list[int]) -> None:
+    def learn(self, features: ndarray, winners: list[int]) -> None:
         """Learn who won, by one Newton step.
 
         Args:
-            known: `(m, n, 4)`, of m tokens that came and the n that could win each, what the weights are for.
+            features: `(m, n, 4)`, of m tokens that came and the n that could win each, what the weights are for.
             winners: `(m,)`, which of the n it was.
         """
-        scores = known @ self.weights
+        scores = features @ self.weights
         chances = numpy.exp(scores - scores.max(1, keepdims=True))
         chances = (chances / chances.sum(1, keepdims=True))[..., None]
-        apart = known - (known * chances).sum(1, keepdims=True)
+        apart = features - (features * chances).sum(1, keepdims=True)
         prior = PRIOR * numpy.eye(4)
         self.precision = (
-            prior + DECAY ** len(known) * (self.precision - prior) + numpy.einsum("mni,mnj->ij", apart, apart * chances)
+            prior + DECAY ** len(features) * (self.precision - prior) + numpy.einsum("mni,mnj->ij", apart, apart * chances)
         )
         self.weights = self.weights + numpy.linalg.solve(self.precision, apart[range(len(winners)), winners].sum(0))
 
@@ -90,9 +90,9 @@ class Race:
         top = (q[rows] - noise[rows]).topk(min(RIVALS, q.shape[1])).indices
         near, drawn = (part[rows].gather(1, top).clamp(min=IMPOSSIBLE) for part in (q, noise))
         unsure = -q[rows].amax(-1, keepdim=True)
-        known = torch.stack([near, unsure * near, -drawn, -unsure * drawn], -1).cpu().double().numpy()
-        for row, ids, features in zip(rows, to_target(top, vocabulary).tolist(), known, strict=True):
-            self.seen.append((distances[row], None if paths is None else paths[row], ids, features))
+        features = torch.stack([near, unsure * near, -drawn, -unsure * drawn], -1).cpu().double().numpy()
+        for row, ids, of_row in zip(rows, to_target(top, vocabulary).tolist(), features, strict=True):
+            self.seen.append((distances[row], None if paths is None else paths[row], ids, of_row))
         return self.odds(q, noise)
 
     def learn(self, tokens: list[int]) -> None:
@@ -103,8 +103,8 @@ class Race:
             if distance < len(tokens) and path in (None, tokens[:distance]) and tokens[distance] in ids
         ]
         if came:
-            known, winners = zip(*came, strict=True)
-            self.odds.learn(numpy.stack(known), list(winners))
+            features, winners = zip(*came, strict=True)
+            self.odds.learn(numpy.stack(features), list(winners))
 
     def chances(self, tokens: list[int], believed: list[float], distances: list[int] | None = None) -> list[float]:
         """Those of tokens that were believed with chances π before the noise was known: `exp(-E (1 - π) / π)`."""

@@ -70,9 +70,9 @@ class Line:
             return numpy.zeros(len(sizes))
         x, y = x / count, y / count
         varied, both = xx / count - x * x, xy / count - x * y
-        known = varied / (varied + 0.25)  # one size alone says nothing of others
-        slope = known * max(0.0, both / varied) if known > 1e-9 else 0.0
-        slope += 0.0 if self.level else (1 - known) * y / max(1.0, x)
+        certainty = varied / (varied + 0.25)  # one size alone says nothing of others
+        slope = certainty * max(0.0, both / varied) if certainty > 1e-9 else 0.0
+        slope += 0.0 if self.level else (1 - certainty) * y / max(1.0, x)
         return numpy.maximum(y + slope * (sizes - x), y / 4)
 
 

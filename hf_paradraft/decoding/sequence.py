@@ -21,13 +21,13 @@ class Accepted:
     Attributes:
         begin: its length before.
         path: the accepted nodes, from the root down.
-        kept: how many of them plain decoding would have read by now: all but the newest token, if that was drafted.
+        num_read: how many of them plain decoding would have read by now: all but the newest token, if that was drafted.
         judged: draft positions that were accepted or rejected.
     """
 
     begin: int
     path: list[int] = field(default_factory=list)
-    kept: int = 0
+    num_read: int = 0
     judged: int = 0
 
 
@@ -68,7 +68,7 @@ class Sequence:
         del self.scores[length - begin :], self.logits[length - begin :]
         if (accepted := self.accepted) is not None:
             del accepted.path[max(0, length - accepted.begin) :]
-            accepted.kept = min(accepted.kept, max(0, length - accepted.begin - 1))
+            accepted.num_read = min(accepted.num_read, max(0, length - accepted.begin - 1))
 
 
 @dataclass
@@ -102,7 +102,7 @@ def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends:
     path = accepted.path
     for emitted in accept(draft, logits, sequence.ids, accepted.begin, sequence.logits_processor, sequence.rule, choices):
         accepted.judged += bool(draft.children(path[-1] if path else -1))
-        accepted.kept = len(path)
+        accepted.num_read = len(path)
         if emitted.node is not None:
             path.append(emitted.node)
         sequence.length += 1
@@ -116,7 +116,7 @@ def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends:
             sequence.finished = bool(stop.all()) or sequence.finished
         if sequence.finished:
             return
-        accepted.kept = len(path)
+        accepted.num_read = len(path)
 
 
 class Processors(LogitsProcessorList):

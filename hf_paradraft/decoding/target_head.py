@@ -67,14 +67,14 @@ class TargetHead:
     @torch.no_grad()
     def _check(self, target: PreTrainedModel) -> None:
         """Compare logits of states with those that the target gives itself."""
-        if target in _checked or any(own.is_meta for own in target.parameters()):
+        if target in _checked or any(parameter.is_meta for parameter in target.parameters()):
             return
         ids = torch.arange(min(4, self.embedding.num_embeddings), device=self.device)[None]
         with Features(target, ("normed",)) as features:
             theirs = target.forward(input_ids=ids, use_cache=False).logits.float()  # no hook of the caller's sees it
-            own = self.finished(self._all_logits(features.rows["normed"])).float().to(theirs.device)
-        size = min(own.shape[-1], theirs.shape[-1])
-        if (own[..., :size] - theirs[..., :size]).norm() > TOLERANCE * theirs[..., :size].norm():
+            ours = self.finished(self._all_logits(features.rows["normed"])).float().to(theirs.device)
+        size = min(ours.shape[-1], theirs.shape[-1])
+        if (ours[..., :size] - theirs[..., :size]).norm() > TOLERANCE * theirs[..., :size].norm():
             raise ValueError(
                 f"{type(target).__name__} makes its logits of its last states in a way that is not known here (a scale, or "
                 "something between norm and head): a drafter that shares its head cannot be served."
@@ -83,8 +83,8 @@ class TargetHead:
 
     def embed(self, ids: LongTensor) -> Tensor:
         """Embeddings `(…, hidden)` as the target's first layer reads them; ids that it does not have count as 0."""
-        known = ids.where(ids < self.embedding.num_embeddings, 0)
-        return self.embedding(known.to(self._place(self.embedding))) * self.multiplier
+        ids = ids.where(ids < self.embedding.num_embeddings, 0)
+        return self.embedding(ids.to(self._device_of(self.embedding))) * self.multiplier
 
     def logits(self, states: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
         """Logits `(…, V')` of normed states, scaled and capped as the target's.
@@ -106,21 +106,21 @@ class TargetHead:
         """What the head itself gives, `(…, V)`."""
         weight = getattr(self.head, "weight", None)  # packed ones have none
         floating = isinstance(weight, Tensor) and weight.is_floating_point()
-        return self.head(states.to(self._place(self.head), weight.dtype if floating else states.dtype))
+        return self.head(states.to(self._device_of(self.head), weight.dtype if floating else states.dtype))
 
     def _rows(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """The wanted rows of an ordinary head and their bias, gathered anew where the target was moved, cast or given another."""
-        known = self.gathered
-        if known is None or known[0] is not weight or (known[1].device, known[1].dtype) != (weight.device, weight.dtype):
+        before = self.gathered
+        if before is None or before[0] is not weight or (before[1].device, before[1].dtype) != (weight.device, weight.dtype):
             wanted, bias = self.vocabulary.to(weight.device), self.head.bias
             rows = torch.nn.Parameter(weight.detach()[wanted], requires_grad=False)  # CUDA graphs copy what is none
             self.gathered = weight, rows, None if bias is None else bias.detach()[wanted]
         return self.gathered[1:]
 
-    def _place(self, part: torch.nn.Module) -> torch.device:
+    def _device_of(self, part: torch.nn.Module) -> torch.device:
         """Where a part's inputs belong."""
-        own = next((own.device for own in (*part.parameters(), *part.buffers()) if not own.is_meta), None)
-        return self.device if own is None else own
+        tensors = (*part.parameters(), *part.buffers())
+        return next((tensor.device for tensor in tensors if not tensor.is_meta), self.device)
 
     def finished(self, logits: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
         """What a head gave, scaled and then capped as the target's."""
@@ -145,8 +145,8 @@ def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
     """
     for part in (decoder, getattr(decoder, "decoder", None)):  # OPT's stands one deeper
         for name in ("norm", "final_layernorm", "ln_f", "final_layer_norm"):
-            if (found := getattr(part, name, None)) is not None:
-                return found
+            if (norm := getattr(part, name, None)) is not None:
+                return norm
     raise ValueError(f"{type(decoder).__name__} has no final norm by a name that is known: its normed states cannot be found.")
 
 

@@ -22,8 +22,8 @@ def begun(target, drafter, ids, **options):
 
     def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
         model_kwargs.pop("synced_gpus", None)
-        own = logits_processor, stopping_criteria, generation_config, drafter, None, False, model_kwargs
-        made.append(begin_call(model, input_ids, *own))
+        rules = logits_processor, stopping_criteria, generation_config, drafter, None, False, model_kwargs
+        made.append(begin_call(model, input_ids, *rules))
         return input_ids
 
     target.generate(ids, custom_generate=keep, **{"do_sample": False, "pad_token_id": 0, **options})
@@ -83,12 +83,12 @@ def test_calls_that_join_and_leave_get_what_they_get_alone(name, arrivals):
     for wait, plain, call in waiting:
         call.features.__enter__()
         entered.append((plain, call))
-        own = Batch(call)
-        step(own)  # reads the prompt
+        joining = Batch(call)
+        step(joining)  # reads the prompt
         if batch is None or not batch.rows:
-            batch = own
+            batch = joining
         else:
-            batch.join(own)
+            batch.join(joining)
         batch.leave()
         for _ in range(wait):
             if batch.rows:

@@ -41,8 +41,8 @@ def play(budget, tokens, accepted, draft=0.4, row=0.02, chances=0.8, begin=True)
             believed = numpy.minimum(1.0, chances * budget.calibration[1 : K + 1])
             length = budget.size([numpy.cumprod(believed).tolist()])
         lengths.append(length)
-        promised = (chances * budget.calibration[1 : length + 1]).tolist()
-        guess = Draft.chain(torch.arange(length), None, promised)
+        acceptance = (chances * budget.calibration[1 : length + 1]).tolist()
+        guess = Draft.chain(torch.arange(length), None, acceptance)
         record = one_round(guess, range(min(length, accepted(done))), draft if length else 0.0, 1 + row * length)
         budget.observe(record)
         seconds += record.total_seconds
@@ -89,7 +89,7 @@ def test_a_drafter_that_pays_is_not_given_up_for_bad_luck(chances):
     for seed in range(12):
         generator, budget = numpy.random.default_rng(seed), Budget(table(0.04), K)
         for _ in range(4):
-            _, lengths = play(budget, 90, lambda done, own=generator: int(own.random() < 0.4), 0.1, 0.01, chances)
+            _, lengths = play(budget, 90, lambda done, generator=generator: int(generator.random() < 0.4), 0.1, 0.01, chances)
             asked.append(numpy.mean(numpy.array(lengths) > 0))
     assert numpy.mean(asked) > 0.9
 
@@ -215,14 +215,14 @@ def prompts_alone(count):
 
 def test_prompt_tokens_come_back_from_a_pause():
     """After a plain round they know nothing: the first drafted round only asks, and is not held against them."""
-    budget, drafted, known = Budget(table(0.05), 3), [], False
+    budget, drafted, guesses = Budget(table(0.05), 3), [], False
     for turn in range(400):
         good, rests = turn > 60, budget.rest()
-        draft = Draft.chain(torch.arange(0)) if rests else Draft.chain(torch.arange(3)) if known else prompts_alone(3)
-        path = range(3) if good and known and not rests else []
+        draft = Draft.chain(torch.arange(0)) if rests else Draft.chain(torch.arange(3)) if guesses else prompts_alone(3)
+        path = range(3) if good and guesses and not rests else []
         budget.observe(one_round(draft, path, 0.0, 1.0 if rests else 1.2, asked=not rests))
-        known = not rests
-        drafted.append(known)
+        guesses = not rests
+        drafted.append(guesses)
     assert sum(drafted[20:60]) < 20
     assert all(drafted[-200:])
 

@@ -29,8 +29,8 @@ class AnyRowSoFar(StoppingCriteria):
         self.done, self.token = [False] * batch_size, token
 
     def __call__(self, input_ids, scores, **kwargs):
-        for place, done in enumerate(self.done):
-            self.done[place] = done or self.token in input_ids[place, -3:].tolist()
+        for row, done in enumerate(self.done):
+            self.done[row] = done or self.token in input_ids[row, -3:].tolist()
         return all(self.done)
 
 
@@ -178,7 +178,7 @@ def test_a_processor_that_runs_the_target_does_not_change_what_drafters_read(tar
 
         def started(*args, scale=scale, start=start):
             drafting = start(*args)
-            drafting.observe = lambda seen: shown.setdefault(scale, []).extend(one.features[0] for one in seen if one)
+            drafting.observe = lambda seen: shown.setdefault(scale, []).extend(part.features[0] for part in seen if part)
             return drafting
 
         drafter.start_drafting = started

@@ -54,13 +54,13 @@ class Copying(Guessing):
 
     def __init__(self):
         super().__init__()
-        self.known = {}
+        self.best = {}
 
     def guess(self, prefix):
         text = tuple(prefix.ids[0].tolist())
-        if text not in self.known:
-            self.known[text] = int(TARGET(prefix.ids).logits[0, -1].argmax())
-        best = self.known[text]
+        if text not in self.best:
+            self.best[text] = int(TARGET(prefix.ids).logits[0, -1].argmax())
+        best = self.best[text]
         count = 3 if prefix.room > 1 else 2
         return pd.GuessedTokens(torch.tensor([best ^ 1, best, 5])[:count], [-1, -1, 1][:count])
 

@@ -46,9 +46,9 @@ class Reader(Oracle):
                 continue
             assert set(seen.features) == set(self.keys)
             for key, rows in seen.features.items():
-                for place, row in enumerate(rows):
-                    assert (key, seen.begin + place) not in shown  # each once, in order
-                    shown[key, seen.begin + place] = row.clone()
+                for position, row in enumerate(rows, seen.begin):
+                    assert (key, position) not in shown  # each once, in order
+                    shown[key, position] = row.clone()
 
 
 def check(target, reader, sequences, lengths, begins=None, atol=1e-4):
@@ -58,11 +58,11 @@ def check(target, reader, sequences, lengths, begins=None, atol=1e-4):
         expected = reference(target, text)
         first = 0 if begins is None else begins[row]
         for key in reader.keys:
-            places = sorted(place for other, place in shown if other == key)
-            assert places == list(range(first, first + len(places)))
-            assert places[-1] == len(text) - 2
-            for place in places:
-                torch.testing.assert_close(shown[key, place], expected[key][place], rtol=1e-3, atol=atol)
+            positions = sorted(position for other, position in shown if other == key)
+            assert positions == list(range(first, first + len(positions)))
+            assert positions[-1] == len(text) - 2
+            for position in positions:
+                torch.testing.assert_close(shown[key, position], expected[key][position], rtol=1e-3, atol=atol)
 
 
 def generate(target, ids, mask, **options):

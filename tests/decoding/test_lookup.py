@@ -83,9 +83,9 @@ def test_a_spared_drafter_reads_what_was_written_meanwhile(name):
         enough = at_random(seed) if seed else lambda builder, copied, prefixes: False
         with patch.object(DraftBuilder, "_copies_are_enough", enough), listen(drafter) as heard:
             TARGET.generate(prompt, do_sample=False, max_new_tokens=60, eos_token_id=None, assistant_model=drafter)
-        said.append({one.ids.shape[1]: one.guess.logits.clone() for one in heard})
+        said.append({asked.ids.shape[1]: asked.guess.logits.clone() for asked in heard})
     always, *seldom = said
-    common = [(always[length], found[length]) for found in seldom for length in found if length in always]
+    common = [(always[length], logits[length]) for logits in seldom for length in logits if length in always]
     assert len(common) > 5
     for expected, logits in common:
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
@@ -152,8 +152,8 @@ def test_copies_learn_when_they_do_not_hold():
     first = lookup.following(0, 3)
     assert first[0] == [9, 4, 5]
     for token in range(10, 16):
-        kept, text = len(text), [*text, token, 4, 5, 9, 4, 5]
-        lookup.read(0, torch.tensor(text), kept)
+        before, text = len(text), [*text, token, 4, 5, 9, 4, 5]
+        lookup.read(0, torch.tensor(text), before)
         last = lookup.following(0, 3)
         assert last[0][0] == 9
     assert last[1][0] < 0.2 < first[1][0]

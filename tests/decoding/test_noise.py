@@ -57,10 +57,10 @@ def test_a_seed_has_plain_generates_text(kind, warper, prompts, size, lookup, ne
     assert_lossless(TARGET, drafter, prompts, seed=seed, **options)
 
 
-@pytest.mark.parametrize("kept", [0, 2**20])
-def test_several_samples_of_one_prompt_are_plain_generates(prompt, kept, monkeypatch):
+@pytest.mark.parametrize("size", [0, 2**20])
+def test_several_samples_of_one_prompt_are_plain_generates(prompt, size, monkeypatch):
     """Sequences that are far apart have their noise drawn again."""
-    monkeypatch.setattr(noise, "KEPT", kept)
+    monkeypatch.setattr(noise, "KEPT", size)
     drafter = near_copy(TARGET, 0.1)
     drafter.speculation_config.tree_size = 6
     assert_lossless(TARGET, drafter, prompt, seed=3, do_sample=True, num_return_sequences=5, max_new_tokens=60, top_k=5)
@@ -90,9 +90,9 @@ def test_whatever_else_draws_leaves_the_text_plain_generates(how, raises, prompt
     drafter, results = near_copy(TARGET, 0.1), []
     for options in ({}, {"assistant_model": drafter}):
         torch.manual_seed(5)
-        own = lists[how]([Draws(prompt.shape[1] + 7, raises)])
+        given_list = lists[how]([Draws(prompt.shape[1] + 7, raises)])
         try:
-            text = TARGET.generate(prompt, do_sample=True, max_new_tokens=30, **{how: own}, **options)
+            text = TARGET.generate(prompt, do_sample=True, max_new_tokens=30, **{how: given_list}, **options)
         except KeyError:
             text = None
         results.append((text, torch.get_rng_state()))

@@ -44,15 +44,15 @@ class Delayed(pd.Drafter, pd.Drafting):
         self.speculation_config = drafter.speculation_config
 
     def start_drafting(self, target, max_length):
-        own = self.drafter.start_drafting(target, max_length)
-        generator, propose = torch.Generator().manual_seed(self.seed), own.propose
+        drafting = self.drafter.start_drafting(target, max_length)
+        generator, propose = torch.Generator().manual_seed(self.seed), drafting.propose
 
         def slow(prefixes):
             time.sleep(0.004 * float(torch.rand((), generator=generator)) ** 3)
             return propose(prefixes)
 
-        own.propose = slow
-        return own
+        drafting.propose = slow
+        return drafting
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_overlap_never_changes_output(which, prompts, size, window, new, lookup,
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     options = {"attention_mask": mask, "max_new_tokens": new, "pad_token_id": 0, "do_sample": sampled and len(prompts) == 1}
     assert_lossless(target, Delayed(drafter, seed), ids, seed=seed, **options)
-    assert not any("drafter" in one.name for one in threading.enumerate())
+    assert not any("drafter" in thread.name for thread in threading.enumerate())
 
 
 class Heard(BaseStreamer):
@@ -170,9 +170,9 @@ def test_the_schedule_with_a_perfect_drafter(prompt):
     drafter.speculation_config = pd.SpeculationConfig(5, None, never_slower=False, overlap=True, trace=True)
     stats = rounds(drafter, target, prompt, 41)
     assert stats.emitted_per_round == [1, 5, 5, 5, 5, 5, 5, 5, 5]
-    assert [len(one.drafted) for one in stats.trace[:4]] == [0, 4, 4, 4]
+    assert [len(record.drafted) for record in stats.trace[:4]] == [0, 4, 4, 4]
     assert stats.hidden_seconds > 0
-    assert sum(one.hidden_seconds for one in stats.trace) == pytest.approx(stats.hidden_seconds)
+    assert sum(record.hidden_seconds for record in stats.trace) == pytest.approx(stats.hidden_seconds)
 
 
 def test_the_schedule_with_a_useless_drafter(prompt):
@@ -189,7 +189,7 @@ def test_the_schedule_with_a_useless_drafter(prompt):
             self.asked += 1
             logits = [TARGETS["llama"](prefix.ids).logits[0, -1] for prefix in prefixes]
             return [
-                pd.GuessedTokens(own.argmin().expand(prefix.room).clone()) for own, prefix in zip(logits, prefixes, strict=True)
+                pd.GuessedTokens(row.argmin().expand(prefix.room).clone()) for row, prefix in zip(logits, prefixes, strict=True)
             ]
 
     drafter = Wrong()
@@ -232,7 +232,7 @@ def test_an_error_on_either_side_ends_both(where, prompt):
         with pytest.raises(error):
             target.generate(prompt, **options, assistant_model=drafter)
         hook.remove()
-        assert threading.active_count() == 1 or not any("drafter" in one.name for one in threading.enumerate())
+        assert threading.active_count() == 1 or not any("drafter" in thread.name for thread in threading.enumerate())
     assert_lossless(target, drafter, prompt, **options)
 
 
@@ -255,18 +255,18 @@ def test_two_calls_at_once_on_one_drafter(prompt):
     drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
     options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
     plain = target.generate(prompt, **options)
-    found = []
+    texts = []
 
     def call():
-        found.append(target.generate(prompt, **options, assistant_model=drafter))
+        texts.append(target.generate(prompt, **options, assistant_model=drafter))
 
     threads = [threading.Thread(target=call) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 3
-    assert all(torch.equal(plain, one) for one in found)
+    assert len(texts) == 3
+    assert all(torch.equal(plain, text) for text in texts)
 
 
 def test_a_window_goes_on_behind_the_targets_own_token():
@@ -293,7 +293,9 @@ def test_calls_take_the_way_that_was_measured_to_be_faster(tree_size, sampled, m
     options = {"do_sample": sampled, "max_new_tokens": 90, "eos_token_id": None}
     ways = []
     observe = OverlapSchedule.observe_round
-    monkeypatch.setattr(OverlapSchedule, "observe_round", lambda own, way, *more: (ways.append(way), observe(own, way, *more)))
+    monkeypatch.setattr(
+        OverlapSchedule, "observe_round", lambda schedule, way, *more: (ways.append(way), observe(schedule, way, *more))
+    )
     for seed in range(3):
         before = len(ways)
         assert_lossless(target, drafter, prompt, seed=seed, **options)
@@ -302,9 +304,9 @@ def test_calls_take_the_way_that_was_measured_to_be_faster(tree_size, sampled, m
         assert len(set(ways[before:])) == 1
         assert (stats.hidden_seconds > 0) == ways[-1]
         if not sampled:  # a copy whose cache is right is never wrong
-            for one in stats.trace[:-2]:
-                assert len(one.emitted) == len(one.accepted) + 1
-                assert tree_size is not None or len(one.accepted) == len(one.drafted)
+            for record in stats.trace[:-2]:
+                assert len(record.emitted) == len(record.accepted) + 1
+                assert tree_size is not None or len(record.accepted) == len(record.drafted)
     assert set(ways) == {True, False}
 
 
@@ -318,6 +320,8 @@ def test_rounds_that_draft_first_are_right_behind_windows(prompt, monkeypatch):
     out = target.generate(prompt, do_sample=False, max_new_tokens=80, eos_token_id=None, assistant_model=drafter)
     assert torch.equal(plain, out)
     trace = drafter.last_stats.trace
-    assert all(one.drafted for one in trace[2:-2])
-    assert {3, 4} <= {len(one.drafted) for one in trace}  # a window's first guess was the target's token; a fresh draft is whole
+    assert all(record.drafted for record in trace[2:-2])
+    assert {3, 4} <= {
+        len(record.drafted) for record in trace
+    }  # a window's first guess was the target's token; a fresh draft is whole
     assert drafter.last_stats.hidden_seconds > 0

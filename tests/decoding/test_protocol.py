@@ -18,13 +18,13 @@ class Bigrams(pd.Drafter, pd.Drafting):
 
     def __init__(self):
         self.speculation_config = pd.SpeculationConfig(4, self.tree_size, never_slower=False)
-        self.observed, self.kept = [], []
+        self.observed, self.unchanged = [], []
 
     def start_drafting(self, target, max_length):
         return self
 
     def propose(self, prefixes):
-        self.kept.append(prefixes[0].kept)
+        self.unchanged.append(prefixes[0].kept)
         return [self.guess(prefix) for prefix in prefixes]
 
     def guess(self, prefix):
@@ -95,7 +95,7 @@ def test_any_drafter_is_lossless(drafter_class, ids, new, seed):
     plain = TARGET.generate(ids, do_sample=False, max_new_tokens=new)
     for door in ({"custom_generate": pd.speculative_decoding, "drafter": drafter}, {"assistant_model": drafter}):
         drafter.observed.clear()
-        drafter.kept.clear()
+        drafter.unchanged.clear()
         assert torch.equal(plain, TARGET.generate(ids, do_sample=False, max_new_tokens=new, **door))
         stats = drafter.last_stats
         assert len(drafter.observed) == stats.num_rounds
@@ -103,7 +103,7 @@ def test_any_drafter_is_lossless(drafter_class, ids, new, seed):
         lengths = [ids.shape[1]]
         for emitted in stats.emitted_per_round[:-1]:
             lengths.append(lengths[-1] + emitted)
-        assert drafter.kept == [0, *lengths][: len(drafter.kept)]  # nothing was taken back
+        assert drafter.unchanged == [0, *lengths][: len(drafter.unchanged)]  # nothing was taken back
 
 
 WRONG = {

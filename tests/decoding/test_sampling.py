@@ -55,7 +55,7 @@ class Remembered:
     """Processors whose results are looked up: there are few prefixes, and many samples."""
 
     def __init__(self, processors):
-        self.processors, self.known = LogitsProcessorList(processors), {}
+        self.processors, self.scores = LogitsProcessorList(processors), {}
 
     def __iter__(self):
         return iter(self.processors)
@@ -68,9 +68,9 @@ class Remembered:
 
     def __call__(self, ids, logits):
         key = tuple(ids[0].tolist())
-        if key not in self.known:
-            self.known[key] = self.processors(ids, logits)
-        return self.known[key]
+        if key not in self.scores:
+            self.scores[key] = self.processors(ids, logits)
+        return self.scores[key]
 
 
 def draw(rule, processors, make_draft):
@@ -166,12 +166,12 @@ def test_a_chain_is_judged_as_a_whole():
     target, q = torch.tensor([[1 / 3, 2 / 3]]).log().expand(3, 2), torch.tensor([[2 / 3, 1 / 3]]).expand(2, 2)
     for processors, wanted in ((Remembered([]), 11 / 9), (Remembered([foreign]), 10 / 9)):
         torch.manual_seed(0)
-        kept = 0
+        accepted = 0
         for _ in range(4_000):
             draft = Draft.chain(torch.multinomial(q, 1)[:, 0], q)
             ids = torch.zeros(1, 12, dtype=torch.long)
-            kept += sum(token.node is not None for token in accept(draft, target, ids, 1, processors, RULES["rejection"]))
-        assert kept / 4_000 == pytest.approx(wanted, abs=0.04)
+            accepted += sum(token.node is not None for token in accept(draft, target, ids, 1, processors, RULES["rejection"]))
+        assert accepted / 4_000 == pytest.approx(wanted, abs=0.04)
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_a_window_grows_again_where_the_text_gets_easier():
     """Two guesses are always made, and what is not known of later ones is taken from those."""
     window = OverlapSchedule(8)
     generator = numpy.random.default_rng(0)
-    found = {}
+    measured = {}
     for right, rounds in ((0.15, 300), (0.97, 300)):
         for _ in range(rounds):
             size = window.size()
@@ -110,9 +110,9 @@ def test_a_window_grows_again_where_the_text_gets_easier():
                     break
             window.observe_round(True, 1.0, 0.1)
         window.judged = SEEN
-        found[right] = window.size()
-    assert found[0.15] == 2
-    assert found[0.97] >= 6
+        measured[right] = window.size()
+    assert measured[0.15] == 2
+    assert measured[0.97] >= 6
 
 
 @pytest.mark.parametrize("overlapped", [1.2, 0.8])
@@ -130,7 +130,7 @@ def test_the_faster_way_is_taken(overlapped):
 @pytest.mark.parametrize(("overlapped", "least"), [(0.7, 0.97), (0.85, 0.97), (0.95, 0.97), (1.0, 0.99), (1.2, 1.1), (1.5, 1.4)])
 def test_luck_does_not_choose_the_way(overlapped, least):
     """Rounds bring very different numbers of tokens; still little is lost by looking, and a clear gain is found."""
-    found = []
+    measured = []
     for seed in range(12):
         generator, window, seconds = numpy.random.default_rng(seed), OverlapSchedule(8), 0.0
         for _ in range(150):
@@ -139,8 +139,8 @@ def test_luck_does_not_choose_the_way(overlapped, least):
                 spent = 1.0 / overlapped if way else 1.0
                 window.observe_round(way, min(8, int(generator.geometric(0.2))), spent)
                 seconds += spent
-        found.append(3000 / seconds)
-    assert numpy.mean(found) > least
+        measured.append(3000 / seconds)
+    assert numpy.mean(measured) > least
 
 
 PAPER = {  # Tables 1 and 10: tokens per second of both, the best window (the rounded ratio), speculative decoding, PEARL

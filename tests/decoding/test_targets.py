@@ -51,7 +51,7 @@ def reads_images_alone(target, inputs):
     drafter = near_copy(tiny_model())
     drafter.speculation_config = pd.SpeculationConfig(4, trace=True, never_slower=False)
     target.generate(**inputs, max_new_tokens=8, do_sample=False, eos_token_id=None, assistant_model=drafter)
-    assert [bool(one.drafted) for one in drafter.last_stats.trace][:2] == [False, True]
+    assert [bool(record.drafted) for record in drafter.last_stats.trace][:2] == [False, True]
 
 
 def test_images_beside_the_prompt_are_lossless():

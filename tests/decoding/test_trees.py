@@ -36,8 +36,8 @@ def test_no_other_tree_promises_more(seed, size, depth, at_once, sure: bool):
     assert len(set(paths)) == len(paths) == min(size, len(every))
     assert [chance(path) for path in paths] == pytest.approx(best)
     assert tree.expected_tokens(tree.chosen) == pytest.approx(sum(best))
-    for place, path in enumerate(paths):
-        assert len(path) == 1 or path[:-1] in paths[:place]
+    for index, path in enumerate(paths):
+        assert len(path) == 1 or path[:-1] in paths[:index]
     numpy.testing.assert_allclose(tree.acceptance(), [chances[(3, *path)[-2], path[-1]] for path in paths])
 
 

@@ -62,9 +62,9 @@ def test_a_tree_is_verified_as_its_paths_are(attention):
         assert cache.get_seq_length() == 6
         fresh = DynamicCache(config=target.config)
         target(torch.tensor([[1, 2, 3, 4, 8, 9]]), past_key_values=fresh)
-    for kept, expected in zip(cache.layers, fresh.layers, strict=True):
-        torch.testing.assert_close(kept.keys, expected.keys, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(kept.values, expected.values, rtol=1e-4, atol=1e-5)
+    for layer, expected in zip(cache.layers, fresh.layers, strict=True):
+        torch.testing.assert_close(layer.keys, expected.keys, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layer.values, expected.values, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
