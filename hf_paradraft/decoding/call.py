@@ -17,7 +17,7 @@ from .drafts import DraftBuilder
 from .features import Features
 from .noise import Noise
 from .race import Race
-from .sequence import Ends, Sequence, padded
+from .sequence import Ends, Sequence, by_step, padded
 from .verify import ChainVerifier, TreeVerifier
 
 logger = logging.get_logger(__name__)
@@ -124,9 +124,10 @@ class Call:
         """Drafts of what the drafter guesses; arguments as for `DraftBuilder`."""
         processors = [sequence.logits_processor for sequence in self.sequences]
         if self.noise is not None:
-            ends = [prefix.ids.shape[1] + sequence.padding for prefix, sequence in zip(prefixes, self.sequences, strict=True)]
-            odds = self.budget.odds
-            self.races = [Race(self.noise, index, end, processors[index], odds) for index, end in enumerate(ends)]
+            self.races = [
+                Race(self.noise, index, prefix.ids.shape[1] + sequence.padding, processors[index], self.budget.odds)
+                for index, (prefix, sequence) in enumerate(zip(prefixes, self.sequences, strict=True))
+            ]
             prefixes = [replace(prefix, race=race) for prefix, race in zip(prefixes, self.races, strict=True)]
         return self.builder(self.drafting, prefixes, processors, branches, spaces)
 
@@ -139,19 +140,14 @@ class Call:
                 return
             self.judged += 1
             ids = padded(self.sequences, self.buffer, self.judged, self.generation_config)
-            stops = self.criteria(ids, self._scores() if self.ends.keep_scores else None)
+            count = self.judged - self.begin if self.ends.keep_scores else 0
+            scores = by_step([sequence.scores for sequence in self.sequences], count)
+            stops = self.criteria(ids, scores or None)
             self.done = [before or stop for before, stop in zip(self.done, stops.tolist(), strict=True)]
             for sequence, done in zip(self.sequences, self.done, strict=True):
                 # Without a token that ends texts, plain decoding goes on with all of them until all are done.
                 if (done if self.ends.tokens else all(self.done)) and sequence.length >= self.judged:
                     sequence.end_at(self.judged, self.begin)
-
-    def _scores(self) -> tuple[Tensor, ...]:
-        """`(B, V)` for each new token that is being asked about; zeros where a sequence has ended."""
-        per_sequence = [sequence.scores for sequence in self.sequences]
-        empty = torch.zeros_like(per_sequence[0][0])
-        steps = range(self.judged - self.begin)
-        return tuple(torch.cat([scores[step] if step < len(scores) else empty for scores in per_sequence]) for step in steps)
 
     def observe(self, logits: list[Tensor | None], rows: list[int]) -> None:
         """Show the drafter what the last forward brought.
@@ -175,11 +171,17 @@ class Call:
             end = accepted.path[-1] if accepted.path else -1
             below = [1 + len(draft) + index for index, node in enumerate(draft.prompt_rows.nodes) if node == end]
             prompts = logits[below].float() if below else None
-        begin = accepted.begin - prefix_rows - sequence.padding  # of the forward's first row
+        read = [*range(prefix_rows), *(prefix_rows + node for node in accepted.path[: accepted.num_read])]
+        return self._show(sequence, tokens, accepted.begin - prefix_rows, row, read, prompts)
+
+    def _show(
+        self, sequence: Sequence, tokens: LongTensor, begin: int, row: int, read: list[int], prompts: Tensor | None = None
+    ) -> Observation:
+        """What a sequence's drafter sees of a forward whose first row stood at `begin`: these rows, but for what it has seen."""
+        begin -= sequence.padding
         skipped = max(0, sequence.observed - begin)  # padding, and what was read again
-        read = [*range(prefix_rows), *(prefix_rows + node for node in accepted.path[: accepted.num_read])][skipped:]
-        sequence.observed = begin + skipped + len(read)
-        return Observation(tokens, begin + skipped, self.features.of_sequence(row, read), prompts)
+        sequence.observed = max(sequence.observed, begin + len(read))
+        return Observation(tokens, begin + skipped, self.features.of_sequence(row, read[skipped:]), prompts)
 
     def read_prompt(self) -> None:
         """Read the prompt but its last piece, where that is wanted in pieces, and show them to the drafter."""
@@ -190,13 +192,10 @@ class Call:
             self.verifier.read(self.buffer, piece)
             self.features.collect()
             begin = self.verifier.begin - self.verifier.unread - piece
-            observations: list[Observation | None] = []
-            for row, sequence in enumerate(self.sequences):
-                skipped = max(0, sequence.padding + sequence.observed - begin)
-                features = self.features.of_sequence(row, list(range(piece))[skipped:])
-                observations.append(Observation(sequence.ids[0, :0], begin + skipped - sequence.padding, features))
-                sequence.observed = max(sequence.observed, begin + piece - sequence.padding)
-            self.drafting.observe(observations)
+            read = list(range(piece))
+            self.drafting.observe(
+                [self._show(sequence, sequence.ids[0, :0], begin, row, read) for row, sequence in enumerate(self.sequences)]
+            )
 
     def record(self, record: Round) -> None:
         """Tell everyone what a round was."""

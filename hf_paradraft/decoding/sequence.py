@@ -166,10 +166,16 @@ def collect(
     ids = padded(sequences, buffer, max(sequence.length for sequence in sequences), generation_config)
     columns = []
     for tensors in ([sequence.scores for sequence in sequences], [sequence.logits for sequence in sequences]):
-        steps = max(map(len, tensors))
-        empty = torch.zeros_like(next(rows for rows in tensors if rows)[0]) if steps else None
-        columns.append(tuple(torch.cat([rows[t] if t < len(rows) else empty for rows in tensors]) for t in range(steps)) or None)
+        columns.append(by_step(tensors, max(map(len, tensors))) or None)
     return ids, *columns
+
+
+def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...]:
+    """Of each sequence `(1, V)` for every new token; of `count` tokens `(B, V)`, zeros where a sequence has ended before."""
+    if not count:
+        return ()
+    empty = torch.zeros_like(next(rows for rows in tensors if rows)[0])
+    return tuple(torch.cat([rows[step] if step < len(rows) else empty for rows in tensors]) for step in range(count))
 
 
 def padded(sequences: list[Sequence], buffer: LongTensor, length: int, generation_config: GenerationConfig) -> LongTensor:
