@@ -73,13 +73,12 @@ class Features:
     def __enter__(self) -> "Features":
         self.thread = threading.get_ident()
         for key in self.keys:
-            if key == "normed":
-                hook = decoder_of(self.model).register_forward_hook(self._normed)
-            elif key == -1:
-                hook = self.layers[0].register_forward_pre_hook(self._embedded, with_kwargs=True)
+            if key == -1:
+                handle = self.layers[0].register_forward_pre_hook(self._embedded, with_kwargs=True)
             else:
-                hook = self.layers[key].register_forward_hook(self._of_layer(key))
-            self.handles.append(hook)
+                part = decoder_of(self.model) if key == "normed" else self.layers[key]
+                handle = part.register_forward_hook(self._behind(key))
+            self.handles.append(handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,15 +91,11 @@ class Features:
         """Whether a forward is this call's. A compiled one is traced without the question, which would break its graph."""
         return torch.compiler.is_dynamo_compiling() or threading.get_ident() == self.thread
 
-    def _normed(self, module: nn.Module, args: tuple, output: Any) -> None:
-        if self._is_ours:
-            self.rows["normed"] = output[0]
-
     def _embedded(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         if self._is_ours:
             self.rows[-1] = args[0] if args else kwargs["hidden_states"]
 
-    def _of_layer(self, key: int) -> Any:
+    def _behind(self, key: FeatureKey) -> Any:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
             if self._is_ours:
                 self.rows[key] = output if isinstance(output, Tensor) else output[0]
