@@ -53,8 +53,8 @@ class GrowingDraft:
         depth = prefix.room if guess.extend is not None else min(prefix.room, len(guess.logits))
         self.tree = GrowingTree(size or depth, depth)
         self.q: dict[int, Tensor] = {}  # what a node's children were drawn from, float32 (V,)
-        self.states: dict[int, Any] = {ROOT: None}  # the bias's
-        self.indices: dict[int, int] = {ROOT: ROOT}  # of nodes that the drafter has read, in its order
+        self.states: dict[int, Any] = {-1: None}  # the bias's; None behind nothing
+        self.indices: dict[int, int] = {ROOT: -1}  # of nodes that the drafter has read, in its order
 
     @property
     def expected_tokens(self) -> float:
@@ -81,10 +81,10 @@ class GrowingDraft:
         if self.guess.bias is None:
             self.learn(nodes, self.guess.logits[:1])
             return
-        depths = torch.tensor([self.tree.below(node) - 1 for node in nodes], device=self.prefix.ids.device)
+        depths = torch.tensor([self.tree.depths[node] for node in nodes], device=self.prefix.ids.device)
         at_root = nodes == [ROOT]
         tokens = self.prefix.ids[0, -1:] if at_root else self.prefix.ids.new_tensor([self.tree.tokens[node] for node in nodes])
-        before = [self.states[ROOT if node == ROOT else self.tree.parents[node]] for node in nodes]
+        before = [self.states[self.tree.parents[node]] for node in nodes]
         bias, states = self.guess.bias(depths, tokens, before)
         self.states |= dict(zip(nodes, states, strict=True))
         logits = self.guess.logits
@@ -104,7 +104,7 @@ class GrowingDraft:
         scores = top.cpu().double().numpy()
         scores = numpy.where(numpy.isfinite(scores[:, :1]), scores, -numpy.inf)  # logits that are not numbers guess nothing
         if self.calibration is not None:
-            corrected = numpy.log([float(self.calibration[self.tree.below(node)]) for node in nodes])
+            corrected = numpy.log([float(self.calibration[self.tree.depths[node] + 1]) for node in nodes])
             scores = numpy.minimum(scores + corrected[:, None], 0.0)
         self.tree.grow(nodes, scores, to_target(ids, self.guess.vocabulary).cpu().numpy())
 
@@ -125,7 +125,7 @@ class GrowingDraft:
     def draft(self) -> Draft:
         """The tree as it is."""
         chosen = self.tree.chosen
-        index = {ROOT: ROOT, **{node: number for number, node in enumerate(chosen)}}
+        index = {ROOT: -1, **{node: number for number, node in enumerate(chosen)}}
         tokens = self.prefix.ids.new_tensor([self.tree.tokens[node] for node in chosen])
         parents = [self.tree.parents[node] for node in chosen]
         q = torch.stack([self.q[parent] for parent in parents]) if self.sampled and parents else None

@@ -14,7 +14,7 @@ import torch
 from numpy import ndarray
 from torch import LongTensor, Tensor
 
-ROOT = -1
+ROOT = 0  # of a `GrowingTree`
 
 
 @dataclass
@@ -110,17 +110,14 @@ class GrowingTree:
         depth: levels, at most.
 
     Attributes:
-        parents, tokens, depths, scores: of every node that was ever in the tree, in the order in which it came in; a score is the
-            log-chance of the whole path.
+        parents, tokens, depths, scores: of the root and every node that was ever in the tree, in the order in which it came in; a
+            score is the log-chance of the whole path.
         chosen: the tree, most probable first, so parents before children.
     """
 
     def __init__(self, num_nodes: int, depth: int):
         self.num_nodes, self.depth = num_nodes, depth
-        self.parents: list[int] = []
-        self.tokens: list[int] = []
-        self.depths: list[int] = []
-        self.scores: list[float] = []
+        self.parents, self.tokens, self.depths, self.scores = [-1], [-1], [0], [0.0]
         self.chosen: list[int] = []
         self.read = {ROOT}
 
@@ -134,7 +131,7 @@ class GrowingTree:
         """
         self.read.update(nodes)
         ranks = scores.shape[1]
-        paths = (scores + numpy.array([self.score(node) for node in nodes])[:, None]).ravel()
+        paths = (scores + numpy.array([self.scores[node] for node in nodes])[:, None]).ravel()
         full = len(self.chosen) >= self.num_nodes
         offered = (paths > (self.scores[self.chosen[-1]] if full else -inf)).nonzero()[0]
         # Sorted so that what is equal stays in its order: parents before children, and siblings by rank.
@@ -150,16 +147,8 @@ class GrowingTree:
             self.chosen.append(len(self.parents))
             self.parents.append(parent := nodes[entry // ranks])
             self.tokens.append(int(tokens.flat[entry]))
-            self.depths.append(self.below(parent))
+            self.depths.append(self.depths[parent] + 1)
             self.scores.append(float(paths[entry]))
-
-    def score(self, node: int) -> float:
-        """The log-chance of the path down to `node`."""
-        return 0.0 if node == ROOT else self.scores[node]
-
-    def below(self, node: int) -> int:
-        """How deep the children of `node` stand."""
-        return 1 if node == ROOT else self.depths[node] + 1
 
     def unread(self) -> list[int]:
         """Nodes of the tree that may have children and were not read, most probable first."""
@@ -171,7 +160,7 @@ class GrowingTree:
 
     def acceptance(self) -> list[float]:
         """Of the chosen, their chances given their parents."""
-        return numpy.exp([self.scores[node] - self.score(self.parents[node]) for node in self.chosen]).tolist()
+        return numpy.exp([self.scores[node] - self.scores[self.parents[node]] for node in self.chosen]).tolist()
 
     def path(self, node: int) -> list[int]:
         """Tokens from below the root down to `node`."""

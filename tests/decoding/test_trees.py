@@ -44,6 +44,6 @@ def test_no_other_tree_promises_more(seed, size, depth, at_once, sure: bool):
 def test_impossible_tokens_are_never_children():
     tree = GrowingTree(4, 2)
     tree.grow([ROOT], numpy.log([[0.9, 0.1]]), numpy.array([[7, 8]]))
-    tree.grow([0, 1], numpy.array([[-0.1, -numpy.inf], [-numpy.inf, -numpy.inf]]), numpy.array([[5, 6], [5, 6]]))
+    tree.grow([1, 2], numpy.array([[-0.1, -numpy.inf], [-numpy.inf, -numpy.inf]]), numpy.array([[5, 6], [5, 6]]))
     assert [tree.path(node) for node in tree.chosen] == [[7], [7, 5], [8]]
     assert tree.unread() == []
