@@ -15,54 +15,10 @@ from .budget import Budget
 from .growing import GrowingDraft, grow
 from .lookup import COPIED, Copied, PromptLookup, with_copied, with_copied_beside_prompts
 from .sampling import cut, sequential_choice, to_target, warp, widen
-from .trees import best_paths, sampled_paths
+from .trees import best_first_tree, likely_path, part, sampled_tree
 
 logger = logging.get_logger(__name__)
 WORTH_COPYING = 0.35  # chance that a copied token behind a sparse tree is reached
-
-
-def best_first_tree(
-    logits: Tensor,
-    num_nodes: int,
-    calibration: numpy.ndarray | None = None,
-    vocabulary: Tensor | None = None,
-    least: float = 0.0,
-) -> Draft:
-    """The tree with the largest expected number of accepted tokens, if the guesses mean what they say.
-
-    Args:
-        logits: `(K, V')`; row `d` guesses the token at distance `d + 1`.
-        num_nodes: N, at least 1; fewer nodes come back only if there are no more that reach `least`.
-        calibration: `(K,)`, by which each distance's probabilities are corrected; default: taken at their word.
-        vocabulary: int64 `(V',)`, the target's id of each of the drafter's.
-        least: chance of a path below which it is left out.
-
-    Returns:
-        A draft, most probable first (so parents come before children, and the first n nodes are the best tree of n), with
-        `acceptance` and without `q`.
-
-    Raises:
-        ValueError: `num_nodes` below 1.
-    """
-    if num_nodes < 1:
-        raise ValueError(f"A tree needs at least one node, but num_nodes is {num_nodes}.")
-    top, ids = logits.float().log_softmax(-1).topk(min(num_nodes, logits.shape[1]), dim=-1)
-    if calibration is not None:
-        top = top + torch.from_numpy(calibration).to(top)[:, None].log()
-    scores = [[score for score in row if score > -torch.inf] for row in top.tolist()]
-    paths, tokens = best_paths(scores, num_nodes, least), to_target(ids, vocabulary).tolist()
-    chosen = [tokens[depth][rank] for depth, rank in zip(paths.depths, paths.ranks, strict=True)]
-    return Draft(torch.tensor(chosen, device=logits.device), paths.parents, acceptance=paths.acceptance)
-
-
-def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = None) -> Draft:
-    """A tree of the best-first shape, its siblings drawn without replacement from `q`, float32 `(K, V)`, which it carries."""
-    paths, tokens = sampled_paths(q, num_nodes, generator)
-    return Draft(tokens, paths.parents, q[torch.tensor(paths.depths, device=q.device)])
-
-
-def _has_rows(guess: Guess) -> bool:
-    return isinstance(guess, GuessedTokens) and guess.prompt_rows is not None
 
 
 class DraftBuilder:
@@ -116,7 +72,12 @@ class DraftBuilder:
         if self.asked:
             guesses = self._checked(drafting.propose(prefixes), prefixes)
             if not branches:  # the forward that reads the prompt takes no prompt rows
-                guesses = [GuessedLogits(nothing.tokens[:, None]) if _has_rows(guess) else guess for guess in guesses]
+                guesses = [
+                    GuessedLogits(nothing.tokens[:, None])
+                    if isinstance(guess, GuessedTokens) and guess.prompt_rows is not None
+                    else guess
+                    for guess in guesses
+                ]
             drafts = self._drafts(guesses, prefixes, processors, size, begun)
         drafts = [self._with_copied(*given, size) for given in zip(drafts, prefixes, copied, strict=True)]
         return self._cut(drafts, size, perf_counter() - begun if not self.asked else None)
@@ -256,25 +217,18 @@ class DraftBuilder:
         """Tokens that were found; where no tree is wanted, the path that is the most probable."""
         parents = Draft.chain(guess.tokens).parents if guess.parents is None else list(guess.parents)
         depths = self._checked_depths(guess, parents, prefix, size)
-        acceptance = guess.acceptance
-        if prefix.race is not None and acceptance is not None and guess.prompt_rows is None:
-            acceptance = prefix.race.chances(guess.tokens.tolist(), acceptance, [depth - 1 for depth in depths])
-        tokens = guess.tokens.to(prefix.ids.device)
-        if guess.prompt_rows is not None:
-            return Draft(tokens, parents, None, acceptance, guess.prompt_rows)
-        if size is None and not Draft(tokens, parents).is_chain:
-            path, node = [], -1
-            while children := [child for child, parent in enumerate(parents) if parent == node]:
-                node = children[0] if acceptance is None else max(children, key=acceptance.__getitem__)
-                path.append(node)
-            tokens, parents, depths = tokens[path], list(range(-1, len(path) - 1)), list(range(1, len(path) + 1))
-            acceptance = acceptance and [acceptance[node] for node in path]
+        draft = Draft(guess.tokens.to(prefix.ids.device), parents, None, guess.acceptance, guess.prompt_rows)
+        if draft.prompt_rows is not None:
+            return draft
+        if prefix.race is not None and draft.acceptance is not None:
+            draft.acceptance = prefix.race.chances(guess.tokens.tolist(), draft.acceptance, [depth - 1 for depth in depths])
+        if size is None and not draft.is_chain:
+            path = likely_path(draft)
+            draft, depths = part(draft, path), [depths[node] for node in path]
         if self._is_free(size):
-            acceptance = acceptance or [float(self.budget.acceptance[depth]) for depth in depths]
-            acceptance = [
-                chance * float(self.budget.calibration[depth]) for chance, depth in zip(acceptance, depths, strict=True)
-            ]
-        return Draft(tokens, parents, None, acceptance)
+            chances = numpy.array(draft.acceptance) if draft.acceptance else self.budget.acceptance[depths]
+            draft.acceptance = (chances * self.budget.calibration[depths]).tolist()
+        return draft
 
     def _checked_depths(self, guess: GuessedTokens, parents: list[int], prefix: Prefix, size: TreeSize) -> list[int]:
         """Of tokens, from 1; those that are no tree of the target's ids are refused.

@@ -117,7 +117,7 @@ class GrowingDraft:
                 continue
             text = torch.cat([self.prefix.ids, self.prefix.ids.new_tensor([self.tree.path(node)])], dim=1)
             q = warp(text, widen(row, self.guess.vocabulary, self.vocab_size), self.processor)
-            chances = possible(q, self.ranks)[0]
+            chances = possible(q.log().topk(min(self.ranks, self.vocab_size)).values)[0]
             self.q[node], scores[index, : len(chances)] = q[0], chances
             tokens[index, : len(chances)] = draw(q[0], len(chances), self.generator).cpu().numpy()
         self.tree.grow(nodes, scores, tokens)

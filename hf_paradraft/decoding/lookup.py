@@ -9,6 +9,7 @@ from torch import LongTensor, cat
 
 from ..protocol import Draft
 from ..protocol.draft import PromptRows
+from .trees import part
 
 Copied = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
 COPIED = 10  # tokens that are copied for a round, at most; a drafter's own guesses may end sooner
@@ -129,13 +130,8 @@ def with_copied(draft: Draft, copied: Copied, size: int) -> Draft:
     """
     ids, parents, acceptance, _ = _join(draft, copied)
     joined = Draft(draft.tokens.new_tensor(ids), parents, None, acceptance)
-    chances = joined.path_probability
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    order = sorted(range(len(ids)), key=lambda node: (-chances[node], depths[node], node))[:size]
-    new = {-1: -1, **{node: index for index, node in enumerate(order)}}
-    return Draft(joined.tokens[order], [new[parents[node]] for node in order], None, [acceptance[node] for node in order])
+    # Where chances are equal the order stays: parents before children.
+    return part(joined, sorted(range(len(ids)), key=lambda node: -joined.path_probability[node])[:size])
 
 
 def with_copied_beside_prompts(draft: Draft, copied: Copied) -> Draft:

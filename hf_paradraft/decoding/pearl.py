@@ -31,6 +31,7 @@ from .cache import cache_of_call, is_recurrent
 from .call import Call
 from .loop import SpeculativeOutput, output, step
 from .schedule import OverlapSchedule
+from .trees import likely_path, part
 
 _schedules: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, dict[tuple, OverlapSchedule]]] = WeakKeyDictionary()
 
@@ -80,34 +81,15 @@ def may_overlap(drafter: Drafter, target: PreTrainedModel) -> bool:
     return config.overlap and (apart or not config.never_slower)
 
 
-def likely_path(draft: Draft) -> list[int]:
-    """The nodes of a draft from the first one down, always to the most probable child."""
-    path: list[int] = []
-    children = draft.children(-1)
-    while children:
-        path.append(children[0])
-        children = draft.children(children[0])
-    return path
-
-
 def below(draft: Draft, token: int) -> Draft:
     """What a draft has behind the child of its root that is `token`; nothing if there is none."""
     ids = draft.token_ids
     root = next((node for node in draft.children(-1) if ids[node] == token), None)
-    if root is None:
-        return Draft.chain(draft.tokens[:0])
-    index = {root: -1}
+    nodes = [root]
     for node, parent in enumerate(draft.parents):
-        if parent in index and node != root:
-            index[node] = len(index) - 1
-    nodes = [node for node in index if node != root]
-    chosen = torch.tensor(nodes, dtype=torch.long, device=draft.tokens.device)
-    return Draft(
-        draft.tokens[chosen],
-        [index[draft.parents[node]] for node in nodes],
-        None if draft.q is None or not nodes else draft.q[chosen.to(draft.q.device)],
-        None if draft.acceptance is None else [draft.acceptance[node] for node in nodes],
-    )
+        if parent in nodes:
+            nodes.append(node)
+    return part(draft, nodes[1:], root)
 
 
 class DrafterThread:

@@ -1,4 +1,4 @@
-"""Choosing a tree: numbers in, numbers out.
+"""Choosing a tree.
 
 A path is never more probable than its beginning, so the N most probable paths always form a tree. Where distances do not depend
 on each other, walking from the most probable path finds them in O(N log N). Where guesses become known node by node, what is
@@ -13,6 +13,9 @@ import numpy
 import torch
 from numpy import ndarray
 from torch import LongTensor, Tensor
+
+from ..protocol import Draft
+from .sampling import to_target
 
 ROOT = 0  # of a `GrowingTree`
 
@@ -61,6 +64,46 @@ def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) ->
     return paths
 
 
+def possible(scores: Tensor) -> list[list[float]]:
+    """Log-probabilities `(K, r)` that fall from rank to rank, without those of what cannot be."""
+    return [[score for score in row if score > -inf] for row in scores.tolist()]
+
+
+def best_first_tree(
+    logits: Tensor,
+    num_nodes: int,
+    calibration: ndarray | None = None,
+    vocabulary: Tensor | None = None,
+    least: float = 0.0,
+    ranks: int | None = None,
+) -> Draft:
+    """The tree with the largest expected number of accepted tokens, if the guesses mean what they say.
+
+    Args:
+        logits: `(K, V')`; row `d` guesses the token at distance `d + 1`.
+        num_nodes: N, at least 1; fewer nodes come back only if there are no more that reach `least`.
+        calibration: `(K,)`, by which each distance's probabilities are corrected; default: taken at their word.
+        vocabulary: int64 `(V',)`, the target's id of each of the drafter's.
+        least: chance of a path below which it is left out.
+        ranks: guesses of each distance that may be nodes, at most; 1 makes a chain.
+
+    Returns:
+        A draft, most probable first (so parents come before children, and the first n nodes are the best tree of n), with
+        `acceptance` and without `q`.
+
+    Raises:
+        ValueError: `num_nodes` below 1.
+    """
+    if num_nodes < 1:
+        raise ValueError(f"A tree needs at least one node, but num_nodes is {num_nodes}.")
+    top, ids = logits.float().log_softmax(-1).topk(min(ranks or num_nodes, logits.shape[1]), dim=-1)
+    if calibration is not None:
+        top = top + torch.from_numpy(calibration).to(top)[:, None].log()
+    paths, tokens = best_paths(possible(top), num_nodes, least), to_target(ids, vocabulary).tolist()
+    chosen = [tokens[depth][rank] for depth, rank in zip(paths.depths, paths.ranks, strict=True)]
+    return Draft(torch.tensor(chosen, device=logits.device), paths.parents, acceptance=paths.acceptance)
+
+
 def draw(q: Tensor, count: int, generator: torch.Generator | None = None) -> LongTensor:
     """`count` draws without replacement from `q`, float32 `(V,)`, in order: int64 `(count,)`.
 
@@ -70,13 +113,7 @@ def draw(q: Tensor, count: int, generator: torch.Generator | None = None) -> Lon
     return (q.log() + noise).topk(count).indices
 
 
-def possible(q: Tensor, most: int) -> list[list[float]]:
-    """The largest log-probabilities of each row of `q` `(K, V)`, `most` of them or as many as are possible, falling."""
-    top = q.log().topk(min(most, q.shape[1])).values.tolist()
-    return [[score for score in row if score > -inf] for row in top]
-
-
-def sampled_paths(q: Tensor, num_nodes: int, generator: torch.Generator | None = None) -> tuple[Paths, LongTensor]:
+def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = None) -> Draft:
     """A tree of the best-first shape whose siblings are drawn from `q` without replacement (ParallelSpec, Algorithm 1).
 
     The shape depends on `q` alone and never on what is drawn, so that the draws are what the rule takes them for.
@@ -87,14 +124,35 @@ def sampled_paths(q: Tensor, num_nodes: int, generator: torch.Generator | None =
         generator: of the draws; default: torch's own.
 
     Returns:
-        The shape, and tokens int64 `(N,)`; siblings stand in the order in which they were drawn.
+        A draft with `q`; siblings stand in the order in which they were drawn.
     """
-    paths = best_paths(possible(q, num_nodes), num_nodes)
-    tokens = torch.empty(len(paths.parents), dtype=torch.long, device=q.device)
+    paths = best_paths(possible(q.log().topk(min(num_nodes, q.shape[1])).values), num_nodes)
+    depths = torch.tensor(paths.depths, device=q.device)
+    draft = Draft(torch.empty_like(depths), paths.parents, q[depths])
     for parent in dict.fromkeys(paths.parents):
-        children = [node for node, other in enumerate(paths.parents) if other == parent]
-        tokens[children] = draw(q[paths.depths[children[0]]], len(children), generator)
-    return paths, tokens
+        children = draft.children(parent)
+        draft.tokens[children] = draw(draft.q[children[0]], len(children), generator)
+    return draft
+
+
+def likely_path(draft: Draft) -> list[int]:
+    """The nodes of a draft from the first one down, always to the most probable child, or the first where nobody says."""
+    path: list[int] = []
+    while children := draft.children(path[-1] if path else -1):
+        path.append(children[0] if draft.acceptance is None else max(children, key=draft.acceptance.__getitem__))
+    return path
+
+
+def part(draft: Draft, nodes: list[int], root: int | None = -1) -> Draft:
+    """Nodes of a draft, parents before children and all below `root`, as a draft of their own."""
+    index = {root: -1, **{node: number for number, node in enumerate(nodes)}}
+    chosen = torch.tensor(nodes, dtype=torch.long, device=draft.tokens.device)
+    return Draft(
+        draft.tokens[chosen],
+        [index[draft.parents[node]] for node in nodes],
+        None if draft.q is None or not nodes else draft.q[chosen.to(draft.q.device)],
+        None if draft.acceptance is None else [draft.acceptance[node] for node in nodes],
+    )
 
 
 class GrowingTree:

@@ -8,8 +8,9 @@ from tiny import EOS, MASK, near_copy, tiny_model
 
 import hf_paradraft as pd
 from hf_paradraft.decoding.budget import Budget, budget_of
-from hf_paradraft.decoding.drafts import DraftBuilder, best_first_tree
+from hf_paradraft.decoding.drafts import DraftBuilder
 from hf_paradraft.decoding.latency import RowLatency
+from hf_paradraft.decoding.trees import best_first_tree
 from hf_paradraft.protocol import Draft, Prefix, PromptRows, Round, SequenceRound
 
 K = 8

@@ -16,8 +16,9 @@ from transformers.generation.streamers import BaseStreamer
 import hf_paradraft as pd
 from hf_paradraft.decoding import pearl
 from hf_paradraft.decoding.budget import Budget
-from hf_paradraft.decoding.pearl import below, likely_path
+from hf_paradraft.decoding.pearl import below
 from hf_paradraft.decoding.schedule import OverlapSchedule
+from hf_paradraft.decoding.trees import likely_path
 
 TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
 MAKE = {

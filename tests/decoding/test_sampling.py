@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from hf_paradraft.decoding.accept import RULES, accept
-from hf_paradraft.decoding.drafts import sampled_tree
+from hf_paradraft.decoding.trees import sampled_tree
 from hf_paradraft.protocol import Draft
 
 V, STEPS, SAMPLES = 5, 3, 2_000

@@ -13,8 +13,8 @@ from transformers import DynamicCache, LogitsProcessorList
 
 from hf_paradraft.decoding.accept import accept, greedy
 from hf_paradraft.decoding.cache import RaggedCache
-from hf_paradraft.decoding.drafts import best_first_tree
 from hf_paradraft.decoding.tree_attention import TreeAttention, tree_shape
+from hf_paradraft.decoding.trees import best_first_tree
 from hf_paradraft.training.rows import cod_keep_mask, parallel_draft_rows
 
 
