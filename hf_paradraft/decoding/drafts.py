@@ -1,11 +1,11 @@
 """From guesses to drafts: which tokens are verified, and how many. Nothing but the engine decides this."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from time import perf_counter
 
 import numpy
 import torch
-from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.utils import logging
 
@@ -119,8 +119,8 @@ class DraftBuilder:
         if not self.adaptive or not budget.draft.values or not any(map(len, chances)):
             return False
         guessed = numpy.cumprod(budget.acceptance[1 : 1 + self.config.num_draft_tokens]).sum()
-        missed = sum(1 - (copy[0] if copy else 0.0) for copy in chances) / len(chances) * guessed
-        tokens = 1 + sum(numpy.cumprod(copy).sum() for copy in chances) / len(chances)
+        missed = fmean(1 - (copy[0] if copy else 0.0) for copy in chances) * guessed
+        tokens = 1 + fmean(numpy.cumprod(copy).sum() for copy in chances)
         return not budget.worth(missed, budget.draft(), tokens, float(budget.cost(1 + max(map(len, chances)))))
 
     def _checked(self, guesses: Sequence[Guess], prefixes: list[Prefix]) -> list[Guess]:
@@ -170,10 +170,11 @@ class DraftBuilder:
         if growing:
             grow(growing, len(prefixes), self.budget, self.adaptive, begun)
         for index, grown in growing.items():
-            drafts[index] = draft = grown.draft()
-            if grown.guess.confidences is not None and size is None and self.adaptive:
-                before = torch.cat([prefixes[index].ids[0, -1:], draft.tokens[:-1]])
-                draft.acceptance = self._confidences(grown.guess, before)
+            drafts[index] = grown.draft()
+        if size is None and self.adaptive:
+            for guess, prefix, draft in zip(guesses, prefixes, drafts, strict=True):
+                if isinstance(guess, GuessedLogits) and guess.confidences is not None and len(draft):
+                    self._believe(draft, guess, prefix)
         return drafts
 
     def _usable(self, guess: GuessedLogits) -> bool:
@@ -183,11 +184,12 @@ class DraftBuilder:
         logger.warning_once("The drafter's logits are not numbers: going on without drafts where they are not.")
         return False
 
-    def _confidences(self, guess: GuessedLogits, before: Tensor) -> list[float]:
-        """The drafter's own word on a chain whose tokens stand behind these, corrected by what came true."""
+    def _believe(self, draft: Draft, guess: GuessedLogits, prefix: Prefix) -> None:
+        """Take the drafter's own word on a chain, corrected by what came true."""
         sure = guess.confidences
-        chances = (sure(before) if callable(sure) else sure)[: len(before)]
-        return [chance * float(self.budget.calibration[depth]) for depth, chance in enumerate(chances, 1)]
+        before = torch.cat([prefix.ids[0, -1:], draft.tokens[:-1]])
+        chances = (sure(before) if callable(sure) else sure)[: len(draft)]
+        draft.acceptance = (numpy.array(chances) * self.budget.calibration[1 : 1 + len(chances)]).tolist()
 
     def _independent(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: TreeSize) -> Draft:
         """Distances that do not depend on each other."""
@@ -205,13 +207,9 @@ class DraftBuilder:
         calibration = self.budget.calibration[1 : 1 + len(logits)]
         if size == "auto":
             return best_first_tree(logits, MAX_TREE, calibration, guess.vocabulary, self.budget.least)
-        tokens = to_target(logits.max(-1).indices, guess.vocabulary)
-        if not self.adaptive:
-            return Draft.chain(tokens)
-        if guess.confidences is not None:
-            return Draft.chain(tokens, None, self._confidences(guess, torch.cat([prefix.ids[0, -1:], tokens[:-1]])))
-        chances = (logits.float().amax(-1) - logits.float().logsumexp(-1)).exp().cpu().numpy() * calibration
-        return Draft.chain(tokens, None, chances.tolist())
+        if self.adaptive:
+            return best_first_tree(logits, len(logits), calibration, guess.vocabulary, ranks=1)
+        return Draft.chain(to_target(logits.max(-1).indices, guess.vocabulary))
 
     def _of_tokens(self, guess: GuessedTokens, prefix: Prefix, size: TreeSize) -> Draft:
         """Tokens that were found; where no tree is wanted, the path that is the most probable."""
