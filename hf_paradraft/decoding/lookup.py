@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from torch import LongTensor, cat
 
 from ..protocol import Draft
@@ -18,21 +15,6 @@ COPIED = 10  # tokens that are copied for a round, at most; a drafter's own gues
 FIRST, ONWARD = (0.3, 0.5, 0.5, 0.7), (0.5, 0.6, 0.65, 0.8)
 
 
-@dataclass
-class Copy:
-    """What was copied last.
-
-    Attributes:
-        length: of the match.
-        tokens: that followed it.
-        begin: where they would stand in the text.
-    """
-
-    length: int
-    tokens: list[int]
-    begin: int
-
-
 class Text:
     """One sequence's tokens, and where each short run of them was followed by something last."""
 
@@ -40,7 +22,8 @@ class Text:
         self.tokens: list[int] = []
         self.followers: dict[tuple[int, ...], int] = {}  # where what followed a run begins
         self.changes: list[list[tuple[tuple[int, ...], int | None]]] = []  # by token: runs, and where they pointed before it
-        self.last: Copy | None = None
+        self.copied: list[int] = []  # what may come next
+        self.length = 0  # of the match that it was copied from
 
 
 class PromptLookup:
@@ -61,6 +44,7 @@ class PromptLookup:
     def read(self, sequence: int, ids: LongTensor, unchanged: int) -> None:
         """Read what is new of a text, int64 `(n,)`, the first `unchanged` of it as they were; learn how the last copy did."""
         text = self.texts[sequence]
+        begin = len(text.tokens)
         while len(text.tokens) > unchanged:  # something was taken back
             text.tokens.pop()
             for run, before in reversed(text.changes.pop()):
@@ -76,31 +60,27 @@ class PromptLookup:
                 text.followers[run] = len(text.tokens)
             text.changes.append(changes)
             text.tokens.append(token)
-        if text.last is not None and len(text.tokens) > text.last.begin:
-            self._judge(text.last, text.tokens[text.last.begin :])
-            text.last = None
-
-    def following(self, sequence: int, room: int) -> Copied:
-        """What followed the longest earlier occurrence of a text's last tokens, `room` tokens at most, and their chances."""
-        text = self.texts[sequence]
-        text.last = None
-        for length in range(min(self.longest, len(text.tokens)), self.shortest - 1, -1):
-            begin = text.followers.get(tuple(text.tokens[-length:]))
-            if begin is not None and room:
-                copied = text.tokens[begin : begin + room]
-                text.last = Copy(length, copied, len(text.tokens))
-                (hits, tries), (further, judged) = self.first[length], self.onward[length]
-                return copied, [hits / tries] + [further / judged] * (len(copied) - 1)
-        return [], []
-
-    def _judge(self, copy: Copy, tokens: Sequence[int]) -> None:
-        """Learn from what came where a copy was made for."""
-        for index, (guess, token) in enumerate(zip(copy.tokens, tokens, strict=False)):
-            counts = (self.onward if index else self.first)[copy.length]
+        # What came where the last copy was made for.
+        for index, (guess, token) in enumerate(zip(text.copied, text.tokens[begin:], strict=False)):
+            counts = (self.onward if index else self.first)[text.length]
             counts[0] += guess == token
             counts[1] += 1
             if guess != token:
                 break
+        if len(text.tokens) > begin:
+            text.copied = []
+
+    def following(self, sequence: int, room: int) -> Copied:
+        """What followed the longest earlier occurrence of a text's last tokens, `room` tokens at most, and their chances."""
+        text = self.texts[sequence]
+        text.copied = []
+        for length in range(min(self.longest, len(text.tokens)), self.shortest - 1, -1):
+            begin = text.followers.get(tuple(text.tokens[-length:]))
+            if begin is not None and room:
+                text.copied, text.length = text.tokens[begin : begin + room], length
+                (hits, tries), (further, judged) = self.first[length], self.onward[length]
+                return text.copied, [hits / tries] + [further / judged] * (len(text.copied) - 1)
+        return [], []
 
 
 def _join(draft: Draft, copied: Copied) -> tuple[list[int], list[int], list[float], int]:
