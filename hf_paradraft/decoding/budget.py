@@ -8,6 +8,7 @@ itself, the worst ones would get the largest trees.
 from collections import deque
 from collections.abc import Sequence
 from statistics import fmean, median
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy
@@ -29,20 +30,16 @@ STEP = 4  # trees have 1 to 3 nodes, or 4 n - 1: what computes some number of ro
 NEARLY = 0.01  # of a round's tokens: what a smaller draft may bring less, for the last nodes keep their promises least
 
 
-class Recent:
+class Recent(deque[float]):
     """A figure as it was lately: the median of the last nine, for single rounds may be disturbed."""
 
     def __init__(self, value: float):
+        super().__init__(maxlen=9)
         self.unseen = value
-        self.values: deque[float] = deque(maxlen=9)
-
-    def observe(self, value: float) -> None:
-        """One more."""
-        self.values.append(value)
 
     def __call__(self) -> float:
         """Its value; the one that it was made with until something was seen."""
-        return float(median(self.values)) if self.values else self.unseen
+        return float(median(self)) if self else self.unseen
 
 
 class Budget:
@@ -147,7 +144,7 @@ class Budget:
         if self.gain + error < LOSS:  # look again later, each time later
             self.left, self.next_rest, self.gain = self.next_rest - 1, min(2 * self.next_rest, LONGEST), 1.0
             return True
-        if not self.plain.values and self.rounds >= STEP and self.gain < DOUBT:
+        if not self.plain and self.rounds >= STEP and self.gain < DOUBT:
             self.left = 1
             return True
         return False
@@ -163,17 +160,17 @@ class Budget:
             return
         seconds = record.total_seconds - record.draft_seconds
         if rows == 0:
-            self.plain.observe(seconds / float(self.cost(1)))
+            self.plain.append(seconds / float(self.cost(1)))
             if not record.asked:
                 return
         elif not before and not any(len(part.draft) for part in record.sequences):
             return  # prompt rows alone: their guesses come with the next round
         self.rounds += 1
         if rows:
-            self.factor.observe(record.verify_seconds / float(self.latency(self.batch_size * (1 + rows))))
-            self.overhead.observe(seconds - record.verify_seconds)
+            self.factor.append(record.verify_seconds / float(self.latency(self.batch_size * (1 + rows))))
+            self.overhead.append(seconds - record.verify_seconds)
             if record.asked:
-                self.draft.observe(record.draft_seconds)
+                self.draft.append(record.draft_seconds)
         self.tokens = DECAY * self.tokens + emitted
         self.seconds = DECAY * self.seconds + record.total_seconds
         plain = self.plain_seconds / record.total_seconds
@@ -202,7 +199,13 @@ class Budget:
                     self.came_true[depth] += right
 
 
-_budgets: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, dict[tuple, Budget]]] = WeakKeyDictionary()
+_pairs: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, dict[tuple, Any]]] = WeakKeyDictionary()
+
+
+def of_pair(model: PreTrainedModel, drafter: Drafter) -> dict[tuple, Any]:
+    """What all calls of a target and a drafter share, as long as both live; nothing where a drafter cannot be a key."""
+    drafters = _pairs.setdefault(model, WeakKeyDictionary())
+    return drafters.setdefault(drafter, {}) if type(drafter).__hash__ is not None else {}
 
 
 def budget_of(
@@ -223,7 +226,5 @@ def budget_of(
         use: what else calls may differ in.
     """
     latency = row_latency(model) if decides else RowLatency([1], [1.0])
-    pairs = _budgets.setdefault(model, WeakKeyDictionary())
-    budgets = pairs.setdefault(drafter, {}) if type(drafter).__hash__ is not None else {}
     key = depth, batch_size, *latency.seconds, *use
-    return budgets.setdefault(key, Budget(latency, depth, batch_size, row_counts))
+    return of_pair(model, drafter).setdefault(key, Budget(latency, depth, batch_size, row_counts))

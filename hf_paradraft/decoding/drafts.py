@@ -116,7 +116,7 @@ class DraftBuilder:
         """
         chances = [acceptance for (_, acceptance), prefix in zip(copied, prefixes, strict=True) if prefix.room]
         budget = self.budget
-        if not self.adaptive or not budget.draft.values or not any(map(len, chances)):
+        if not self.adaptive or not budget.draft or not any(map(len, chances)):
             return False
         guessed = numpy.cumprod(budget.acceptance[1 : 1 + self.config.num_draft_tokens]).sum()
         missed = fmean(1 - (copy[0] if copy else 0.0) for copy in chances) * guessed

@@ -154,7 +154,7 @@ def grow(drafts: dict[int, GrowingDraft], count: int, budget: Budget, adaptive: 
         if not reached:
             return
         before = fmean(draft.expected_tokens for draft in drafts.values())
-        if adaptive and budget.step.values:
+        if adaptive and budget.step:
             seconds = perf_counter() - begun + float(budget.cost(1 + budget.size_before))
             if not budget.worth(reached * fmean(budget.kept_promises), budget.step(), before, seconds):
                 return
@@ -170,5 +170,5 @@ def grow(drafts: dict[int, GrowingDraft], count: int, budget: Budget, adaptive: 
             for sequence, (tokens, _) in enumerate(asked):
                 if len(tokens):
                     drafts[sequence].learn(wanted[sequence], read[sequence][: len(tokens)])
-        budget.step.observe(perf_counter() - clock)
+        budget.step.append(perf_counter() - clock)
         budget.kept_promises.append((fmean(draft.expected_tokens for draft in drafts.values()) - before) / reached)

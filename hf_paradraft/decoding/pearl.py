@@ -16,7 +16,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import LongTensor
@@ -27,13 +26,12 @@ from ..hardware import input_device
 from ..protocol import Draft, Drafter, Prefix
 from .batch import Batch
 from .begin import begin_call
+from .budget import of_pair
 from .cache import cache_of_call, is_recurrent
 from .call import Call
 from .loop import SpeculativeOutput, output, step
 from .schedule import OverlapSchedule
 from .trees import likely_path, part
-
-_schedules: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, dict[tuple, OverlapSchedule]]] = WeakKeyDictionary()
 
 
 def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> None:
@@ -65,10 +63,8 @@ def device_of(drafter: Any) -> torch.device | None:
 def schedule_of(target: PreTrainedModel, drafter: Drafter) -> OverlapSchedule:
     """What is known of overlapping this pair, over all its calls."""
     config = drafter.speculation_config
-    pairs = _schedules.setdefault(target, WeakKeyDictionary())
-    schedules = pairs.setdefault(drafter, {}) if type(drafter).__hash__ is not None else {}
-    key = config.num_draft_tokens, config.tree_size
-    return schedules.setdefault(key, OverlapSchedule(config.num_draft_tokens))
+    key = "overlap", config.num_draft_tokens, config.tree_size
+    return of_pair(target, drafter).setdefault(key, OverlapSchedule(config.num_draft_tokens))
 
 
 def may_overlap(drafter: Drafter, target: PreTrainedModel) -> bool:
