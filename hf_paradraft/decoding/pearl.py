@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -142,12 +143,6 @@ class DrafterThread:
                 if self.shares:
                     torch.set_num_threads(self.threads)
 
-    def __enter__(self) -> DrafterThread:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.executor.shutdown(wait=True, cancel_futures=True)
-
 
 class Windows:
     """One call's windows: what is verified next, and what the drafter writes meanwhile.
@@ -161,9 +156,9 @@ class Windows:
 
     def __init__(self, call: Call, thread: DrafterThread, schedule: OverlapSchedule, adapts: bool):
         self.call, self.thread, self.schedule, self.adapts = call, thread, schedule, adapts
-        self.nothing = [Draft.chain(call.buffer[0, :0]) for _ in call.sequences]
-        self.windows = self.nothing  # of each sequence, what is verified next
-        self.ahead = self.nothing  # of each sequence, what was guessed behind what is being verified
+        self.nothing = Draft.chain(call.buffer[0, :0])
+        self.windows = [self.nothing] * len(call.sequences)  # of each sequence, what is verified next
+        self.ahead = self.windows  # of each sequence, what was guessed behind what is being verified
         self.paths: list[list[int]] = []  # of each sequence, the nodes that the drafter takes for accepted
         self.texts = [sequence.ids[0, :0] for sequence in call.sequences]  # what the drafter was asked about last
         self.size = 0  # tokens guessed in this round, at most
@@ -180,8 +175,8 @@ class Windows:
             prefixes = [replace(prefix, room=min(prefix.room, size)) for prefix in prefixes]
             if any(prefix.room for prefix in prefixes):
                 self.windows, self.drafted_first = self._shape(prefixes), True
-        for sequence, window, nothing, prefix in zip(call.sequences, self.windows, self.nothing, prefixes, strict=True):
-            sequence.draft = window if prefix.room else nothing
+        for sequence, window, prefix in zip(call.sequences, self.windows, prefixes, strict=True):
+            sequence.draft = window if prefix.room else self.nothing
 
     def _shape(self, prefixes: list[Prefix]) -> list[Draft]:
         """Drafts behind these prefixes, of which some of what the drafter was asked about before may be taken back."""
@@ -206,7 +201,7 @@ class Windows:
             room = 0 if sequence.finished or not call.verifier.may_draft else call.space(sequence) - len(path)
             # One of the guesses stands for the target's own token.
             hoped.append(Prefix(torch.cat([ids, sequence.draft.tokens[path][None]], dim=1), max(0, min(self.size, room)), 0))
-        self.ahead = self.nothing
+        self.ahead = [self.nothing] * len(hoped)
         if not any(prefix.room for prefix in hoped):
             self.size = 0
             yield
@@ -221,16 +216,16 @@ class Windows:
         """Keep what was guessed behind sequences that went as expected; drop the rest."""
         begin = 0 if self.drafted_first else 1  # a window's first was the target's own token
         self.windows = []
-        for sequence, likely, ahead, nothing in zip(self.call.sequences, self.paths, self.ahead, self.nothing, strict=True):
+        for sequence, likely, ahead in zip(self.call.sequences, self.paths, self.ahead, strict=True):
             accepted = sequence.accepted
             if accepted is None:
-                self.windows.append(nothing)
+                self.windows.append(self.nothing)
                 continue
             for depth in range(min(accepted.judged, len(sequence.draft), self.schedule.most - begin)):
                 self.schedule.observe_guess(begin + depth, depth < len(accepted.path))
             new = sequence.ids[0, accepted.begin : sequence.length].tolist()
             fits = accepted.path == likely and len(new) == len(accepted.path) + 1
-            self.windows.append(below(ahead, new[-1]) if fits else nothing)
+            self.windows.append(below(ahead, new[-1]) if fits else self.nothing)
             if fits and len(ahead):
                 self.schedule.observe_guess(0, any(ahead.token_ids[node] == new[-1] for node in ahead.children(-1)))
 
@@ -266,8 +261,8 @@ def overlapped_decoding(
     drafter.attach(model)
     check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
     schedule, config = schedule_of(model, drafter), drafter.speculation_config
-    adaptive = config.never_slower and config.acceptance not in ("rejection", "typical")
-    overlapped = not adaptive or schedule.turn()
+    repeatable = config.acceptance not in ("rejection", "typical")  # whatever the clock says, the text is the same
+    overlapped = not (config.never_slower and repeatable) or schedule.turn()
     used = drafter.apart if overlapped and drafter.apart is not None else drafter
     call = begin_call(
         model, input_ids, logits_processor, stopping_criteria, generation_config, used, streamer, synced_gpus, model_kwargs
@@ -277,8 +272,8 @@ def overlapped_decoding(
         call.builder.generator = torch.Generator(call.buffer.device).manual_seed(int(torch.randint(2**62, ())))
     chain = not call.verifier.branches or config.tree_size is None
     batch, thread = Batch(call), DrafterThread(input_device(model), device_of(used))
-    windows = Windows(call, thread, schedule, chain and config.acceptance not in ("rejection", "typical"))
-    with call.features, call.noise or nullcontext(), thread:
+    windows = Windows(call, thread, schedule, chain and repeatable)
+    with call.features, call.noise or nullcontext(), thread.executor:
         call.read_prompt()
         while not call.finished:
             begun, reads_prompt = perf_counter(), call.first
@@ -287,8 +282,8 @@ def overlapped_decoding(
             else:
                 step(batch)
             if not reads_prompt and any(len(sequence.draft) or windows.size for sequence in call.sequences):
-                emitted = [len(part.emitted) for part in call.parts()]
-                schedule.observe_round(overlapped, sum(emitted) / len(emitted), perf_counter() - begun)
+                emitted = fmean(len(record.emitted) for record in call.parts())
+                schedule.observe_round(overlapped, emitted, perf_counter() - begun)
     return output(call, started, model_kwargs)
 
 
