@@ -14,7 +14,7 @@ from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList
 
 from ..protocol import Draft
-from .sampling import have_no_memory
+from .sampling import STATELESS
 
 # (draft, node, processed scores (1, V)) -> (token, the drafted child that it is or None)
 Rule = Callable[[Draft, int, Tensor], tuple[int, int | None]]
@@ -189,7 +189,13 @@ def accept(
     path: list[int] = []
     if rule is typical:
         path = typical_path(draft, logits, buffer[:, :length], logits_processor)
-    elif rule is rejection and len(draft) and draft.q is not None and draft.is_chain and have_no_memory(logits_processor):
+    elif (
+        rule is rejection
+        and len(draft)
+        and draft.q is not None
+        and draft.is_chain
+        and all(isinstance(processor, STATELESS) for processor in logits_processor)
+    ):
         path, rest = block_path(draft, logits, buffer[:, :length], logits_processor)
         rule = partial(_drawn_from, rest)
     while True:

@@ -3,7 +3,6 @@
 import torch
 from torch import LongTensor, Tensor
 from transformers import (
-    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -53,25 +52,21 @@ def widen(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Ten
     return wide
 
 
-def stateless(logits_processor: LogitsProcessorList) -> list[LogitsProcessor]:
-    """Those without a memory: a draft may come from any distribution, but a processor that remembers its calls must see those of
-    plain decoding alone."""
-    return [processor for processor in logits_processor if isinstance(processor, STATELESS)]
+def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
+    """Logits `(1, V)` behind ids `(1, n)`, as processors without a memory change them.
 
-
-def have_no_memory(logits_processor: LogitsProcessorList) -> bool:
-    """Whether none of them remembers its calls."""
-    return len(stateless(logits_processor)) == len(logits_processor)
+    A draft may come from any distribution, but a processor that remembers its calls must see those of plain decoding alone.
+    """
+    for processor in logits_processor:
+        if isinstance(processor, STATELESS):
+            row = processor(ids, row)
+    return row
 
 
 def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
     """Distributions float32 `(K, V)` of logits `(K, V)`, all behind the ids `(1, n)`: what a draft is really drawn from."""
-    rows = []
-    for row in logits.float().split(1):  # one by one: a processor may know how many texts there are
-        for warper in stateless(logits_processor):
-            row = warper(ids, row)
-        rows.append(row)
-    return torch.cat(rows).softmax(-1)
+    # One by one: a processor may know how many texts there are.
+    return torch.cat([warp_row(ids, row, logits_processor) for row in logits.float().split(1)]).softmax(-1)
 
 
 def sequential_choice(
@@ -95,10 +90,8 @@ def sequential_choice(
     """
     rows = []
     length = ids.shape[1]
-    warpers = stateless(logits_processor)
     for row in logits.float().split(1):
-        for warper in warpers:
-            row = warper(ids, row)
+        row = warp_row(ids, row, logits_processor)
         token = torch.multinomial(row.softmax(-1), 1, generator=generator) if do_sample else row.argmax(-1, keepdim=True)
         ids = torch.cat([ids, token], dim=1)
         rows.append(row)
