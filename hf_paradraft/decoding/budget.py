@@ -154,7 +154,8 @@ class Budget:
         rows = max(len(part.draft.row_parents) for part in record.sequences)
         emitted = fmean(len(part.emitted) for part in record.sequences)
         before, self.drafted = self.drafted, rows > 0
-        if any(len(part.draft) for part in record.sequences):
+        guessed = any(len(part.draft) for part in record.sequences)
+        if guessed:
             self._judge(record)
         if record.reads_prompt:  # its times say nothing
             return
@@ -163,7 +164,7 @@ class Budget:
             self.plain.append(seconds / float(self.cost(1)))
             if not record.asked:
                 return
-        elif not before and not any(len(part.draft) for part in record.sequences):
+        elif not before and not guessed:
             return  # prompt rows alone: their guesses come with the next round
         self.rounds += 1
         if rows:

@@ -32,7 +32,7 @@ class Refused(ValueError):
     """A call that this loop does not serve, and plain decoding may; nothing has been done yet."""
 
 
-CALLS = {"attach": "(target)", "needs": "(target)", "start_drafting": "(target, max_length)"}
+CALLS = "attach", "needs"
 
 
 def check_drafter(drafter: Any) -> None:
@@ -46,7 +46,7 @@ def check_drafter(drafter: Any) -> None:
             f"{type(drafter).__name__} is no drafter: load one with AutoDrafter.from_pretrained, or pass an ordinary small model "
             "as assistant_model, without custom_generate."
         )
-    missing = [f"{name}{form}" for name, form in CALLS.items() if not callable(getattr(drafter, name, None))]
+    missing = [f"{name}(target)" for name in CALLS if not callable(getattr(drafter, name, None))]
     if missing:
         raise ValueError(
             f"{type(drafter).__name__} lacks {', '.join(missing)}. A drafter derives from hf_paradraft.Drafter: "

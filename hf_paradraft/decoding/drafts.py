@@ -277,7 +277,7 @@ class DraftBuilder:
 
     def _cut(self, drafts: list[Draft], size: TreeSize, draft_seconds: float | None) -> list[Draft]:
         """Drafts as large as further nodes are worth their time, where their size is free."""
-        if not self._is_free(size) or any(draft.q is not None or draft.prompt_rows is not None for draft in drafts):
+        if not self._is_free(size) or any(draft.prompt_rows is not None for draft in drafts):
             return drafts
         count = self.budget.size([draft.path_probability for draft in drafts if len(draft)], draft_seconds)
         return [draft.first(count) for draft in drafts]

@@ -92,8 +92,6 @@ class GrowingDraft:
 
     def learn(self, nodes: list[int], logits: Tensor) -> None:
         """What the drafter guesses behind `nodes`, `(n, V')`."""
-        if not nodes:
-            return
         logits = cut(logits, self.guess.vocabulary, self.vocab_size).to(self.prefix.ids.device)
         if self.prefix.race is not None:
             logits = self.prefix.race(logits, [self.tree.path(node) for node in nodes], self.guess.vocabulary)
@@ -104,8 +102,8 @@ class GrowingDraft:
         scores = top.cpu().double().numpy()
         scores = numpy.where(numpy.isfinite(scores[:, :1]), scores, -numpy.inf)  # logits that are not numbers guess nothing
         if self.calibration is not None:
-            corrected = numpy.log([float(self.calibration[self.tree.depths[node] + 1]) for node in nodes])
-            scores = numpy.minimum(scores + corrected[:, None], 0.0)
+            corrections = numpy.log(self.calibration[[self.tree.depths[node] + 1 for node in nodes]])
+            scores = numpy.minimum(scores + corrections[:, None], 0.0)
         self.tree.grow(nodes, scores, to_target(ids, self.guess.vocabulary).cpu().numpy())
 
     def _draw(self, nodes: list[int], logits: Tensor) -> None:

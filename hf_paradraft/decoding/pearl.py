@@ -183,8 +183,8 @@ class Windows:
         asked = []
         for index, (before, prefix) in enumerate(zip(self.texts, prefixes, strict=True)):
             most = min(len(before), prefix.ids.shape[1])
-            wrong = (before[:most] != prefix.ids[0, :most]).nonzero()
-            asked.append(replace(prefix, kept=int(wrong[0]) if len(wrong) else most))
+            same = before[:most] == prefix.ids[0, :most]
+            asked.append(replace(prefix, kept=int(same.cumprod(0).sum())))
             self.texts[index] = prefix.ids[0].clone()
         return self.call.shape(asked, self.call.verifier.branches)
 
