@@ -66,19 +66,11 @@ class DraftBuilder:
         begun = perf_counter()
         size = self._size(branches)
         copied = self._copied(prefixes, branches, spaces)
-        nothing = Draft.chain(prefixes[0].ids[0, :0])
         self.asked = not (size == "auto" and spaces is not None and self._copies_are_enough(copied, prefixes))
-        drafts = [nothing] * len(prefixes)
+        drafts = [Draft.chain(prefixes[0].ids[0, :0])] * len(prefixes)
         if self.asked:
             guesses = self._checked(drafting.propose(prefixes), prefixes)
-            if not branches:  # the forward that reads the prompt takes no prompt rows
-                guesses = [
-                    GuessedLogits(nothing.tokens[:, None])
-                    if isinstance(guess, GuessedTokens) and guess.prompt_rows is not None
-                    else guess
-                    for guess in guesses
-                ]
-            drafts = self._drafts(guesses, prefixes, processors, size, begun)
+            drafts = self._drafts(guesses, prefixes, processors, branches, size, begun)
         drafts = [self._with_copied(*given, size) for given in zip(drafts, prefixes, copied, strict=True)]
         return self._cut(drafts, size, perf_counter() - begun if not self.asked else None)
 
@@ -146,6 +138,7 @@ class DraftBuilder:
         guesses: list[Guess],
         prefixes: list[Prefix],
         processors: Sequence[LogitsProcessorList],
+        branches: bool,
         size: TreeSize,
         begun: float,
     ) -> list[Draft]:
@@ -156,7 +149,8 @@ class DraftBuilder:
             if prefix.room == 0:
                 continue
             if isinstance(guess, GuessedTokens):
-                drafts[index] = self._of_tokens(guess, prefix, size)
+                if branches or guess.prompt_rows is None:  # the forward that reads the prompt takes no prompt rows
+                    drafts[index] = self._of_tokens(guess, prefix, size)
             elif not len(guess.logits) or not self._usable(guess):
                 continue
             elif guess.bias is None and guess.extend is None:
