@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding.latency import row_latency
-from ...decoding.lookup import COPIED
 from ...decoding.trees import Paths, best_paths
-from ...protocol import Drafting, GuessedTokens, Observation, Prefix, PromptRows, SpeculationConfig
+from ...protocol import Draft, Drafting, GuessedTokens, Observation, Prefix, PromptRows, SpeculationConfig
+from .config import PpdConfig
 from .sparse import SIZES, SparseTree, attach_prompts, build_trees, ends, sizes, static_trees
 
 logger = logging.get_logger(__name__)
@@ -19,35 +19,29 @@ MAX_RANKS = 16  # guesses of one distance that a tree can hold
 DECAY = 0.98  # of a round's weight with each later one
 
 
-def most_rows(config: SpeculationConfig, count: int, num_ensembles: int) -> int:
-    """How many rows beside the last token's a round may have: the tree size, or what a chain or an automatic size comes to.
+def default_rows(adapter: PpdConfig) -> int:
+    """Rows of a round without calibration."""
+    return max(15, 3 * adapter.num_ids)
+
+
+def tree_rows(adapter: PpdConfig, options: SpeculationConfig) -> int:
+    """How many rows beside the last token's a sparse tree may have: the tree size, or what a chain or an automatic size comes to.
 
     Args:
-        config: of the drafter.
-        count: m·E prompts.
-        num_ensembles: E.
+        adapter: its numbers of prompts, and whether it is calibrated.
+        options: of the drafter.
 
     Raises:
         ValueError: too few for the prompts.
     """
-    return tree_rows(config, count, num_ensembles) + (COPIED + count if config.prompt_lookup else 0)
-
-
-def tree_rows(config: SpeculationConfig, count: int, num_ensembles: int) -> int:
-    """The rows of the sparse tree alone; arguments as for `most_rows`."""
-    m, size = count // num_ensembles, config.tree_size
+    size = options.tree_size
     if size is None:  # one guess at each distance
-        return m + count * (m + 1)
+        return adapter.num_prompt_tokens + adapter.num_ids * (adapter.num_prompt_tokens + 1)
     if size == "auto":
-        return max(SIZES[-1], count + 1, default_rows(count))
-    if size <= count:
-        raise ValueError(f"tree_size={size}: for prompt tokens it is a number of rows, here {count + 1} at least.")
+        return default_rows(adapter) if adapter.accuracy is None else max(SIZES[-1], adapter.num_ids + 1)
+    if size <= adapter.num_ids:
+        raise ValueError(f"tree_size={size}: for prompt tokens it is a number of rows, here {adapter.num_ids + 1} at least.")
     return size
-
-
-def default_rows(count: int) -> int:
-    """Rows of a round without calibration."""
-    return max(15, 3 * count)
 
 
 class PpdDrafting(Drafting):
@@ -56,41 +50,30 @@ class PpdDrafting(Drafting):
     Args:
         target: in whose forward the prompts stand.
         prompts: `(m·E, hidden)`; row `i·E + e` is prompt `i` of ensemble `e`.
-        num_ensembles: E.
-        accuracy: `accuracy[d][r]`, the counted chance that the guess of rank `r` at distance `d + 1` is right if those before it
-            are; None: guesses are taken at their own word, corrected by what came true.
-        config: `tree_size` is the number of a round's rows beside the last token's, guesses and prompts together.
+        adapter: its config. Without an accuracy guesses are taken at their own word, corrected by what came true.
+        options: `tree_size` is the number of a round's rows beside the last token's, guesses and prompts together.
         everywhere: all prompts below every node (static trees, for comparison).
     """
 
     def __init__(
-        self,
-        target: PreTrainedModel,
-        prompts: Tensor,
-        num_ensembles: int,
-        accuracy: list[list[float]] | None,
-        config: SpeculationConfig,
-        everywhere: bool = False,
+        self, target: PreTrainedModel, prompts: Tensor, adapter: PpdConfig, options: SpeculationConfig, everywhere: bool = False
     ):
-        self.target, self.prompts, self.e, self.accuracy, self.everywhere = target, prompts, num_ensembles, accuracy, everywhere
-        self.m = len(prompts) // num_ensembles
+        self.target, self.prompts, self.everywhere = target, prompts, everywhere
+        self.m, self.e, self.accuracy = adapter.num_prompt_tokens, adapter.num_ensembles, adapter.accuracy
         self.vocab_size = target.config.get_text_config().vocab_size
-        self.rows = tree_rows(config, len(prompts), num_ensembles)
-        self.automatic = config.tree_size == "auto" and accuracy is not None
-        if config.tree_size is None:
-            self.accuracy = accuracy and [row[:1] for row in accuracy]
-        elif config.tree_size == "auto" and not self.automatic:
-            self.rows = default_rows(len(prompts))
+        self.rows = tree_rows(adapter, options)
+        self.automatic = options.tree_size == "auto" and adapter.num_ids < SIZES[-1]
+        if options.tree_size is None:
+            self.accuracy = self.accuracy and [row[:1] for row in self.accuracy]
+        elif options.tree_size == "auto" and self.accuracy is None:
             logger.warning_once(f"tree_size='auto' wants calibrated guesses (paradraft calibrate): taking {self.rows} rows.")
-        elif self.automatic and len(prompts) >= SIZES[-1]:
-            self.automatic, self.rows = False, len(prompts) + 1
-        self.ranks = 1 if config.tree_size is None else MAX_RANKS if self.accuracy is None else max(map(len, self.accuracy))
+        self.ranks = 1 if options.tree_size is None else MAX_RANKS if self.accuracy is None else max(map(len, self.accuracy))
         self.trees: list[SparseTree] = []  # by state
         self.hung: dict[int, PromptRows] = {}  # the prompts of each state's tree
         self.guesses: list[Tensor] = []  # of each sequence, logits (k, V) for the tokens behind its last one
         self.proposed: list[GuessedTokens] = []
         self.tried, self.accepted = numpy.zeros(self.m + 1), numpy.zeros(self.m + 1)  # decayed, by depth from 1
-        self.promised, self.came_true = numpy.full(self.m + 1, 2.0), numpy.full(self.m + 1, 2.0)
+        self.expected = numpy.zeros(self.m + 1)  # likewise, how many the guesses' own probabilities promised to be accepted
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """A tree for each sequence, with prompts below the nodes where the round is likely to end."""
@@ -129,7 +112,7 @@ class PpdDrafting(Drafting):
 
     def _uncalibrated(self, scores: Tensor) -> SparseTree:
         """From the guesses' own probabilities, corrected by what came true in this call."""
-        calibration = torch.from_numpy((self.came_true / self.promised)[1 : 1 + len(scores)]).to(scores)
+        calibration = torch.from_numpy(self.calibration[1 : 1 + len(scores)]).to(scores)
         num_nodes = max(1, (self.rows - self.m * self.e) // 2)  # the root's own prompts are counted
         paths = best_paths((scores + calibration[:, None].log()).tolist(), num_nodes) if len(scores) else Paths()
         values = [0.0, *((self.accepted + 1) / (self.tried + 2))[1:].cumprod().cumsum()]
@@ -146,22 +129,27 @@ class PpdDrafting(Drafting):
         # The E embeddings of a prompt stand together.
         self.guesses = [nothing if tensor is None else tensor.unflatten(0, (-1, self.e)).mean(1) for tensor in logits]
 
+    @property
+    def calibration(self) -> numpy.ndarray:
+        """By depth, how many of the guesses' promises come true."""
+        return (self.accepted + 2) / (self.expected + 2)
+
     def _judge(self, observations: list[Observation | None]) -> None:
-        """Learn which of the proposed tokens were right, and what had been promised."""
-        before = self.came_true / self.promised
-        for counts, rest in ((self.tried, 0.0), (self.accepted, 0.0), (self.promised, 2.0), (self.came_true, 2.0)):
-            counts += (1 - DECAY) * (rest - counts)
+        """Learn which of the proposed tokens were right, and how many were expected to be."""
+        before = self.calibration
+        for counts in (self.tried, self.accepted, self.expected):
+            counts *= DECAY
         for guess, seen in zip(self.proposed, observations, strict=True):
-            node, ids = -1, guess.tokens.tolist()
+            draft, node = Draft(guess.tokens, guess.parents or [], acceptance=guess.acceptance), -1
             for depth, token in enumerate([] if seen is None else seen.tokens.tolist(), 1):
-                children = [child for child, parent in enumerate(guess.parents) if parent == node]
+                children = draft.children(node)
                 if not children:
                     break
                 self.tried[depth] += 1
-                self.promised[depth] += sum(guess.acceptance[child] for child in children) / max(1e-6, before[depth])
-                node = next((child for child in children if ids[child] == token), len(ids))
-                if node == len(ids):
+                self.expected[depth] += sum(guess.acceptance[child] for child in children) / max(1e-6, float(before[depth]))
+                right = [child for child in children if draft.token_ids[child] == token]
+                if not right:
                     break
                 self.accepted[depth] += 1
-                self.came_true[depth] += 1
+                node = right[0]
         self.proposed = []

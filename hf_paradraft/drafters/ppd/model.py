@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, QuantizedCache
 from transformers.utils import logging
 
 from ...decoding.checks import Refused
+from ...decoding.lookup import COPIED
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import read_json, tensor_names
 from ...hub.card import CardFields, provenance_of
@@ -23,7 +24,7 @@ from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
 from ..drafter import SavedDrafter, Variant, last_target, remember_target
 from .config import PpdConfig, read_adapter
-from .drafting import PpdDrafting, default_rows, most_rows
+from .drafting import PpdDrafting, default_rows, tree_rows
 from .prompted import PromptedDrafter
 from .tuner import PpdModel, check_embeds_once, prompt_embedding
 
@@ -57,7 +58,7 @@ class PpdDrafter(SavedDrafter):
 
     def __init__(self, prompts: Tensor, config: PpdConfig, tensor_name: str, speculation_config: SpeculationConfig | None = None):
         self.prompts, self.config, self.tensor_name = prompts, config, tensor_name
-        rows: TreeSize = "auto" if config.accuracy is not None else default_rows(config.num_ids)
+        rows: TreeSize = "auto" if config.accuracy is not None else default_rows(config)
         self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=rows)
 
     @classmethod
@@ -217,12 +218,12 @@ class PpdDrafter(SavedDrafter):
     @property
     def max_rows(self) -> int:
         """Of a round, guesses and prompts together."""
-        return most_rows(self.speculation_config, len(self.prompts), self.config.num_ensembles)
+        copied = COPIED + self.config.num_ids if self.speculation_config.prompt_lookup else 0
+        return tree_rows(self.config, self.speculation_config) + copied
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PpdDrafting:
         """Begin a `generate` call; its state is its own."""
-        config, accuracy = self.speculation_config, self.config.accuracy
-        return PpdDrafting(target, self.prompts, self.config.num_ensembles, accuracy, config, self.everywhere)
+        return PpdDrafting(target, self.prompts, self.config, self.speculation_config, self.everywhere)
 
     @torch.no_grad()
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
@@ -265,7 +266,7 @@ def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
     asked = {name: kwargs.get(name, getattr(config, name, None)) for name in NOT_DRAFTED}
     cache = kwargs.get("cache_implementation", getattr(config, "cache_implementation", None))
     if (
-        any(asked[name] not in (None, usual) for name, usual in NOT_DRAFTED.items())
+        any(asked[name] not in (None, default) for name, default in NOT_DRAFTED.items())
         or "inputs_embeds" in kwargs
         or cache == "quantized"
         or isinstance(kwargs.get("past_key_values"), QuantizedCache)
@@ -275,16 +276,13 @@ def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
             "This call of generate cannot be drafted for (beams, no cache or a quantised one, hidden states, or attention that "
             "takes no masks): decoding plainly."
         )
-        return self.model.generate(*args, **kwargs)
-    drafts = kwargs.get("assistant_model") is None and "custom_generate" not in kwargs and embedding.prompts() is not None
-    if not drafts:
-        return self.model.generate(*args, **kwargs)
-    try:
-        return self.model.generate(*args, **{**kwargs, "assistant_model": PpdDrafter.from_model(self.model)})
-    except Refused as reason:
-        if kwargs.get("streamer") is not None:  # it has been shown the prompt
-            raise
-        logger.warning_once(f"{reason} Decoding plainly.")
+    elif kwargs.get("assistant_model") is None and "custom_generate" not in kwargs and embedding.prompts() is not None:
+        try:
+            return self.model.generate(*args, **{**kwargs, "assistant_model": PpdDrafter.from_model(self.model)})
+        except Refused as reason:
+            if kwargs.get("streamer") is not None:  # it has been shown the prompt
+                raise
+            logger.warning_once(f"{reason} Decoding plainly.")
     return self.model.generate(*args, **kwargs)
 
 

@@ -101,6 +101,12 @@ def amortised_gain(trees: list[SparseTree]) -> float:
     return float(stationary(transitions(trees)) @ [tree.gain for tree in trees])
 
 
+def best_by_state(accuracy: Sequence[Sequence[float]], num_nodes: int) -> list[Paths]:
+    """The most probable candidates of states 0 … m, `num_nodes` at most; `accuracy` as for `build_trees`."""
+    scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
+    return [Paths()] + [best_paths(scores[:state], num_nodes) for state in range(1, len(scores) + 1)]
+
+
 def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles: int = 1) -> list[SparseTree]:
     """The trees of states 0 … m with the best amortised gain, over all splits of the rows between candidates and prompts.
 
@@ -109,9 +115,7 @@ def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles:
         budget: rows of a round beside the root, candidates and prompts (each E rows) together; at least m·E.
         num_ensembles: E.
     """
-    m = len(accuracy)
-    scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
-    widest = [Paths()] + [best_paths(scores[:state], budget) for state in range(1, m + 1)]
+    m, widest = len(accuracy), best_by_state(accuracy, budget)
     best: tuple[float, list[SparseTree]] = (-1.0, [])
     for num_nodes in range(1, budget - num_ensembles + 1):
         states = [first(paths, num_nodes) for paths in widest]
@@ -128,9 +132,7 @@ def static_trees(accuracy: list[list[float]], budget: int, num_ensembles: int = 
     """For comparison: as many candidates in every state, and all m prompts below every node; arguments as for `build_trees`."""
     m = len(accuracy)
     num_nodes = (budget - m * num_ensembles) // (1 + m * num_ensembles)
-    scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
-    states = [Paths()] + [best_paths(scores[:state], num_nodes) for state in range(1, m + 1)]
-    return [SparseTree(paths, [m] * (1 + len(paths.parents))) for paths in states]
+    return [SparseTree(paths, [m] * (1 + len(paths.parents))) for paths in best_by_state(accuracy, num_nodes)]
 
 
 def first(paths: Paths, num_nodes: int) -> Paths:
