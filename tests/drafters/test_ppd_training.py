@@ -22,11 +22,9 @@ from hf_paradraft.drafters.ppd.tuner import prompt_embedding
 
 def test_prompts_see_the_text_to_their_point_and_their_ensemble():
     """m = 2, E = 2, one point behind x_1 of a text of four: rows x_0 … x_3, then prompts 1a 1b 2a 2b."""
-    rows = prompt_rows(4, torch.tensor([1]), 2, 2)
-    assert rows["position_ids"].tolist() == [0, 1, 2, 3, 2, 2, 3, 3]
-    assert rows["prompts"].tolist() == [0, 1, 2, 3]
-    assert rows["teachers"].tolist() == [[2, 3]]
-    sees = [set(row.nonzero()[:, 0].tolist()) for row in rows["attention_mask"]]
+    positions, mask = prompt_rows(torch.arange(4)[None], torch.tensor([[1]]), 2, 2)
+    assert positions.tolist() == [[0, 1, 2, 3, 2, 2, 3, 3]]
+    sees = [set(row.nonzero()[:, 0].tolist()) for row in mask[0]]
     assert sees[:4] == [{0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}]
     assert sees[4:] == [{0, 1, 4}, {0, 1, 5}, {0, 1, 4, 6}, {0, 1, 5, 7}]
 
@@ -60,11 +58,11 @@ def test_one_forward_gives_what_each_insertion_would(tmp_path, e):
     points = torch.tensor([[0, 3, 4], [2, 4, -1]])
     base = trainer.model.get_base_model()
     with torch.no_grad():
-        guesses, teachers, tokens, own = guess_at(base, base, trainer.config, ids, points)
+        guesses, teachers, tokens, begins = guess_at(base, base, trainer.config, ids, points)
         assert guesses.shape[:2] == teachers.shape[:2] == tokens.shape == (5, 2)
         embedding = prompt_embedding(base)
         wanted = [(row, int(t)) for row in range(2) for t in points[row] if t >= 0]
-        for guess, teacher, token, follows, (row, t) in zip(guesses, teachers, tokens, own, wanted, strict=True):
+        for guess, teacher, token, follows, (row, t) in zip(guesses, teachers, tokens, begins, wanted, strict=True):
             lanes = []
             for lane in range(e):
                 inputs = torch.cat([embedding(ids[row : row + 1, : t + 1]), embedding.prompts()[lane::e][None]], dim=1)
@@ -97,8 +95,8 @@ def test_the_head_is_run_on_what_is_used_however_many_texts_there_are(name):
         hook.remove()
         alone = [guess_at(base, base, config, ids[row : row + 1], points[row : row + 1]) for row in range(4)]
     assert counted == [4 * 3 * (3 + 2 * 2)]  # at each point: it and two teachers, and two prompts of two ensembles
-    for some, parts in zip(together, zip(*alone, strict=True), strict=True):
-        torch.testing.assert_close(some, torch.cat(parts), rtol=1e-5, atol=1e-5)
+    for tensor, parts in zip(together, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(tensor, torch.cat(parts), rtol=1e-5, atol=1e-5)
 
 
 def test_only_answers_are_guessed():
@@ -171,5 +169,5 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
 def test_texts_too_short_for_any_point_are_left_out():
     base = get_peft_model(tiny_model(dtype=torch.float32), PpdConfig()).get_base_model()
     ids = torch.tensor([[1, 2], [3, 4]])
-    guesses, teachers, texts, own = guess_at(base, base, PpdConfig(), ids, torch.full((2, 1), -1))
-    assert len(guesses) == len(teachers) == len(texts) == len(own) == 0
+    guesses, teachers, tokens, begins = guess_at(base, base, PpdConfig(), ids, torch.full((2, 1), -1))
+    assert len(guesses) == len(teachers) == len(tokens) == len(begins) == 0

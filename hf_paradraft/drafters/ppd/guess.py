@@ -42,29 +42,25 @@ def guess_at(
         For the T points there are: the prompts' guesses and their teachers, logits float32 `(T, m, V)`, the latter without
         gradient, the texts' own tokens `(T, m)`, and whether the token directly behind is the model's own choice, `(T,)`.
     """
-    m, e, (batch_size, length) = config.num_prompt_tokens, config.num_ensembles, ids.shape
-    rows = [prompt_rows(length, text_points.clamp(min=0).cpu(), m, e) for text_points in points]
+    m, e, length = config.num_prompt_tokens, config.num_ensembles, ids.shape[1]
     embedding = prompt_embedding(base)
-    prompts = embedding.prompts()[rows[0]["prompts"]].expand(batch_size, -1, -1)
-    there = points.cpu() >= 0
-    row = there.nonzero(as_tuple=True)[0][:, None]  # (T, 1), which text
-    behind = torch.stack([own["teachers"] for own in rows])[there]
-    column = torch.cat([points.cpu()[there][:, None], behind], dim=1)  # (T, m + 1), places of the text
-    asked = torch.zeros(batch_size, length, dtype=torch.bool).index_put_((row, column), torch.tensor(True))
+    there = points >= 0
+    row = there.nonzero()[:, :1]  # (T, 1), which text
+    column = points[there][:, None] + torch.arange(m + 1, device=ids.device)  # (T, m + 1), positions in it
+    asked = torch.zeros_like(ids, dtype=torch.bool)
+    asked[row, column] = True
     order = asked.int().argsort(dim=1, stable=True)  # (B, n)
     new_column = order.argsort(dim=1)[row, column]
     max_asked = int(asked.sum(1).max())  # K rows of every text: those that are asked, and some before them where others have more
-    prompt_places = torch.arange(length, rows[0]["position_ids"].shape[0]).expand(batch_size, -1)
-    whole = torch.cat([order, prompt_places], dim=1)
-    texts = embedding.base_layer(ids.gather(1, order.to(ids.device)))
-    sees = torch.stack([own["attention_mask"][new][:, new] for own, new in zip(rows, whole, strict=True)])[:, None].to(ids.device)
-    positions = torch.stack([own["position_ids"][new] for own, new in zip(rows, whole, strict=True)]).to(ids.device)
+    positions, sees = prompt_rows(order, points.clamp(min=0), m, e)
+    texts = embedding.base_layer(ids.gather(1, order))
+    prompts = embedding.prompts().repeat(points.shape[1], 1).expand(len(ids), -1, -1)
     apart = positions[:, None, :, None] - positions[:, None, None]
     masks = {}
     for kind, window in attention_windows(base).items():
-        seen = sees if window is None else sees & (apart < window)
+        seen = sees[:, None] if window is None else sees[:, None] & (apart < window)
         masks[kind] = additive(seen, texts.dtype)
-    heads = max_asked + prompt_places.shape[1]
+    heads = max_asked + prompts.shape[1]
     few = {"logits_to_keep": heads} if base._supports_logits_to_keep() else {}
     logits = forward(
         inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import BoolTensor, LongTensor, Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 def insertion_points(length: int, num_prompt_tokens: int, count: int, generator: torch.Generator | None = None) -> LongTensor:
@@ -24,40 +25,34 @@ def insertion_points(length: int, num_prompt_tokens: int, count: int, generator:
     return torch.randperm(possible, generator=generator)[:count].sort().values
 
 
-def prompt_rows(length: int, points: LongTensor, num_prompt_tokens: int, num_ensembles: int) -> dict[str, Tensor]:
-    """The rows of one text of `length` tokens with prompts behind `points`.
+def prompt_rows(
+    text: LongTensor, points: LongTensor, num_prompt_tokens: int, num_ensembles: int
+) -> tuple[LongTensor, BoolTensor]:
+    """The rows of texts of n tokens with prompts behind `points`.
 
-    The text's rows come first, then for each point its m·E prompts, the E of one prompt together. A text row sees the text up to
-    itself; a prompt sees the text up to its point and the prompts of its own ensemble before it, and itself.
+    The texts' rows come first, in any order, then for each point its m·E prompts, the E of one prompt together. A text row sees
+    the text up to itself; a prompt sees the text up to its point and the prompts of its own ensemble before it, and itself.
 
     Args:
-        length: n.
-        points: int64 `(P,)`.
+        text: int64 `(B, n)`, positions of the texts' rows.
+        points: int64 `(B, P)`.
         num_prompt_tokens: m.
         num_ensembles: E.
 
     Returns:
-        `position_ids` int64 `(R,)` with `R = n + P·m·E`; `attention_mask` bool `(R, R)`, True = may attend; `prompts` int64
-        `(P·m·E,)`, which prompt each of those rows is; `teachers` int64 `(P, m)`, the text row whose distribution each guess
-        should have.
+        Positions int64 `(B, R)` with `R = n + P·m·E`; and a mask, bool `(B, R, R)`, True = may attend.
     """
-    m, e = num_prompt_tokens, num_ensembles
-    index = torch.arange(m * e)
-    distance, ensemble = index // e, index % e
-    teachers = points[:, None] + torch.arange(1, m + 1)
-    positions = torch.cat([torch.arange(length), (points[:, None] + 1 + distance).flatten()])
-    point = torch.cat([torch.arange(length), points.repeat_interleave(m * e)])  # how far into the text a row sees
-    group = torch.cat([torch.full((length,), -1), torch.arange(len(points)).repeat_interleave(m * e)])
-    lane = torch.cat([torch.full((length,), -1), ensemble.repeat(len(points))])
-    text = group < 0
-    sees_text: BoolTensor = text[None] & (positions[None] <= point[:, None])
-    sees_prompts = (group[:, None] == group) & (lane[:, None] == lane) & (positions[None] <= positions[:, None]) & ~text[None]
-    return {
-        "position_ids": positions,
-        "attention_mask": sees_text | (sees_prompts & ~text[:, None]),
-        "prompts": index.repeat(len(points)),
-        "teachers": teachers,
-    }
+    per_point = num_prompt_tokens * num_ensembles
+    prompt = torch.arange(points.shape[1] * per_point, device=text.device)
+    behind = points.repeat_interleave(per_point, dim=1)
+    positions = torch.cat([text, behind + 1 + prompt % per_point // num_ensembles], dim=1)
+    last_seen = torch.cat([text, behind], dim=1)[:, :, None]  # of the text
+    # Prompts that see each other: those of one ensemble behind one point. Text rows are of none, -1.
+    lane = F.pad(prompt // per_point * num_ensembles + prompt % num_ensembles, (text.shape[1], 0), value=-1)
+    is_text = lane < 0
+    sees_text = is_text & (positions[:, None] <= last_seen)
+    sees_prompts = ~is_text & (lane[:, None] == lane) & (positions[:, None] <= positions[:, :, None])
+    return positions, sees_text | sees_prompts
 
 
 class PromptCollator:
@@ -78,8 +73,7 @@ class PromptCollator:
         Returns:
             `input_ids` int64 `(B, n)` and `points` int64 `(B, P)`, positions of labelled tokens or the one before.
         """
-        width = max(len(sample["input_ids"]) for sample in samples)
-        ids = [F.pad(torch.tensor(sample["input_ids"]), (0, width - len(sample["input_ids"]))) for sample in samples]
+        ids = pad_sequence([torch.tensor(sample["input_ids"]) for sample in samples], batch_first=True)
         points = []
         for sample in samples:
             generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
@@ -87,4 +81,4 @@ class PromptCollator:
             begin = max(0, next(t for t, label in enumerate(sample["labels"]) if label != -100) - 1)
             text_points = begin + insertion_points(len(sample["input_ids"]) - begin, self.m, self.points, generator)
             points.append(F.pad(text_points, (0, self.points - len(text_points)), value=-1))
-        return {"input_ids": torch.stack(ids), "points": torch.stack(points)}
+        return {"input_ids": ids, "points": torch.stack(points)}
