@@ -17,7 +17,7 @@ import hf_paradraft as pd
 from hf_paradraft.decoding.budget import Budget
 from hf_paradraft.decoding.schedule import OverlapSchedule
 from hf_paradraft.drafters.process.drafter import ProcessDrafting
-from hf_paradraft.drafters.process.worker import Begin, keep_to_last_cores
+from hf_paradraft.drafters.process.worker import keep_to_last_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("process")]
 OPTIONS = {"max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None}
@@ -72,7 +72,7 @@ def test_a_process_drafts_what_its_drafter_would(target, process, tree_size, ove
             torch.manual_seed(3)
             texts.append(target.generate(ids, do_sample=sampled, **options, **more))
             if drafter is not None:  # of the first round, a chain, the process sends what is in its tree
-                drafted.append([one.drafted for one in drafter.last_stats.trace[batch_size:]])
+                drafted.append([record.drafted for record in drafter.last_stats.trace[batch_size:]])
         assert torch.equal(texts[0], texts[1])
         assert torch.equal(texts[0], texts[2])
         if tree_size != "auto" and not overlap:
@@ -87,20 +87,20 @@ def test_calls_that_do_not_overlap_are_drafted_in_place(target, process, tree_si
     monkeypatch.setattr(Budget, "rest", lambda budget: False)
     monkeypatch.setattr(Budget, "size", lambda budget, chances, seconds=None: max(map(len, chances), default=0))
     propose = ProcessDrafting.propose
-    monkeypatch.setattr(ProcessDrafting, "propose", lambda own, prefixes: there.append(1) or propose(own, prefixes))
+    monkeypatch.setattr(ProcessDrafting, "propose", lambda drafting, prefixes: there.append(1) or propose(drafting, prefixes))
     config = pd.SpeculationConfig(4, tree_size, overlap=True, trace=True)
-    process.drafter.speculation_config = own = pd.SpeculationConfig(4, tree_size, never_slower=False, trace=True)
+    process.drafter.speculation_config = plain_config = pd.SpeculationConfig(4, tree_size, never_slower=False, trace=True)
     ids = prompts(2)
     options = {**OPTIONS, "attention_mask": torch.ones_like(ids), "do_sample": False}
     plain = target.generate(ids, **options, assistant_model=process.drafter)
-    drafted = [one.drafted for one in process.drafter.last_stats.trace]
+    drafted = [record.drafted for record in process.drafter.last_stats.trace]
     process.speculation_config = config
     for overlapped in (True, False, True, False):
         there.clear()
         assert_lossless(target, process, ids, plain=plain, **options)
         assert bool(there) == overlapped
-        assert overlapped or [one.drafted for one in process.last_stats.trace] == drafted
-    assert process.drafter.speculation_config is own
+        assert overlapped or [record.drafted for record in process.last_stats.trace] == drafted
+    assert process.drafter.speculation_config is plain_config
     assert process.speculation_config is config
 
 
@@ -148,12 +148,12 @@ def test_cores_that_cannot_be_chosen_stop_nothing(monkeypatch):
 def test_calls_may_interleave_and_are_forgotten(target, process):
     process.attach(target)
     config = pd.SpeculationConfig(4, None, never_slower=False)
-    first, second = (ProcessDrafting(process, Begin(config, 40)) for _ in range(2))
-    one, two = prompts(2)
-    asked = [drafting.propose([pd.Prefix(ids[None], 4, 0)])[0] for drafting, ids in ((first, one), (second, two))]
-    longer = torch.cat([one, asked[0].tokens[:1]])[None]
-    again = first.propose([pd.Prefix(longer, 4, len(one))])[0]
-    third = ProcessDrafting(process, Begin(config, 40))
+    first, second = (ProcessDrafting(process, config, 40) for _ in range(2))
+    ids, others = prompts(2)
+    asked = [drafting.propose([pd.Prefix(text[None], 4, 0)])[0] for drafting, text in ((first, ids), (second, others))]
+    longer = torch.cat([ids, asked[0].tokens[:1]])[None]
+    again = first.propose([pd.Prefix(longer, 4, len(ids))])[0]
+    third = ProcessDrafting(process, config, 40)
     assert again.tokens.tolist() == third.propose([pd.Prefix(longer, 4, 0)])[0].tokens.tolist()
     numbers = [first.call, second.call]
     del first, second
@@ -223,29 +223,29 @@ def test_it_learns_what_the_target_brought(target):
     with pd.ProcessDrafter(Learns()) as drafter:
         drafter.speculation_config = pd.SpeculationConfig(1, None, never_slower=False, trace=True)
         out = target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS)[0, ids.shape[1] :].tolist()
-        place = 0
-        for one in drafter.last_stats.trace[1:-1]:
-            place += len(one.emitted)
-            assert one.drafted == [out[place - len(one.emitted)]]
+        end = 0
+        for record in drafter.last_stats.trace[1:-1]:
+            end += len(record.emitted)
+            assert record.drafted == [out[end - len(record.emitted)]]
 
 
 def test_several_calls_share_one_process_and_an_interrupt_ends_it(target, monkeypatch):
     ids = prompts(1)
-    plain, found = target.generate(ids, do_sample=False, **OPTIONS), []
+    plain, texts = target.generate(ids, do_sample=False, **OPTIONS), []
     others = len(multiprocessing.active_children())
     with pd.ProcessDrafter(near_copy(target, 0.05), threads=1) as drafter:
         drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
 
         def call():
-            found.append(target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS))
+            texts.append(target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS))
 
         threads = [threading.Thread(target=call) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(found) == 3
-        assert all(torch.equal(plain, one) for one in found)
+        assert len(texts) == 3
+        assert all(torch.equal(plain, text) for text in texts)
         assert len(multiprocessing.active_children()) == others + 1
         before = drafter.process
 
@@ -258,4 +258,4 @@ def test_several_calls_share_one_process_and_an_interrupt_ends_it(target, monkey
                 call()
         assert not before.is_alive()
         call()
-        assert torch.equal(plain, found[-1])
+        assert torch.equal(plain, texts[-1])

@@ -47,9 +47,9 @@ def test_parts_and_processes_train_what_one_does(folder):
         result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
         assert result.returncode == 0, result.stderr[-3000:]
     for kind in ("pard", "parallelspec", "dspark", "eagle3"):
-        one, *others = (load_file(folder / out / kind / "model.safetensors") for out in ("one", "parts", "two"))
+        weights, *others = (load_file(folder / out / kind / "model.safetensors") for out in ("one", "parts", "two"))
         for other in others:
-            for name, tensor in one.items():
+            for name, tensor in weights.items():
                 torch.testing.assert_close(tensor, other[name], rtol=1e-3, atol=2e-5)
         states = [sorted(file.name for file in (folder / out).glob(f"states-{kind}/*")) for out in ("one", "parts", "two")]
         assert states[0] == states[1] == states[2]

@@ -25,7 +25,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from ...decoding.pearl import device_of
 from ...decoding.target_head import TargetHead
 from ...protocol import Drafter, Drafting, GuessedTokens, Observation, Prefix, SpeculationConfig
-from .worker import Asked, Begin, serve
+from .worker import serve
 
 NAME = "paradraft-drafter"
 PATIENCE = 10.0  # seconds until a process that does not end by itself is ended
@@ -206,7 +206,7 @@ class InProcess(Drafter):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> ProcessDrafting:
         """Begin a `generate` call over there."""
-        return ProcessDrafting(self.owner(), Begin(self.speculation_config, max_length))
+        return ProcessDrafting(self.owner(), self.speculation_config, max_length)
 
 
 class ProcessDrafting(Drafting):
@@ -214,23 +214,24 @@ class ProcessDrafting(Drafting):
 
     Args:
         drafter: whose process is asked.
-        begin: the call.
+        config: how drafts are shaped.
+        max_length: tokens of a sequence at most.
     """
 
-    def __init__(self, drafter: ProcessDrafter, begin: Begin):
+    def __init__(self, drafter: ProcessDrafter, config: SpeculationConfig, max_length: int):
         self.drafter, self.process, self.call = drafter, drafter.process, next(drafter.numbers)
         weakref.finalize(self, drafter.ended.append, self.call)
-        self.learns = self._ask("begin", begin)
+        self.learns = self._ask("begin", (config, max_length))
 
     def _ask(self, method: str, arguments: Any) -> Any:
         return self.drafter.ask(self.process, self.call, method, arguments)
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """The worker's drafts, as tokens that were found."""
-        rows = [Asked(prefix.kept, prefix.ids[0, prefix.kept :].tolist(), prefix.room) for prefix in prefixes]
+        changes = [(prefix.kept, prefix.ids[0, prefix.kept :].tolist(), prefix.room) for prefix in prefixes]
         return [
-            GuessedTokens(prefix.ids.new_tensor(draft.tokens), draft.parents, draft.acceptance)
-            for prefix, draft in zip(prefixes, self._ask("propose", rows), strict=True)
+            GuessedTokens(prefix.ids.new_tensor(tokens), parents, acceptance)
+            for prefix, (tokens, parents, acceptance) in zip(prefixes, self._ask("propose", changes), strict=True)
         ]
 
     def observe(self, observations: list[Observation | None]) -> None:

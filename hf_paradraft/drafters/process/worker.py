@@ -7,7 +7,7 @@ import pickle
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from traceback import format_exception
 from typing import Any
@@ -25,73 +25,48 @@ from ...protocol import Drafter, Drafting, Observation, Prefix, SpeculationConfi
 WHOLE_TREE = 32  # nodes that are sent where the engine chooses how many of them are verified
 
 
-@dataclass
-class Begin:
-    """What a `generate` call asks with: how drafts are shaped, and how long its rows get."""
-
-    config: SpeculationConfig
-    max_length: int
-
-
-@dataclass
-class Asked:
-    """What changed in one row since it was asked about last.
-
-    Attributes:
-        kept: leading tokens that stay.
-        tokens: behind them.
-        room: as in `Prefix`.
-    """
-
-    kept: int
-    tokens: list[int]
-    room: int
-
-
-@dataclass
-class Found:
-    """One row's draft."""
-
-    tokens: list[int]
-    parents: list[int]
-    acceptance: list[float] | None
-
-
 class Worker:
     """One `generate` call, on the drafter's side.
 
     Args:
         drafter, target: the target without weights, which a drafter reads sizes of.
-        begin: the call.
+        config: how drafts are shaped.
+        max_length: tokens of a sequence at most.
     """
 
-    def __init__(self, drafter: Drafter, target: PreTrainedModel, begin: Begin):
-        size = WHOLE_TREE if begin.config.tree_size == "auto" else begin.config.tree_size
-        config = replace(begin.config, tree_size=size, overlap=False, prompt_lookup=False, never_slower=False)
+    def __init__(self, drafter: Drafter, target: PreTrainedModel, config: SpeculationConfig, max_length: int):
+        size = WHOLE_TREE if config.tree_size == "auto" else config.tree_size
+        config = replace(config, tree_size=size, overlap=False, prompt_lookup=False, never_slower=False)
         drafter.speculation_config = config
-        self.drafting, self.device = drafter.start_drafting(target, begin.max_length), device_of(drafter)
+        self.drafting, self.device = drafter.start_drafting(target, max_length), device_of(drafter)
         budget = Budget(RowLatency([1], [1.0]), config.num_draft_tokens)
         vocab_size = target.config.get_text_config().vocab_size
         self.builder = DraftBuilder(config, "greedy", budget, vocab_size, type(drafter).__name__)
-        self.rows: list[LongTensor] = []
+        self.sequences: list[LongTensor] = []
 
     @property
     def learns(self) -> bool:
         """Whether it wants to know what the target brought."""
         return type(self.drafting).observe is not Drafting.observe
 
-    def propose(self, rows: list[Asked]) -> list[Found]:
-        """A draft for each row."""
-        before = self.rows or [torch.empty((1, 0), dtype=torch.long, device=self.device) for _ in rows]
-        new = [torch.tensor([row.tokens], dtype=torch.long, device=self.device) for row in rows]
-        self.rows = [torch.cat([old[:, : row.kept], ids], dim=1) for old, ids, row in zip(before, new, rows, strict=True)]
-        prefixes = [Prefix(ids, row.room, row.kept) for ids, row in zip(self.rows, rows, strict=True)]
-        processors = [LogitsProcessorList()] * len(rows)
+    def propose(self, changes: list[tuple[int, list[int], int]]) -> list[tuple[list[int], list[int], list[float] | None]]:
+        """A draft for each sequence: tokens, parents, acceptance.
+
+        Args:
+            changes: of each sequence, since it was asked about last: how many leading tokens stay, those behind them, and `room`
+                as in `Prefix`.
+        """
+        before = self.sequences or [torch.empty(0, dtype=torch.long, device=self.device)] * len(changes)
+        self.sequences = [
+            torch.cat([ids[:stays], ids.new_tensor(tokens)]) for ids, (stays, tokens, _) in zip(before, changes, strict=True)
+        ]
+        prefixes = [Prefix(ids[None], room, stays) for ids, (stays, _, room) in zip(self.sequences, changes, strict=True)]
+        processors = [LogitsProcessorList()] * len(changes)
         drafts = self.builder(self.drafting, prefixes, processors, self.builder.config.tree_size is not None)
-        return [Found(draft.token_ids, draft.parents, draft.acceptance) for draft in drafts]
+        return [(draft.token_ids, draft.parents, draft.acceptance) for draft in drafts]
 
     def observe(self, brought: list[tuple[list[int], int] | None]) -> None:
-        """What the target brought each row: tokens, and the position of the first that was read."""
+        """What the target brought each sequence: tokens, and the position of the first that was read."""
         self.drafting.observe([None if pair is None else Observation(torch.tensor(pair[0]), pair[1]) for pair in brought])
 
 
@@ -135,7 +110,7 @@ def serve(connection: Connection, threads: int, own_cores: bool) -> None:
                 calls.pop(old, None)
             try:
                 if method == "begin":
-                    calls[call] = Worker(drafter, target, arguments)
+                    calls[call] = Worker(drafter, target, *arguments)
                     answer: Any = calls[call].learns
                 else:
                     answer = getattr(calls[call], method)(arguments)
