@@ -10,6 +10,7 @@ from ..layers import GEMMA4
 from .values import transformers_config
 
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+NO_LAYERS = ("layers", "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named")
 NOT_GEMMA4 = {"model_type", "dtype", "per_layer_config", "layer_types", "num_kv_shared_layers"}
 
 
@@ -29,11 +30,11 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     if any(name.endswith("layer_scalar") for name in names) or str(first).startswith("Gemma4"):
         return _gemma4_config(described)
     kind = Qwen3Config if any(name.endswith("q_norm.weight") for name in names) else LlamaConfig
-    known = kind().to_dict().keys() | {"rope_theta", "rope_scaling", "partial_rotary_factor"}
-    values = {name: value for name, value in described.items() if name in known and name not in ("model_type", "dtype")}
+    fields = (kind().to_dict().keys() | {"rope_theta", "rope_scaling", "partial_rotary_factor"}) - {"model_type", "dtype"}
+    values = {name: value for name, value in described.items() if name in fields}
     kinds = described.get("layer_types")
     if kinds is not None:  # Llama's own config has none, and goes by them all the same
-        values["layer_types"] = kinds[: described.get("num_hidden_layers", len(kinds))]
+        values["layer_types"] = kinds[: described["num_hidden_layers"]]
     if "sliding_attention" in (values.get("layer_types") or ()):
         if described.get("sliding_window") is None:
             raise ValueError("The drafter's config has sliding layers and no sliding_window: save or download it again.")
@@ -55,8 +56,8 @@ def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
     for name, what in (("enable_moe_block", "experts"), ("hidden_size_per_layer_input", "inputs for each layer")):
         if described.get(name):
             raise ValueError(f"This drafter has layers of Gemma 4 with {what} ({name}), which are not served.")
-    known = Gemma4TextConfig().to_dict().keys() - NOT_GEMMA4
-    values = {name: value for name, value in described.items() if name in known}
+    fields = Gemma4TextConfig().to_dict().keys() - NOT_GEMMA4
+    values = {name: value for name, value in described.items() if name in fields}
     listed = described.get("per_layer_config")  # of newer files: the target's layers that differ, of which full ones are wider
     layers = [layer for layer in listed.values() if isinstance(layer, Mapping)] if isinstance(listed, Mapping) else []
     wide: Mapping[str, Any] = max(layers, key=lambda layer: layer.get("head_dim", 0), default={})
@@ -68,6 +69,11 @@ def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
         "hidden_size_per_layer_input": 0,
     }
     return transformers_config(Gemma4TextConfig, values)
+
+
+def with_draft_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config whose number of layers may be the target's, beside the drafter's."""
+    return {**config, "num_hidden_layers": config.get("draft_num_hidden_layers", config.get("num_hidden_layers"))}
 
 
 def feature_keys(ids: Any, offset: int = 0) -> tuple[FeatureKey, ...] | None:
@@ -116,14 +122,20 @@ def smaller(size: int | None, vocab_size: int) -> int | None:
 
 
 def block_parts(
-    config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], layers: PreTrainedConfig
+    config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], described: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What all layouts of blocks have in common: sizes, and heads.
+    """What all layouts of blocks have in common: layers, sizes, and heads.
+
+    Args:
+        config: of the drafter.
+        nested: a part of it that is looked into first.
+        names: of its tensors.
+        described: the part of it that its layers are described in.
 
     Raises:
         ValueError: heads that the tensors lack, or of a type that is not served.
     """
-    merged = {**config, **nested}
+    merged, layers = {**config, **nested}, layers_config(described, names or ["q_norm.weight"])
     rank = merged.get("markov_rank") or 0
     has_markov = any(name.startswith(("markov_head.", "logit_head.")) for name in names)
     if names and bool(rank) != has_markov:
@@ -147,19 +159,21 @@ def block_parts(
 
 
 def eagle3_parts(
-    config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], layers: PreTrainedConfig
+    config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], described: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What all layouts of EAGLE-3 and P-EAGLE have in common; arguments as for `block_parts`.
 
     Raises:
         ValueError: a P-EAGLE drafter without a mask token, or a variant that is not served.
     """
+    layers = layers_config(described, names)
     if nested.get("use_aux_hidden_state") is False:
         raise ValueError(
             "This EAGLE drafter reads the last state alone (use_aux_hidden_state false): a variant that is not served."
         )
     parallel = any(name.split(".")[-1] == "mask_hidden" for name in names) or config.get("speculators_model_type") == "peagle"
     vocab_size = config.get("vocab_size") or layers.vocab_size
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
     return {
         "layers": layers,
         "target_hidden_size": config.get("target_hidden_size") or layers.hidden_size,
@@ -171,5 +185,6 @@ def eagle3_parts(
         "fc_norm": bool(config.get("fc_norm", False)) or "fc_norm.0.weight" in names,
         "norm_output": bool(config.get("norm_output", False)),
         "mask_token_id": mask_token(config) if parallel else None,
+        "num_draft_tokens": next((method.get("speculative_tokens") for method in methods), None),
         "softcap": config.get("final_logit_softcapping") if layers.model_type == GEMMA4 else None,
     }

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .common import block_parts, eagle3_parts, feature_keys, layers_config
+from .common import block_parts, eagle3_parts, feature_keys, with_draft_layers
 
 
 def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     if features is None:
         raise ValueError("This DeepSpec drafter names no layers (target_layer_ids): download it again.")
     return {
-        **block_parts(config, {}, names, layers_config(config, names or ["q_norm.weight"])),
+        **block_parts(config, {}, names, config),
         "features": features,
         "fill_in": False,
         "softcap": config.get("final_logit_softcapping"),
@@ -30,9 +30,8 @@ def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     Raises:
         ValueError: as for `eagle3_parts`.
     """
-    described = {**config, "num_hidden_layers": config.get("draft_num_hidden_layers", config.get("num_hidden_layers"))}
     return {
-        **eagle3_parts(config, config.get("eagle_config") or {}, names, layers_config(described, names)),
+        **eagle3_parts(config, config.get("eagle_config") or {}, names, with_draft_layers(config)),
         "features": feature_keys(config["target_layer_ids"]),
         "num_draft_tokens": config.get("ttt_length"),
         "layout": "DeepSpec",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .common import eagle3_parts, feature_keys, layers_config
+from .common import NO_LAYERS, eagle3_parts, feature_keys, with_draft_layers
 
 
 def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
@@ -13,17 +13,11 @@ def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
         ValueError: as for `eagle3_parts`.
     """
     nested = config.get("eagle_config") or {}
-    described = {**config, "num_hidden_layers": config.get("draft_num_hidden_layers", config.get("num_hidden_layers"))}
     listed = nested.get("eagle_aux_hidden_state_layer_ids") or config.get("eagle_aux_hidden_state_layer_ids")
-    if listed:
-        note = f"{list(listed)}, counted as outputs or inputs: settled by the target's number of layers"
-    else:
-        note = "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named"
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
+    settled = ("layers", f"{listed}, counted as outputs or inputs: settled by the target's number of layers")
     return {
-        **eagle3_parts(config, nested, names, layers_config(described, names)),
+        **eagle3_parts(config, nested, names, with_draft_layers(config)),
         "ambiguous": feature_keys(listed or None),
-        "num_draft_tokens": next((method.get("speculative_tokens") for method in methods), None),
         "layout": "SafeAI or SpecForge",
-        "notes": [("layers", note)],
+        "notes": [settled if listed else NO_LAYERS],
     }

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..layers import GEMMA4
-from .common import block_parts, eagle3_parts, feature_keys, layers_config, smaller
+from .common import NO_LAYERS, block_parts, eagle3_parts, feature_keys, smaller
 
 VERSION = "0.9.0"
 
@@ -17,22 +17,22 @@ def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     Raises:
         ValueError: something is missing that may not be assumed.
     """
-    layers = layers_config(_layers(config), names or ["q_norm.weight"])
+    parts = block_parts(config, {}, names, _layers(config))
     dspark = config["speculators_model_type"] == "dspark"
     features = feature_keys(config.get("aux_hidden_state_layer_ids"), -1)
     if features is None:
         raise ValueError("This speculators drafter names no layers (aux_hidden_state_layer_ids), and there is no default.")
     said = config.get("sample_from_anchor")
-    kinds = set(getattr(layers, "layer_types", None) or ["full_attention"])
+    kinds = getattr(parts["layers"], "layer_types", None) or ["full_attention"]
     sliding = "sliding_attention" in kinds and not config.get("sliding_window_non_causal")
     note = "not in the config: settled on the target's own output" if dspark else "not in the config: fill-in"
     return {
-        **block_parts(config, {}, names, layers),
+        **parts,
         "features": features,
         "fill_in": (None if dspark else True) if said is None else not said,
         "causal": ("sliding_attention",) if sliding else (),
         "window_from_anchor": True,
-        "draft_vocab_size": smaller(config.get("draft_vocab_size"), layers.vocab_size),
+        "draft_vocab_size": smaller(config.get("draft_vocab_size"), parts["vocab_size"]),
         "layout": "speculators",
         "notes": [("anchor", note)] if said is None else [],
     }
@@ -45,14 +45,11 @@ def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
         ValueError: as for `eagle3_parts`.
     """
     inputs = config.get("eagle_aux_hidden_state_layer_ids")
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
-    note = ("layers", "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named")
     return {
-        **eagle3_parts(config, {}, names, layers_config(_layers(config), names)),
+        **eagle3_parts(config, {}, names, _layers(config)),
         "features": feature_keys(inputs, -1),
-        "num_draft_tokens": next((method.get("speculative_tokens") for method in methods), None),
         "layout": "speculators",
-        "notes": [note] if inputs is None else [],
+        "notes": [NO_LAYERS] if inputs is None else [],
     }
 
 

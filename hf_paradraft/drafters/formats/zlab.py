@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .common import block_parts, feature_keys, layers_config
+from .common import block_parts, feature_keys
 
 PROJECTORS = (None, "dflash", "dspark")
 
@@ -32,8 +32,8 @@ def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
         described["sliding_window"] = nested.get("swa_window_size") or config.get("sliding_window")
     if "sliding_attention" in (described.get("layer_types") or ()):
         described["use_sliding_window"] = True
-    layers = layers_config(described, names or ["q_norm.weight"])
-    kinds = tuple(dict.fromkeys(getattr(layers, "layer_types", None) or ["full_attention"]))
+    parts = block_parts(config, nested, names, described)
+    kinds = tuple(dict.fromkeys(getattr(parts["layers"], "layer_types", None) or ["full_attention"]))
     said = next((value for value in (config.get("is_causal"), nested.get("causal")) if value is not None), None)
     if said is not None:
         causal = kinds if said else ()
@@ -49,7 +49,7 @@ def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     dspark = projector == "dspark" or any(name.startswith(("markov_head.", "logit_head.")) for name in names)
     dspark = dspark or (config.get("architectures") or [""])[0] == "DSparkDraftModel"
     return {
-        **block_parts(config, nested, names, layers),
+        **parts,
         "features": features,
         "fill_in": not dspark,
         "causal": causal,
