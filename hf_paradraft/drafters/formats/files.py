@@ -19,7 +19,7 @@ def names_in(folder: Path) -> list[str]:
     return list(unpickled(folder / PICKLES[0])) if (folder / PICKLES[0]).exists() else []
 
 
-def weights_in(folder: Path, name: str = "pytorch_model.bin") -> dict[str, Tensor]:
+def weights_in(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder: of its safetensors, or of its pickle, read without running anything.
 
     Raises:
@@ -27,13 +27,14 @@ def weights_in(folder: Path, name: str = "pytorch_model.bin") -> dict[str, Tenso
     """
     if any(folder.glob("*.safetensors")):
         tensor_names(folder)  # says which file is damaged
-        found: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
         for file in sorted(folder.glob("*.safetensors")):
-            found |= load_file(file)
-        return found
-    if not (folder / name).exists():
-        raise OSError(f"{folder} has neither a .safetensors file nor a {name}: download or save it again.")
-    return unpickled(folder / name)
+            weights |= load_file(file)
+        return weights
+    pickle = folder / PICKLES[0]
+    if not pickle.exists():
+        raise OSError(f"{folder} has neither a .safetensors file nor a {pickle.name}: download or save it again.")
+    return unpickled(pickle)
 
 
 def unpickled(file: Path) -> dict[str, Tensor]:
@@ -74,14 +75,14 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> N
         OSError: some are missing.
         ValueError: some have no place there, or another shape.
     """
-    have = dict(module.state_dict())
+    have = module.state_dict()
     if missing := sorted(have.keys() - tensors.keys()):
         raise OSError(f"{what} lacks {len(missing)} of its weights ({', '.join(missing[:3])}, …): download or convert it again.")
     if more := sorted(tensors.keys() - have.keys()):
         raise ValueError(f"{what} has {len(more)} tensors that have no place in it ({', '.join(more[:3])}, …): it is a variant.")
-    for name, own in tensors.items():
-        if own.shape != have[name].shape:
-            raise ValueError(f"{what}: {name} is {tuple(own.shape)}, and its config asks for {tuple(have[name].shape)}.")
+    for name, tensor in tensors.items():
+        if tensor.shape != have[name].shape:
+            raise ValueError(f"{what}: {name} is {tuple(tensor.shape)}, and its config asks for {tuple(have[name].shape)}.")
     first = (tensors.get("fc.weight"), *tensors.values())
     module.to(next((tensor.dtype for tensor in first if tensor is not None and tensor.is_floating_point()), None))
     module.load_state_dict(tensors)
@@ -134,8 +135,7 @@ def check_files(folder: Path, with_tokenizer: bool) -> None:
     files = read_json(index).get("weight_map", "") if index.exists() else {"": "model.safetensors"}
     if not isinstance(files, Mapping):
         raise OSError(f"{index} does not say in which file a weight lies (weight_map): save or download it again.")
-    wanted = set(files.values())
-    wanted.add("tokenizer_config.json")
+    wanted = {*files.values(), "tokenizer_config.json"}
     if not any(any(folder.glob(pattern)) for pattern in ("tokenizer.json", "tokenizer.model", "vocab.*")):
         wanted.add("tokenizer.json")
     if missing := sorted(name for name in wanted if not (folder / name).exists()):

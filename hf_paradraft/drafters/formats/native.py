@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download
@@ -59,7 +59,7 @@ class MtpTensors:
     """
 
     layout: Layout
-    layers: list[dict[str, str]] = field(default_factory=list)
+    layers: list[dict[str, str]]
 
 
 def mtp_tensors(names: Iterable[str], num_layers: int) -> MtpTensors | None:
@@ -145,15 +145,15 @@ class Checkpoint:
             raise OSError(f"{self.name} is neither a folder here nor a model on the Hub: {error}") from error
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Some of its tensors, by name.
+        """Its tensors of these names.
 
         Raises:
             OSError: a file that should hold them is missing.
         """
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for file in sorted({self.files[name] for name in names}):
             if (path := self._file(file)) is None:
                 raise OSError(f"{self.name} has no {file}, in which its MTP layers are: download it again.")
             with safe_open(path, framework="pt") as opened:
-                found |= {name: opened.get_tensor(name) for name in names if self.files[name] == file}
-        return found
+                tensors |= {name: opened.get_tensor(name) for name in names if self.files[name] == file}
+        return tensors

@@ -37,14 +37,15 @@ def _whole(least: int, most: int) -> Rule:
     return Rule(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
 
 
+def _list(rule: Rule, words: str, least: int = 1) -> Rule:
+    return Rule(lambda value: isinstance(value, list) and len(value) >= least and all(map(rule.holds, value)), words)
+
+
 def _sizes(most: int) -> Rule:
     """One for all layers, or a list of one for each."""
-    one = _whole(1, most)
-
-    def holds(value: Any) -> bool:
-        return one.holds(value) or (isinstance(value, list) and bool(value) and all(map(one.holds, value)))
-
-    return Rule(holds, one.words)
+    single = _whole(1, most)
+    several = _list(single, single.words)
+    return Rule(lambda value: single.holds(value) or several.holds(value), single.words)
 
 
 def _optional(rule: Rule) -> Rule:
@@ -55,20 +56,8 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
-def _layer_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(layer) is int and -1 <= layer <= LAYERS for layer in value)
-
-
 def _is_dtype(name: str) -> bool:
     return name == "auto" or isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
-
-
-def _is_rope(value: Any) -> bool:
-    return isinstance(value, str) and value in ("default", *ROPE_INIT_FUNCTIONS)
-
-
-def _words(value: Any) -> bool:
-    return isinstance(value, list) and all(map(WORD.holds, value))
 
 
 FLAG = Rule(lambda value: isinstance(value, bool), "true or false")
@@ -76,12 +65,13 @@ NUMBER = Rule(_number, "a number above 0")
 SHARE = Rule(lambda value: _number(value) and value <= 1, "a number above 0, at most 1")
 DTYPE = Rule(lambda value: isinstance(value, str) and _is_dtype(value), "a number format of torch")
 ACTIVATION = Rule(lambda value: isinstance(value, str) and value in ACT2FN, "an activation that transformers has")
-ROPE = Rule(_is_rope, "a rotary embedding that transformers has")
+ROPE_KINDS = ("default", *ROPE_INIT_FUNCTIONS)
+ROPE = Rule(lambda value: isinstance(value, str) and value in ROPE_KINDS, "a rotary embedding that transformers has")
 TREE_SIZE = Rule(lambda value: value in (None, "auto") or _whole(1, MOST).holds(value), f"null, auto or a number up to {MOST}")
 WORD = Rule(lambda value: isinstance(value, str) and value.isprintable(), "a printable text")
-WORDS = Rule(_words, "a list of texts")
+WORDS = _list(WORD, "a list of texts", least=0)
 NAMED = Rule(lambda value: isinstance(value, Mapping), "an object with names")
-LAYER_LIST = Rule(_layer_list, f"a list of layers' numbers, from -1 to {LAYERS}")
+LAYER_LIST = _list(_whole(-1, LAYERS), f"a list of layers' numbers, from -1 to {LAYERS}")
 
 TABLE = (
     (_whole(1, WIDE), "hidden_size vocab_size"),
