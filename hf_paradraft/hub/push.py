@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
@@ -19,20 +20,12 @@ MODEL = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.js
 BASE = (*MODEL, "config.json", "generation_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 MEASURED = ("bench.json", "tau.png")  # of former weights
+SPACE = ("README.md", "requirements.txt", "*.py")
+NO_CACHES = shutil.ignore_patterns("__pycache__", ".*")
 PEFT_CARD = "# Model Card for Model ID"  # what PEFT writes beside every adapter
 
 
-def push_drafter(
-    folder: str | Path,
-    repo_id: str,
-    fields: CardFields,
-    private: bool | None = None,
-    revision: str | None = None,
-    create_pr: bool = False,
-    token: str | bool | None = None,
-    commit_message: str = "Upload drafter",
-    license: str | None = None,
-) -> CommitInfo:
+def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: str | None = None, **options: Any) -> CommitInfo:
     """Publish the drafter in `folder`: weights, tokenizer, configs, calibration and card in one commit.
 
     Large files go first and are not sent again by a second try; the commit comes last, so a repository has the old state or the
@@ -42,12 +35,8 @@ def push_drafter(
         folder: of a whole drafter; a base model's path on this machine is left out of what is published.
         repo_id: `user/name`; made if it does not exist.
         fields: for the card, from its kind.
-        private: for a new repository.
-        revision: branch, made from main if it does not exist.
-        create_pr: propose the commit instead.
-        token: default: the stored one.
-        commit_message: title of the commit.
         license: as the Hub names it, for the card.
+        options: `private`, `revision`, `create_pr`, `token`, `commit_message`, as for `upload`.
 
     Raises:
         OSError: the Hub refused; nothing has been published.
@@ -60,7 +49,7 @@ def push_drafter(
         left_out = BASE if fields.relation == "adapter" else ADAPTER
         for pattern in (pattern for pattern in PUBLISHED if pattern not in left_out):
             for file in folder.glob(pattern):
-                shutil.copy2(file, whole / file.name)
+                shutil.copy2(file, whole)
         if (adapter := whole / "adapter_config.json").exists():
             config = read_json(adapter)
             config["base_model_name_or_path"] = hub_name(config.get("base_model_name_or_path"))
@@ -79,7 +68,7 @@ def push_drafter(
         stale = [*BESIDE, *MEASURED]
         if any(whole.glob("model*.safetensors")):  # a base may lie beside an adapter
             stale += [*MODEL, *ADAPTER]
-        return upload(whole, repo_id, "model", private, revision, create_pr, token, commit_message, without=stale)
+        return upload(whole, repo_id, "model", **{"commit_message": "Upload drafter", **options}, without=stale)
 
 
 def upload(
@@ -94,10 +83,21 @@ def upload(
     space_sdk: str | None = None,
     without: Sequence[str] = (),
 ) -> CommitInfo:
-    """Make the repository if need be, and commit a folder to it; arguments as for `push_drafter` and `HfApi.create_commit`.
+    """Make the repository if need be, and commit a folder to it.
 
     One commit, where `HfApi.upload_folder` makes several of a long upload: nobody finds half of it. Files that fit patterns of
     `without` and were left by an earlier commit are taken away.
+
+    Args:
+        folder: what is committed.
+        repo_id: `user/name`; made if it does not exist.
+        repo_type, space_sdk: as for `HfApi.create_repo`.
+        private: for a new repository.
+        revision: branch, made from main if it does not exist.
+        create_pr: propose the commit instead.
+        token: default: the stored one.
+        commit_message: title of the commit.
+        without: patterns.
 
     Raises:
         OSError: the Hub refused.
@@ -151,13 +151,9 @@ def push_recipe(repo_id: str, private: bool | None = None, token: str | bool | N
     """Publish the decoding loop as a `custom_generate` recipe: `generate(custom_generate=repo_id, trust_remote_code=True)`."""
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name)
-        shutil.copytree(shipped("hub_cards") / "recipe", whole, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        card = (whole / "README.md").read_text().replace("REPO_ID", repo_id)
-        (whole / "README.md").write_text(card)
+        shutil.copytree(shipped("hub_cards") / "recipe", whole, dirs_exist_ok=True, ignore=NO_CACHES)
+        _name_in_card(whole, "REPO_ID", repo_id)
         return upload(whole, repo_id, "model", private, token=token, commit_message="Upload recipe")
-
-
-SPACE = ("README.md", "requirements.txt", "*.py")
 
 
 def push_space(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
@@ -166,9 +162,12 @@ def push_space(repo_id: str, private: bool | None = None, token: str | bool | No
         whole = Path(name)
         for pattern in SPACE:
             for file in shipped("spaces").glob(pattern):
-                shutil.copy2(file, whole / file.name)
-        library = Path(__file__).parents[1]
-        shutil.copytree(library, whole / "hf_paradraft", ignore=shutil.ignore_patterns("__pycache__", ".*"))
-        card = (whole / "README.md").read_text().replace('Client("user/name")', f'Client("{repo_id}")')
-        (whole / "README.md").write_text(card)
+                shutil.copy2(file, whole)
+        shutil.copytree(Path(__file__).parents[1], whole / "hf_paradraft", ignore=NO_CACHES)
+        _name_in_card(whole, 'Client("user/name")', f'Client("{repo_id}")')
         return upload(whole, repo_id, "space", private, token=token, commit_message="Upload Space", space_sdk="gradio")
+
+
+def _name_in_card(folder: Path, placeholder: str, name: str) -> None:
+    card = folder / "README.md"
+    card.write_text(card.read_text().replace(placeholder, name))
