@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import FloatTensor, LongTensor
 from transformers import LogitsProcessorList
 from transformers.generation import CandidateGenerator
 
-from ...decoding.sampling import sequential_choice
-from ..reader import read_with_masks
+from ...decoding.cache import empty_cache
 from .model import PardDrafter
 
 
@@ -31,7 +31,7 @@ class PardCandidateGenerator(CandidateGenerator):
         self.drafter, self.do_sample, self.max_length = drafter, do_sample, max_length
         self.logits_processor = logits_processor or LogitsProcessorList()
         self.num_draft_tokens = drafter.speculation_config.num_draft_tokens
-        self.cache = drafter.new_cache()
+        self.cache = empty_cache(drafter)
 
     def get_candidates(self, input_ids: LongTensor, **kwargs) -> tuple[LongTensor, FloatTensor | None]:
         """The prefix with K guesses behind it, and their processed logits.
@@ -48,12 +48,8 @@ class PardCandidateGenerator(CandidateGenerator):
             room = min(room, self.max_length - ids.shape[1] - 1)
         if room < 1:
             return input_ids, None
-        mask = self.drafter.mask_token_id
-        logits = read_with_masks(self.drafter, ids, self.cache, [mask] * (room - 1), mask)
-        tokens, scores = sequential_choice(self.drafter.whole(logits), ids, self.logits_processor, self.do_sample)
-        candidates = ids.new_empty((1, ids.shape[1] + room))
-        candidates[:, : ids.shape[1]], candidates[:, ids.shape[1] :] = ids, tokens
-        return candidates, scores[None]
+        tokens, scores = self.drafter.draft_chain(ids, self.cache, room, self.logits_processor, self.do_sample)
+        return torch.cat([ids, tokens[None]], dim=1), scores[None]
 
     def update_candidate_strategy(self, input_ids: LongTensor, scores: FloatTensor, num_matches: int) -> None:
         """Nothing to update: K stays as configured."""

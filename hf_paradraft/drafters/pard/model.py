@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import LongTensor
-from transformers import AutoConfig, Cache, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, Cache, LogitsProcessorList, PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -252,13 +252,23 @@ class PardDrafter(SavedDrafter):
     def _pairs(self, target: PreTrainedModel) -> ProjectedFeatures:
         return ProjectedFeatures(self, self.projection, self.projection.keys(len(layers_of(target))))
 
-    def whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits `(K, V)` of `(K, V')`, for loops that know one vocabulary."""
-        return logits if self.vocabulary is None else widen(logits, self.vocabulary, self.config.get_text_config().vocab_size)
+    def draft_chain(
+        self, ids: LongTensor, cache: Cache, count: int, processors: LogitsProcessorList, do_sample: bool
+    ) -> tuple[LongTensor, torch.Tensor]:
+        """`count` tokens behind a prefix, for loops that know chains and one vocabulary.
 
-    def new_cache(self) -> Cache:
-        """An empty cache that can drop the masks' entries again."""
-        return empty_cache(self)
+        Args:
+            ids, cache: as for `read_with_masks`.
+            count: K, at least 1.
+            processors, do_sample: as for `sequential_choice`.
+
+        Returns:
+            Tokens int64 `(K,)` and their processed logits float32 `(K, V)`; one behind a recurrent drafter's very first token.
+        """
+        logits = read_with_masks(self, ids, cache, [self.mask_token_id] * (count - 1), self.mask_token_id)
+        if self.vocabulary is not None:
+            logits = widen(logits, self.vocabulary, self.config.get_text_config().vocab_size)
+        return sequential_choice(logits, ids, processors, do_sample)
 
     @torch.no_grad()
     def generate(self, inputs: LongTensor | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -271,10 +281,9 @@ class PardDrafter(SavedDrafter):
         check_drafts(self)
         ids = kwargs["input_ids"] if inputs is None else inputs
         past = kwargs.get("past_key_values")
-        past = self.new_cache() if past is None or is_recurrent(past) else past
-        masks = [self.mask_token_id] * (max(1, kwargs["max_new_tokens"]) - 1)
-        logits = read_with_masks(self, ids, past, masks, self.mask_token_id)
-        tokens, scores = sequential_choice(self.whole(logits), ids, kwargs["logits_processor"], config.do_sample)
+        past = empty_cache(self) if past is None or is_recurrent(past) else past
+        count = max(1, kwargs["max_new_tokens"])
+        tokens, scores = self.draft_chain(ids, past, count, kwargs["logits_processor"], config.do_sample)
         past = None if is_recurrent(past) else past  # that loop would crop it, and a state cannot be cropped
         return GenerateDecoderOnlyOutput(
             sequences=torch.cat([ids, tokens[None]], dim=1), scores=tuple(scores.split(1)), past_key_values=past
