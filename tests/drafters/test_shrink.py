@@ -31,15 +31,14 @@ def test_layers_are_the_targets(name):
     count = target.config.num_hidden_layers
     ids = torch.tensor([[1, 2, 3, 4]])
     assert torch.equal(with_layers(target, list(range(count)))(ids).logits, target(ids).logits)
-    one = with_layers(target, [0])
+    small = with_layers(target, [0])
     states = target(ids, output_hidden_states=True).hidden_states[1]
-    assert (
-        torch.allclose(one(ids, output_hidden_states=True).hidden_states[0], target.get_input_embeddings()(ids)) or name == "gpt2"
-    )
-    decoder = one.get_decoder()
+    embedded = small(ids, output_hidden_states=True).hidden_states[0]
+    assert torch.allclose(embedded, target.get_input_embeddings()(ids)) or name == "gpt2"
+    decoder = small.get_decoder()
     norm = decoder.ln_f if name == "gpt2" else decoder.norm
-    torch.testing.assert_close(one(ids).logits, one.lm_head(norm(states)))
-    assert one.num_parameters() < target.num_parameters()
+    torch.testing.assert_close(small(ids).logits, small.lm_head(norm(states)))
+    assert small.num_parameters() < target.num_parameters()
 
 
 @pytest.fixture

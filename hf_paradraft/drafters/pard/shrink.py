@@ -31,12 +31,12 @@ def chosen_layers(count: int, of: int, which: Which = "even") -> list[int]:
     return list(range(count)) if which == "first" else [round(index * of / count) for index in range(count)]
 
 
-def with_layers(target: PreTrainedModel, kept: list[int]) -> PreTrainedModel:
+def with_layers(target: PreTrainedModel, layer_indices: list[int]) -> PreTrainedModel:
     """A model of some of the target's layers, with its embedding, norm and head; all weights are copies.
 
     Args:
         target: a causal LM whose layers are named by their numbers.
-        kept: the layers, rising.
+        layer_indices: which, rising.
 
     Raises:
         ValueError: its layers cannot be taken apart so.
@@ -45,14 +45,14 @@ def with_layers(target: PreTrainedModel, kept: list[int]) -> PreTrainedModel:
     text = config.get_text_config()
     for name, value in list(text.to_dict().items()):
         if isinstance(value, list) and len(value) == text.num_hidden_layers:  # layer_types and the like
-            setattr(text, name, [value[index] for index in kept])
-    text.num_hidden_layers = len(kept)
+            setattr(text, name, [value[index] for index in layer_indices])
+    text.num_hidden_layers = len(layer_indices)
     for name in ("quantization_config", "paradraft"):
         config.__dict__.pop(name, None)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"{type(target).__name__} is no causal LM of transformers: it cannot be shrunk.")
     small = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).to(target.dtype)
-    new_numbers = {index: number for number, index in enumerate(kept)}
+    new_numbers = {index: number for number, index in enumerate(layer_indices)}
     weights = {}
     for name, tensor in target.state_dict().items():
         if (match := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", name)) is None:
