@@ -26,26 +26,6 @@ logger = logging.get_logger(__name__)
 JUDGED = 64  # evaluation rows whose acceptance is measured
 
 
-def read_rows(model: Any, inputs: dict[str, Any], columns: Tensor, attention: str, dtype: torch.dtype) -> Any:
-    """A causal LM's outputs for a batch of rows, with logits `(B, C, V')`.
-
-    Args:
-        model: wrapped, if there are several processes.
-        inputs: of a `RowCollator`, without labels.
-        columns: int64 `(C,)`, of the rows whose logits are wanted.
-        attention: transformers' name of how it attends.
-        dtype: of the model.
-    """
-    inputs = {**inputs}
-    depths = inputs.pop("depths")
-    match attention:
-        case "flex_attention":
-            inputs["attention_mask"] = block_mask(depths, inputs["position_ids"])
-        case "eager":  # adds its mask
-            inputs["attention_mask"] = additive(inputs["attention_mask"], dtype)
-    return model(**inputs, use_cache=False, logits_to_keep=columns)
-
-
 class PardTrainer(RowTrainer):
     """Cross-entropy over kept rows with labels (PARD, section 3.3).
 
@@ -66,7 +46,12 @@ class PardTrainer(RowTrainer):
         self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
     ) -> tuple[Tensor, Any]:
         """As `RowTrainer.row_losses`."""
-        outputs = read_rows(model, inputs, columns, self.attention, self.model.dtype)
+        rows = {name: value for name, value in inputs.items() if name != "depths"}
+        if self.attention == "flex_attention":
+            rows["attention_mask"] = block_mask(inputs["depths"], inputs["position_ids"])
+        elif self.attention == "eager":  # adds its mask
+            rows["attention_mask"] = additive(inputs["attention_mask"], self.model.dtype)
+        outputs = model(**rows, use_cache=False, logits_to_keep=columns)
         losses = F.cross_entropy(outputs.logits.float().flatten(0, 1), labels.flatten(), reduction="none")
         return losses.view_as(labels), outputs
 
