@@ -5,20 +5,22 @@ import os
 import shlex
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from ...files import FILES
 from ...training.target import config_of, refuse_packed
+from ..formats.files import unpickled
 from ..formats.values import read_config
+from .pard2 import FILE, PICKLE
 
 # vLLM takes a drafter for another kind if one of these is in its path.
 MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
-PROJECTION = "warp_model.bin"
 
 
 def export(pard: Any, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
@@ -37,20 +39,22 @@ def export(pard: Any, folder: Path, output: Path, engine: str, target: str | Non
     if target is not None:
         refuse_packed(target, "its config is read")
         _match_vocabulary(drafter, config_of(target).get_text_config().vocab_size, engine, pad)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent) as name:
-        drafter.save_pretrained(name)
-        AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(name)
-        _publish(Path(name), output)
+    with _new_folder(output) as made:
+        drafter.save_pretrained(made)
+        AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(made)
     unchecked = "" if target or engine == "transformers" else "# The vocabulary's size was not checked: --target was not given.\n"
     return unchecked + _command(
         engine, target or "TARGET", output, drafter.speculation_config.num_draft_tokens, drafter.mask_token_id
     )
 
 
-def _publish(made: Path, output: Path) -> None:
-    """Copy a private temporary folder to where others, and their containers, may read it as the user's umask says."""
-    shutil.copytree(made, output, copy_function=shutil.copyfile)
+@contextmanager
+def _new_folder(output: Path) -> Iterator[Path]:
+    """A private folder to write into, which is copied to where others, and their containers, may read it as the umask says."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent) as name:
+        yield Path(name)
+        shutil.copytree(name, output, copy_function=shutil.copyfile)
     mask = os.umask(0)
     os.umask(mask)
     output.chmod(0o777 & ~mask)
@@ -70,21 +74,13 @@ def _match_vocabulary(drafter: Any, wanted: int, engine: str, pad: bool) -> None
 def _convert_pard2(folder: Path, output: Path, engine: str) -> str:
     if engine != "transformers":
         raise ValueError(f"{engine} has no PARD-2 yet; --format transformers converts the repository's files.")
-    weights = {}
-    if (folder / PROJECTION).exists():
-        try:
-            loaded = torch.load(folder / PROJECTION, map_location="cpu", weights_only=True)
-            weights = {str(name): tensor.clone().contiguous() for name, tensor in loaded.items()}
-        except Exception as error:  # a foreign pickle fails in many ways
-            raise OSError(f"{folder / PROJECTION} holds no weights that can be read safely: {type(error).__name__}.") from error
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent) as name:
+    weights = unpickled(folder / PICKLE) if (folder / PICKLE).exists() else {}
+    with _new_folder(output) as made:
         for file in {file for pattern in FILES for file in folder.glob(pattern)}:
-            shutil.copy2(file, name)
+            shutil.copy2(file, made)
         if weights:
-            save_file(weights, Path(name) / "warp_model.safetensors")
-        _publish(Path(name), output)
-    missing = "" if weights else f" It came without {PROJECTION}: it can only draft without the target's features."
+            save_file({name: tensor.clone().contiguous() for name, tensor in weights.items()}, made / FILE)
+    missing = "" if weights else f" It came without {PICKLE}: it can only draft without the target's features."
     return f"# A PARD-2 drafter in safetensors.{missing}"
 
 
