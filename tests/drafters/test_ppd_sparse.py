@@ -46,8 +46,8 @@ def test_prompts_are_where_they_are_worth_most(m, num_nodes, budget, seed):
         for choice in itertools.product(range(m + 1), repeat=len(chances))
         if sum(choice) == budget
     ]
-    found = sum(chance * values[count] for chance, count in zip(chances, counts, strict=True))
-    assert found >= 0.99 * max(worth)
+    chosen = sum(chance * values[count] for chance, count in zip(chances, counts, strict=True))
+    assert chosen >= 0.99 * max(worth)
 
 
 @pytest.mark.slow

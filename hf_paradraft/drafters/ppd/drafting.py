@@ -116,9 +116,8 @@ class PpdDrafting(Drafting):
         num_nodes = max(1, (self.rows - self.m * self.e) // 2)  # the root's own prompts are counted
         paths = best_paths((scores + calibration[:, None].log()).tolist(), num_nodes) if len(scores) else Paths()
         values = [0.0, *((self.accepted + 1) / (self.tried + 2))[1:].cumprod().cumsum()]
-        chances = ends(paths)
-        room = min((self.rows - len(paths.parents)) // self.e, self.m * len(chances))
-        return SparseTree(paths, attach_prompts(chances, values, room))
+        room = (self.rows - len(paths.parents)) // self.e
+        return SparseTree(paths, attach_prompts(ends(paths), values, room))
 
     def observe(self, observations: list[Observation | None]) -> None:
         """Take the guesses of the prompts below the node where each sequence's round ended."""

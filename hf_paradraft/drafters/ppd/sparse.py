@@ -8,7 +8,6 @@ what the trees bring on average over its stationary distribution.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heapify, heappop, heappush
 from math import log
 from typing import Any
 
@@ -61,24 +60,18 @@ def ends(paths: Paths) -> list[float]:
     return [max(chance, 0.0) for chance in chances]
 
 
-def attach_prompts(chances: list[float], values: list[float], budget: int) -> list[int]:
-    """Which node gets how many prompts: all get m, then the least useful go, one at a time, until `budget` are left.
+def attach_prompts(chances: Sequence[float], values: Sequence[float], budget: int) -> list[int]:
+    """Which node gets how many prompts: the `budget` most useful of all that there may be, m below each.
 
     Args:
         chances: that the round ends at each node, from `ends`.
-        values: of a next round that begins with 0 … m prompts; taking the `i`-th from a node loses its chance times
-            `values[i] - values[i - 1]`.
-        budget: prompts in all.
+        values: of a next round that begins with 0 … m prompts; the `i`-th one of a node brings its chance times
+            `values[i] - values[i - 1]`, and less than the one before it.
+        budget: prompts in all, at most.
     """
-    counts = [len(values) - 1] * len(chances)
-    heap = [(chance * (values[-1] - values[-2]), -node) for node, chance in enumerate(chances)]
-    heapify(heap)
-    for _ in range(sum(counts) - budget):
-        _, node = heappop(heap)
-        counts[-node] -= 1
-        if (count := counts[-node]) > 0:
-            heappush(heap, (chances[-node] * (values[count] - values[count - 1]), node))
-    return counts
+    worth = numpy.outer(chances, numpy.diff(values))
+    best = (-worth).argsort(axis=None, kind="stable")[:budget]
+    return numpy.bincount(best // worth.shape[1], minlength=len(chances)).tolist()
 
 
 def transitions(trees: list[SparseTree]) -> numpy.ndarray:
@@ -115,14 +108,14 @@ def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles:
         budget: rows of a round beside the root, candidates and prompts (each E rows) together; at least m·E.
         num_ensembles: E.
     """
-    m, widest = len(accuracy), best_by_state(accuracy, budget)
+    widest = best_by_state(accuracy, budget)
     best: tuple[float, list[SparseTree]] = (-1.0, [])
     for num_nodes in range(1, budget - num_ensembles + 1):
         states = [first(paths, num_nodes) for paths in widest]
         values = [sum(paths.path_probability) for paths in states]
         trees = []
         for paths in states:
-            room = min((budget - len(paths.parents)) // num_ensembles, m * (1 + len(paths.parents)))
+            room = (budget - len(paths.parents)) // num_ensembles
             trees.append(SparseTree(paths, attach_prompts(ends(paths), values, room)))
         best = max(best, (amortised_gain(trees), trees), key=lambda candidate: candidate[0])
     return best[1]
