@@ -68,8 +68,7 @@ class PpdDrafting(Drafting):
         elif options.tree_size == "auto" and self.accuracy is None:
             logger.warning_once(f"tree_size='auto' wants calibrated guesses (paradraft calibrate): taking {self.rows} rows.")
         self.ranks = 1 if options.tree_size is None else MAX_RANKS if self.accuracy is None else max(map(len, self.accuracy))
-        self.trees: list[SparseTree] = []  # by state
-        self.hung: dict[int, PromptRows] = {}  # the prompts of each state's tree
+        self.trees: list[tuple[SparseTree, PromptRows]] = []  # by state
         self.guesses: list[Tensor] = []  # of each sequence, logits (k, V) for the tokens behind its last one
         self.proposed: list[GuessedTokens] = []
         self.tried, self.accepted = numpy.zeros(self.m + 1), numpy.zeros(self.m + 1)  # decayed, by depth from 1
@@ -78,7 +77,7 @@ class PpdDrafting(Drafting):
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """A tree for each sequence, with prompts below the nodes where the round is likely to end."""
         if self.accuracy is not None and not self.trees:
-            self.trees = self._calibrated(len(prefixes))
+            self.trees = [(tree, self._hang(tree)) for tree in self._calibrated(len(prefixes))]
         guesses = self.guesses or [self.prompts.new_zeros((0, 1))] * len(prefixes)
         self.proposed = [self._tree(guess, prefix) for guess, prefix in zip(guesses, prefixes, strict=True)]
         return self.proposed
@@ -97,8 +96,7 @@ class PpdDrafting(Drafting):
         logits = logits if prefix.race is None else prefix.race(logits)
         top, ids = logits.topk(min(self.ranks, logits.shape[1]), dim=-1)
         if self.trees:
-            tree = self.trees[len(logits)]
-            rows = self.hung[len(logits)] = self.hung.get(len(logits)) or self._hang(tree)
+            tree, rows = self.trees[len(logits)]
         else:
             tree = self._uncalibrated(top - logits.logsumexp(-1, keepdim=True))
             rows = self._hang(tree)
