@@ -21,7 +21,7 @@ from ..decoding.begin import NOTES, Notes
 from ..decoding.checks import check_drafter
 from ..drafters import KINDS
 from .pairing import check_same_tokenizer
-from .probe import check_cross_attention, check_positions, check_reads
+from .probe import check_more_than_text, check_reads
 
 EXPECTED = {
     "_assisted_decoding": {
@@ -53,9 +53,10 @@ def install() -> bool:
                 stacklevel=2,
             )
             return False
-    GenerationMixin._assisted_decoding = _with_our_loop(originals["_assisted_decoding"])
-    GenerationMixin._validate_generation_mode = _with_our_checks(originals["_validate_generation_mode"])
-    GenerationMixin._prepare_generation_config = _with_our_notes(originals["_prepare_generation_config"])
+    for name, wrap in zip(EXPECTED, (_with_our_loop, _with_our_checks, _with_our_notes), strict=True):
+        wrapped = wrap(originals[name])
+        wrapped.paradraft = True
+        setattr(GenerationMixin, name, wrapped)
     return True
 
 
@@ -80,8 +81,7 @@ def _decode(
         check_drafter(drafter)
         check_same_tokenizer(model, drafter, *tokenizers)
         if any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
-            check_cross_attention(model)
-            check_positions(model, drafter)
+            check_more_than_text(model, drafter)
         else:
             mask = kwargs.get("attention_mask")
             check_reads(model, len(input_ids) > 1 or (mask is not None and not bool(mask.all())))
@@ -105,7 +105,6 @@ def _with_our_loop(original):
         tokenizers = [kwargs.pop(name, None) for name in ("tokenizer", "assistant_tokenizer")]
         return _decode(self, input_ids, *args, drafter=drafter, tokenizers=tokenizers, **kwargs)
 
-    assisted_decoding.paradraft = True
     return assisted_decoding
 
 
@@ -115,16 +114,12 @@ def _with_our_checks(original):
         if _drafter_of(self, generation_mode_kwargs.get("assistant_model")) is not None:
             if generation_config.num_beams > 1:
                 raise ValueError(f"Drafters serve greedy decoding and sampling, but num_beams is {generation_config.num_beams}.")
-            generation_mode_kwargs = {
-                name: value
-                for name, value in generation_mode_kwargs.items()
-                if name not in ("assistant_model", "assistant_tokenizer")
-            }
+            ours = ("assistant_model", "assistant_tokenizer")
+            generation_mode_kwargs = {name: value for name, value in generation_mode_kwargs.items() if name not in ours}
             # Samples, batches and recurrent states, which transformers' own assisted loop refuses, are none of its business here.
             generation_mode = GenerationMode.SAMPLE if generation_config.do_sample else GenerationMode.GREEDY_SEARCH
         return original(self, generation_mode, generation_config, generation_mode_kwargs)
 
-    validate_generation_mode.paradraft = True
     return validate_generation_mode
 
 
@@ -137,5 +132,4 @@ def _with_our_notes(original):
         setattr(prepared, NOTES, Notes(length, cache))
         return prepared, model_kwargs
 
-    prepare_generation_config.paradraft = True
     return prepare_generation_config

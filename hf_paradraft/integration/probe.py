@@ -92,21 +92,14 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
     how = several, model.dtype, model.config.get_text_config()._attn_implementation
     if how not in verdicts:
         file = _file(model, several)
-        sound: bool | None = file.exists()
-        if not sound:
-            training = model.training
-            model.eval()
-            try:
-                sound = _is_sound(model, several)
-            finally:
-                model.train(training)
-            if sound is None:
-                return
-            if sound:
-                with suppress(OSError):
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    file.touch()
-        verdicts[how] = bool(sound)
+        sound = file.exists() or _is_sound(model, several)
+        if sound is None:
+            return
+        if sound:
+            with suppress(OSError):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.touch()
+        verdicts[how] = sound
     if not verdicts[how]:
         what = "padded prompts" if several else "drafts"
         raise Refused(
@@ -115,25 +108,17 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
         )
 
 
-def check_cross_attention(model: PreTrainedModel) -> None:
-    """Refuse a target whose cache holds an image's keys beside the text's, as Mllama's does: drafts would crop them.
+def check_more_than_text(model: PreTrainedModel, drafter: Drafter) -> None:
+    """Refuse a call with images, or the like, whose target or drafter cannot serve them.
 
     Raises:
-        ValueError: it is one.
+        ValueError: the target's cache holds an image's keys beside the text's, as Mllama's does, which drafts would crop; or it
+            has several positions a token (M-RoPE), and the drafter one.
     """
-    if getattr(model.config.get_text_config(), "cross_attention_layers", None):
+    config = model.config.get_text_config()
+    if getattr(config, "cross_attention_layers", None):
         raise Refused(f"{type(model).__name__} attends to images across, which drafts do not serve: generate without a drafter.")
-
-
-def check_positions(model: PreTrainedModel, drafter: Drafter) -> None:
-    """Refuse a call with images whose target has several positions a token (M-RoPE), for a drafter that knows one.
-
-    Raises:
-        ValueError: it is one.
-    """
-    if isinstance(drafter, FeatureDrafter) and "mrope_section" in str(
-        getattr(model.config.get_text_config(), "rope_parameters", "")
-    ):
+    if isinstance(drafter, FeatureDrafter) and "mrope_section" in str(getattr(config, "rope_parameters", "")):
         raise Refused(
             f"This {drafter.title} has one position a token, and images give {type(model).__name__} several (M-RoPE): generate "
             "with images without it."
@@ -148,25 +133,25 @@ def _is_sound(model: PreTrainedModel, several: bool) -> bool | None:
     ids = torch.tensor([PROMPT], device=device) % vocab_size
     mask = torch.ones_like(ids)
     if several:
-        mask = mask.repeat(2, 1)
+        ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
         mask[1, :PADDED] = 0
-        ids = ids.repeat(2, 1)
+    training = model.training
+    model.eval()
+    decodes = False
     try:
         texts, plain = _decoded(model, ids, mask)
         _, again = _decoded(model, ids.repeat(2, 1), mask.repeat(2, 1))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # whoever asks for it will be told
-        return None
-    try:
+        decodes = True
         drafter = Known(texts, (mask == 0).sum(1).tolist(), vocab_size)
         _, drafted = _decoded(model, ids, mask, custom_generate=speculative_decoding, drafter=drafter)
-    except Refused:  # the loop says by itself what it does not serve
-        return True
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # whatever a model raises that was not written for it
-        return False
+    except Exception as error:  # whatever a model raises that was not written for drafts; the loop says what it does not serve
+        if not decodes:  # whoever asks for it will be told
+            return None
+        return isinstance(error, Refused)
+    finally:
+        model.train(training)
     if not bool(plain.isfinite().all()):  # acceptance says what is wrong with it
         return True
     spread = plain.std(-1)
