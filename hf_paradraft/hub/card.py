@@ -61,16 +61,17 @@ def _results(bench: list[dict[str, Any]], methods: tuple[str, ...]) -> list[Eval
         return []
     coldest = min(row["temperature"] for row in alone)
     best = max((row for row in alone if row["temperature"] == coldest), key=lambda row: row["speedup"])
-    common: dict[str, Any] = {
-        "task_type": "text-generation",
-        "dataset_type": "held-out-prompts",
-        "dataset_name": "Held-out prompts",
-    }
     how = "greedy" if coldest == 0 else f"temperature {coldest:g}"
-    name = f"{best['method']}, {how}, batch 1, against plain generate"
     return [
-        EvalResult(**common, metric_type="speedup", metric_name=f"Speed-up ({name})", metric_value=round(best["speedup"], 2)),
-        EvalResult(**common, metric_type="tau", metric_name=f"Tokens per round ({name})", metric_value=round(best["tau"], 2)),
+        EvalResult(
+            task_type="text-generation",
+            dataset_type="held-out-prompts",
+            dataset_name="Held-out prompts",
+            metric_type=metric,
+            metric_name=f"{title} ({best['method']}, {how}, batch 1, against plain generate)",
+            metric_value=round(best[metric], 2),
+        )
+        for metric, title in (("speedup", "Speed-up"), ("tau", "Tokens per round"))
     ]
 
 
