@@ -16,7 +16,6 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ...decoding.cache import empty_cache, is_recurrent
-from ...decoding.features import layers_of
 from ...decoding.sampling import sequential_choice, widen
 from ...files import tensor_names
 from ...hub.card import provenance_of
@@ -204,7 +203,7 @@ class PardDrafter(SavedDrafter):
         """
         if self.projection is None:
             return
-        self.projection.keys(len(layers_of(target)))
+        self.projection.keys(target)
         if (size := target.config.get_text_config().hidden_size) != self.projection.target_hidden_size:
             raise ValueError(
                 f"This PARD-2 drafter reads hidden states of {self.projection.target_hidden_size} numbers, and the target's have "
@@ -214,7 +213,7 @@ class PardDrafter(SavedDrafter):
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """A PARD-2 drafter's layers; none otherwise."""
-        return () if self.projection is None else tuple(dict.fromkeys(self.projection.keys(len(layers_of(target)))))
+        return () if self.projection is None else tuple(dict.fromkeys(self.projection.keys(target)))
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
@@ -224,7 +223,7 @@ class PardDrafter(SavedDrafter):
         """
         check_drafts(self)
         if self.projection is not None:
-            return FeatureDrafting(self._pairs(target), self.speculation_config, max_length, self.vocabulary)
+            return FeatureDrafting(ProjectedFeatures(self, target), self.speculation_config, max_length, self.vocabulary)
         masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
         return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length, self.vocabulary)
 
@@ -245,12 +244,9 @@ class PardDrafter(SavedDrafter):
         if self.projection is not None:
             if (target := last_target(self)) is None:
                 raise ValueError("A PARD-2 drafter reads its target's hidden states: attach(target) first.")
-            pairs = self._pairs(target)
+            pairs = ProjectedFeatures(self, target)
             return read_whole(pairs, input_ids.to(self.device), None if features is None else pairs.fuse(features), count)[1]
         return logits_behind(self, input_ids, [self.mask_token_id] * (count - 1))
-
-    def _pairs(self, target: PreTrainedModel) -> ProjectedFeatures:
-        return ProjectedFeatures(self, self.projection, self.projection.keys(len(layers_of(target))))
 
     def draft_chain(
         self, ids: LongTensor, cache: Cache, count: int, processors: LogitsProcessorList, do_sample: bool

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor
-from transformers import Cache
+from transformers import Cache, PreTrainedModel
 
+from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
 from ..feature_reader import FeatureModel
 from ..formats.files import unpickled
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 FILE, PICKLE = "warp_model.safetensors", "warp_model.bin"
 
@@ -83,12 +81,13 @@ class Projection:
         """d_t."""
         return self.weight.shape[1] // len(self.layers)
 
-    def keys(self, num_layers: int) -> tuple[FeatureKey, ...]:
-        """What it reads of a target of so many layers.
+    def keys(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+        """What it reads of a target.
 
         Raises:
             ValueError: layers that the target does not have.
         """
+        num_layers = len(layers_of(target))
         indices = [index if index >= 0 else num_layers + 1 + index for index in self.layers]
         if not all(0 <= index <= num_layers for index in indices):
             raise ValueError(
@@ -101,13 +100,12 @@ class ProjectedFeatures(FeatureModel):
     """A PARD drafter's texts, with features.
 
     Args:
-        drafter: the causal LM.
-        projection: its.
-        keys: of the features, in its order.
+        drafter: the causal LM, with its projection.
+        target: whose features they are.
     """
 
-    def __init__(self, drafter: PreTrainedModel, projection: Projection, keys: tuple[FeatureKey, ...]):
-        self.stack, self.projection, self.keys = drafter, projection, keys
+    def __init__(self, drafter: Any, target: PreTrainedModel):
+        self.stack, self.projection, self.keys = drafter, drafter.projection, drafter.projection.keys(target)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """What is added, `(…, hidden)`."""
