@@ -113,9 +113,9 @@ def read_json(file: Path, kind: type = dict) -> Any:
         OSError: it is missing, not JSON, or JSON of another kind.
     """
     try:
-        if not isinstance(found := json.loads(file.read_text(encoding="utf-8")), kind):
-            raise ValueError(f"it holds a {type(found).__name__}, not a {kind.__name__}")
-        return found
+        if not isinstance(content := json.loads(file.read_text(encoding="utf-8")), kind):
+            raise ValueError(f"it holds a {type(content).__name__}, not a {kind.__name__}")
+        return content
     except FileNotFoundError:
         raise OSError(f"{file.parent} has no {file.name}: it is not a saved model.") from None
     except (ValueError, RecursionError) as error:

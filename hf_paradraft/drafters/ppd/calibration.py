@@ -89,14 +89,6 @@ def falling(rates: list[float]) -> list[float]:
     return [rate for rate, count in blocks for _ in range(count)]
 
 
-def save_accuracy(folder: Path, config: PpdConfig) -> None:
-    """Write the config beside the adapter's weights, whole or not at all."""
-    written = folder / ".calibrated"
-    config.save_pretrained(str(written))
-    os.replace(written / "adapter_config.json", folder / "adapter_config.json")
-    written.rmdir()
-
-
 def calibrate_folder(
     adapter: str | Path,
     data: str | Path,
@@ -136,5 +128,8 @@ def calibrate_folder(
     placement: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
     adapted = PeftModel.from_pretrained(open_model(name, dtype=dtype, **placement), str(folder))
     config.accuracy = calibrate(adapted, samples)
-    save_accuracy(folder, config)
+    written = folder / ".calibrated"  # so that the config is replaced as a whole
+    config.save_pretrained(str(written))
+    os.replace(written / "adapter_config.json", folder / "adapter_config.json")
+    written.rmdir()
     return adapted

@@ -87,7 +87,7 @@ class PpdDrafter(SavedDrafter):
             raise ValueError(f"{folder} does not hold the {config.num_ids} prompts its config speaks of: save it again.")
         name, prompts = next(iter(tensors.items()))
         if isinstance(dtype, str):
-            dtype = None if dtype == "auto" else getattr(torch, dtype, None)
+            dtype = getattr(torch, dtype, None)  # none is called "auto"
         return cls(prompts if dtype is None else prompts.to(dtype), config, name)
 
     @classmethod
