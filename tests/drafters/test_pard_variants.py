@@ -48,9 +48,9 @@ def test_pard2_is_its_formula(tmp_path):
     rows = torch.cat([torch.zeros(1, 32), added, added[-1:].expand(2, -1)])
     embedded = drafter.get_input_embeddings()(torch.tensor([*ids[0].tolist(), MASK, MASK])) + rows
     expected = drafter(inputs_embeds=embedded[None], use_cache=False).logits[0, -3:]
-    found = drafter.draft_logits(ids, features_behind(drafter, TARGET, ids), 3)[0]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, check_dtype=False)
-    shifted = {key: own.roll(1, 1) for key, own in features_behind(drafter, TARGET, ids).items()}
+    logits = drafter.draft_logits(ids, features_behind(drafter, TARGET, ids), 3)[0]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4, check_dtype=False)
+    shifted = {key: states.roll(1, 1) for key, states in features_behind(drafter, TARGET, ids).items()}
     assert (drafter.draft_logits(ids, shifted, 3)[0] - expected).abs().max() > 0.05
     without = pd.PardDrafter.from_pretrained(tmp_path, target_independent=True)
     assert without.needs(TARGET) == ()

@@ -20,8 +20,8 @@ def logits_for(*rankings):
     """Logits `(m, 6)` whose best tokens are as listed."""
     logits = torch.zeros(len(rankings), 6)
     for row, tokens in zip(logits, rankings, strict=True):
-        for place, token in enumerate(tokens):
-            row[token] = 9 - place
+        for rank, token in enumerate(tokens):
+            row[token] = 9 - rank
     return logits
 
 

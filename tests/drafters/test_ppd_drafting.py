@@ -136,7 +136,7 @@ def test_chains_and_automatic_trees_are_lossless(tree_size, calibrated, prompt):
     assert_lossless(TARGETS["llama"], drafter, prompt, **options)
     assert drafter.last_stats.num_drafted > 0
     if tree_size is None:
-        assert all(one.parents == list(range(-1, len(one.parents) - 1)) for one in drafter.last_stats.trace)
+        assert all(record.parents == list(range(-1, len(record.parents) - 1)) for record in drafter.last_stats.trace)
 
 
 def test_targets_that_take_no_masks_are_refused(prompt):

@@ -196,18 +196,18 @@ def test_positions_are_exact_in_every_dtype(name, tmp_path):
     """Files are in bf16, whose three digits are too few for an angle."""
     config, tensors = LAYOUTS[name]()
     exact = dict(pd.AutoDrafter.from_pretrained(write(tmp_path / "a", config, tensors)).stack.rotary_emb.named_buffers())
-    half = {key: own.bfloat16() if own.is_floating_point() else own for key, own in tensors.items()}
+    half = {key: tensor.bfloat16() if tensor.is_floating_point() else tensor for key, tensor in tensors.items()}
     folder = write(tmp_path / "b", config, half)
     saved, asked = pd.AutoDrafter.from_pretrained(folder), pd.AutoDrafter.from_pretrained(tmp_path / "a", dtype="bfloat16")
     for drafter in (saved, asked, copy.deepcopy(saved).half(), saved.to("cpu")):
         assert drafter.dtype in (torch.bfloat16, torch.float16)
-        for buffer, own in drafter.stack.rotary_emb.named_buffers():
-            assert own.dtype == torch.float32
-            assert torch.equal(own, exact[buffer])
+        for buffer, angles in drafter.stack.rotary_emb.named_buffers():
+            assert angles.dtype == torch.float32
+            assert torch.equal(angles, exact[buffer])
         if "Gemma" in name:
             assert float(drafter.embedding.embed_scale) == pytest.approx(D**0.5, rel=1e-6)
     empty = copy.deepcopy(asked).to("meta").to_empty(device="cpu")
-    assert not any(own.is_meta for own in empty.buffers())
+    assert not any(buffer.is_meta for buffer in empty.buffers())
 
 
 @pytest.mark.parametrize("name", ["z-lab, sliding", "speculators EAGLE-3", "speculators P-EAGLE"])

@@ -9,8 +9,8 @@ from transformers import MuseGlimmerAssistantConfig
 from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
 
 
-def close(one, other):
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, check_dtype=False)
+def close(logits, expected):
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
 SPECULATORS = [name for name in LAYOUTS if name.startswith("speculators")]
@@ -62,18 +62,18 @@ def test_dflash_is_that_of_transformers(load):
     """Its own class, but for windows, which it counts from the cache."""
     config, tensors = LAYOUTS["transformers"]()
     config |= {"layer_types": ["full_attention"] * 2}
-    own = MuseGlimmerAssistantModel(
+    theirs = MuseGlimmerAssistantModel(
         MuseGlimmerAssistantConfig(
             **{name: value for name, value in config.items() if name not in ("architectures", "model_type", "rope_theta")},
             rope_parameters={"rope_type": "default", "rope_theta": config["rope_theta"]},
         )
     ).eval()
-    own.load_state_dict(tensors)
+    theirs.load_state_dict(tensors)
     drafter = load((config, tensors))
     ids, features = EXPECTED["ids"][None, :LENGTH], features_of(drafter)
     block = drafter.embed(torch.tensor([[int(ids[0, -1]), MASK, MASK, MASK, MASK]]))
     context = torch.cat([features[key] for key in drafter.features], dim=-1)
-    states = own(noise_embeds=block, context_hidden_states=context, use_cache=False).last_hidden_state
+    states = theirs(noise_embeds=block, context_hidden_states=context, use_cache=False).last_hidden_state
     close(drafter.draft_logits(ids, features), states[:, 1:] @ EXPECTED["head"].T)
 
 

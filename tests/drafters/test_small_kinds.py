@@ -26,29 +26,31 @@ def test_copied_drafts_change_nothing(name, prompts, new, longest, adaptive):
     assert_lossless(TARGETS[name], drafter, prompts, max_new_tokens=new)
 
 
-def copied(drafter, text, room=4, kept=0):
-    return drafter.propose([pd.Prefix(torch.tensor([text]), room, kept)])[0].tokens.tolist()
+def copied(drafter, text, room=4, unchanged=0):
+    return drafter.propose([pd.Prefix(torch.tensor([text]), room, unchanged)])[0].tokens.tolist()
 
 
 def test_the_latest_of_the_longest_matches_is_copied():
     drafting = pd.NgramDrafter(3).start_drafting(None, 64)
     assert copied(drafting, [1, 2, 3, 4, 9, 2, 3]) == [4, 9, 2, 3]
-    assert copied(drafting, [1, 2, 3, 4, 9, 2, 3, 5, 2, 3], room=2, kept=7) == [5, 2]  # the latest of the longest matches
-    assert copied(drafting, [1, 2, 3, 7], kept=3) == []  # what was taken back is forgotten
-    assert copied(drafting, [1, 2, 3, 7, 1, 2], kept=4) == [3, 7, 1, 2]
+    assert copied(drafting, [1, 2, 3, 4, 9, 2, 3, 5, 2, 3], room=2, unchanged=7) == [5, 2]  # the latest of the longest matches
+    assert copied(drafting, [1, 2, 3, 7], unchanged=3) == []  # what was taken back is forgotten
+    assert copied(drafting, [1, 2, 3, 7, 1, 2], unchanged=4) == [3, 7, 1, 2]
     assert copied(pd.NgramDrafter(3, shortest=2).start_drafting(None, 64), [1, 2, 3, 2]) == []
     with pytest.raises(ValueError, match="1 token at least"):
         pd.NgramDrafter(2, 3)
 
 
 def test_copying_learns_how_often_matches_hold():
-    drafting, text, kept = pd.NgramDrafter(1).start_drafting(None, 64), [5, 6, 5], 0
+    drafting, text, unchanged = pd.NgramDrafter(1).start_drafting(None, 64), [5, 6, 5], 0
     for right in (False, False, True, False):
-        guess = drafting.propose([pd.Prefix(torch.tensor([text]), 2, kept)])[0]
+        guess = drafting.propose([pd.Prefix(torch.tensor([text]), 2, unchanged)])[0]
         assert guess.tokens.tolist()[0] == 6
-        kept = len(text)
+        unchanged = len(text)
         text = [*text, 6, 5] if right else [*text, 7, 5, 6, 5]
-    assert drafting.propose([pd.Prefix(torch.tensor([text]), 2, kept)])[0].acceptance[0] == pytest.approx((2 * FIRST[0] + 1) / 6)
+    assert drafting.propose([pd.Prefix(torch.tensor([text]), 2, unchanged)])[0].acceptance[0] == pytest.approx(
+        (2 * FIRST[0] + 1) / 6
+    )
 
 
 @pytest.mark.slow
@@ -74,23 +76,23 @@ def test_a_small_model_drafts_its_most_probable_tokens(name, size, prompt):
     small = SMALL[name]
     drafter = pd.AutoregressiveDrafter(small, pd.SpeculationConfig(5, size, never_slower=False, trace=True))
     out = TARGETS[name].generate(prompt, do_sample=False, max_new_tokens=40, eos_token_id=None, assistant_model=drafter)
-    known = prompt.shape[1]
-    for one in drafter.last_stats.trace:
-        for node, (token, parent) in enumerate(zip(one.drafted, one.parents, strict=True)):
+    length = prompt.shape[1]
+    for record in drafter.last_stats.trace:
+        for node, (token, parent) in enumerate(zip(record.drafted, record.parents, strict=True)):
             path = []
             while parent >= 0:
-                path.append(one.drafted[parent])
-                parent = one.parents[parent]
-            ids = torch.cat([out[:, :known], torch.tensor([path[::-1]], dtype=torch.long)], dim=1)
+                path.append(record.drafted[parent])
+                parent = record.parents[parent]
+            ids = torch.cat([out[:, :length], torch.tensor([path[::-1]], dtype=torch.long)], dim=1)
             with torch.no_grad():
                 logits = small(ids).logits[0, -1]
-            first = one.parents.index(one.parents[node]) == node
+            first = record.parents.index(record.parents[node]) == node
             ranks = int((logits > logits[token]).sum())
             assert ranks == 0 if first else ranks > 0
         if size is None:
-            whole = drafter.draft_logits(out[:, :known], num_draft_tokens=len(one.drafted) or 1)[0].argmax(-1).tolist()
-            assert one.drafted == whole[: len(one.drafted)]
-        known += len(one.emitted)
+            whole = drafter.draft_logits(out[:, :length], num_draft_tokens=len(record.drafted) or 1)[0].argmax(-1).tolist()
+            assert record.drafted == whole[: len(record.drafted)]
+        length += len(record.emitted)
     assert drafter.last_stats.mean_emitted > 1.2
 
 

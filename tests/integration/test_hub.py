@@ -44,9 +44,9 @@ def test_a_ppd_adapter_comes_back_bit_for_bit(hub, tmp_path, prompt):
     drafter = pd.AutoDrafter.from_pretrained(REPO)
     assert drafter.config.accuracy == [[0.5, 0.2], [0.3, 0.1]]
     model = PeftModel.from_pretrained(tiny_model(), REPO)
-    own = pd.PpdDrafter.from_model(model)
-    assert torch.equal(own.prompts, drafter.prompts)
-    own.push_to_hub(f"{USER}/again")
+    of_model = pd.PpdDrafter.from_model(model)
+    assert torch.equal(of_model.prompts, drafter.prompts)
+    of_model.push_to_hub(f"{USER}/again")
     drafter.push_to_hub(f"{USER}/third")
     files = [hub.files(name)["adapter_model.safetensors"] for name in (REPO, f"{USER}/again", f"{USER}/third")]
     assert files[0] == files[1] == files[2]

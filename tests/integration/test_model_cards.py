@@ -133,19 +133,19 @@ def test_the_headline_is_the_drafters_own_at_batch_1(hub, tmp_path):
 
 def test_a_license_that_is_asked_for_goes_into_the_folders_own_card(hub, tmp_path):
     folder = pard_folder(tmp_path)
-    own = "---\nlicense: mit\ntags:\n- mine\n---\n# Mine\n"
-    (folder / "README.md").write_text(own)
+    text = "---\nlicense: mit\ntags:\n- mine\n---\n# Mine\n"
+    (folder / "README.md").write_text(text)
     push_folder(folder, REPO, license="apache-2.0")
     card = ModelCard(hub.files(REPO)["README.md"].decode())
     assert (card.data.license, card.data.tags, card.text.strip()) == ("apache-2.0", ["mine"], "# Mine")
-    assert (folder / "README.md").read_text() == own
+    assert (folder / "README.md").read_text() == text
 
 
-@pytest.mark.parametrize("kept", ["text", [1], {"training": "none"}, {"speculation_config": 3}])
-def test_a_key_that_is_no_dict_does_not_stop_a_push(hub, tmp_path, kept):
+@pytest.mark.parametrize("section", ["text", [1], {"training": "none"}, {"speculation_config": 3}])
+def test_a_key_that_is_no_dict_does_not_stop_a_push(hub, tmp_path, section):
     folder = pard_folder(tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "paradraft": kept}))
+    (folder / "config.json").write_text(json.dumps({**config, "paradraft": section}))
     push_folder(folder, REPO)
     assert "README.md" in hub.files(REPO)
 
