@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, ModelCard
+from huggingface_hub import CommitInfo
 
 from ..drafters import kind_of_folder
-from ..hub.card import render_card
 from ..hub.push import push_drafter
 
 
@@ -26,8 +25,3 @@ def push_folder(folder: str | Path, repo_id: str, **kwargs: Any) -> CommitInfo:
     kind = kind_of_folder(folder)
     kind.check_folder(folder)
     return push_drafter(folder, repo_id, kind.card_fields(folder), **kwargs)
-
-
-def card_of(folder: Path, repo_id: str, license: str | None = None) -> ModelCard:
-    """The card of the drafter in `folder`, as it would be published."""
-    return render_card(folder, repo_id, kind_of_folder(folder).card_fields(folder), license)

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 
 import hf_paradraft as pd
 from hf_paradraft.cli import app
+from hf_paradraft.drafters import kind_of_folder
 from hf_paradraft.files import hub_name
 from hf_paradraft.hub.card import render_card
 from hf_paradraft.hub.push import push_recipe
 from hf_paradraft.integration.info import describe
-from hf_paradraft.integration.publish import card_of, push_folder
+from hf_paradraft.integration.publish import push_folder
 
 BENCH = [
     {
@@ -34,6 +35,10 @@ BENCH = [
     }
     for name, speed, tau in (("plain", 1.0, 1.0), ("pard-chain-k8", 3.25, 4.5))
 ]
+
+
+def card_of(folder, repo_id):
+    return render_card(folder, repo_id, kind_of_folder(folder).card_fields(folder))
 
 
 def test_cards_say_what_the_hub_wants_to_know(hub, tmp_path):
