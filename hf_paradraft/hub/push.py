@@ -47,7 +47,7 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
         whole = Path(name)
         # An adapter may lie beside its base, whose weights are not ours to publish.
         left_out = BASE if fields.relation == "adapter" else ADAPTER
-        for pattern in (pattern for pattern in PUBLISHED if pattern not in left_out):
+        for pattern in {*PUBLISHED} - {*left_out}:
             for file in folder.glob(pattern):
                 shutil.copy2(file, whole)
         if (adapter := whole / "adapter_config.json").exists():

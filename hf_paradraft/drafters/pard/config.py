@@ -59,11 +59,11 @@ def trim_head(model: PreTrainedModel, vocabulary: LongTensor) -> None:
         vocabulary: int64 `(V',)`, rising ids.
     """
     head = model.get_output_embeddings()
-    rows = head.weight.detach()[vocabulary.to(head.weight.device)].clone()
+    rows = head.weight.detach()[vocabulary.to(head.weight.device)]
     trimmed = nn.Linear(head.in_features, len(vocabulary), bias=head.bias is not None, device=rows.device, dtype=rows.dtype)
     trimmed.weight = nn.Parameter(rows)
     if head.bias is not None:
-        trimmed.bias = nn.Parameter(head.bias.detach()[vocabulary.to(rows.device)].clone())
+        trimmed.bias = nn.Parameter(head.bias.detach()[vocabulary.to(rows.device)])
     model.set_output_embeddings(trimmed)
     model.register_buffer("draft_vocabulary", vocabulary)
     config = model.config.get_text_config()

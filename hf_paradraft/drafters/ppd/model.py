@@ -263,10 +263,9 @@ def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
     """`PeftModel.generate` with an active PPD adapter drafts by itself."""
     embedding = prompt_embedding(self.model)
     config = kwargs.get("generation_config") or next(iter(args[1:2]), None) or self.model.generation_config
-    asked = {name: kwargs.get(name, getattr(config, name, None)) for name in NOT_DRAFTED}
     cache = kwargs.get("cache_implementation", getattr(config, "cache_implementation", None))
     if (
-        any(asked[name] not in (None, default) for name, default in NOT_DRAFTED.items())
+        any(kwargs.get(name, getattr(config, name, None)) not in (None, default) for name, default in NOT_DRAFTED.items())
         or "inputs_embeds" in kwargs
         or cache == "quantized"
         or isinstance(kwargs.get("past_key_values"), QuantizedCache)

@@ -41,9 +41,9 @@ class PromptedDrafter(NamedDrafter):
             raise ValueError("The model's PPD adapter is disabled: enable it first.")
         if config.num_ensembles > 1:
             raise ValueError(f"As a drafter's, a PPD adapter has one embedding per prompt token, not {config.num_ensembles}.")
-        self.num_prompts = config.num_prompt_tokens
-        self.first_prompt = embedding.num_embeddings  # its id; also stands for ids that the model lacks
-        self.speculation_config = speculation_config or SpeculationConfig(self.num_prompts + 1)
+        # Ids of the prompts, in their order; the first one also stands for ids that the model lacks.
+        self.prompts = [embedding.num_embeddings + index for index in range(config.num_prompt_tokens)]
+        self.speculation_config = speculation_config or SpeculationConfig(len(self.prompts) + 1)
         self.config, self.name_or_path = self.model.config, self.model.name_or_path
 
     @property
@@ -60,13 +60,8 @@ class PromptedDrafter(NamedDrafter):
 
     def variants(self, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
         """A tree of all that its prompts guess."""
-        length = self.num_prompts + 1
+        length = len(self.prompts) + 1
         return [Variant(f"{self.kind}-k{length}-n12", self, SpeculationConfig(length, 12))]
-
-    @property
-    def prompts(self) -> list[int]:
-        """Ids of the prompts, in their order."""
-        return list(range(self.first_prompt, self.first_prompt + self.num_prompts))
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
@@ -75,11 +70,11 @@ class PromptedDrafter(NamedDrafter):
             ValueError: it cannot draft; or its adapter is another than before.
         """
         prompts, config = prompt_embedding(self.model).prompts(), self.speculation_config
-        if prompts is None or len(prompts) != self.num_prompts:
+        if prompts is None or len(prompts) != len(self.prompts):
             raise ValueError("The model's PPD adapter was disabled or changed since this drafter was made: make it anew.")
         check_drafts(self.model)
         masks = self.prompts[: max(0, config.num_draft_tokens - 1)]
-        return MaskDrafting(self.model, config, masks, self.first_prompt, max_length)
+        return MaskDrafting(self.model, config, masks, self.prompts[0], max_length)
 
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
         """What one forward guesses behind a whole prefix, without caches.
@@ -95,7 +90,8 @@ class PromptedDrafter(NamedDrafter):
         Raises:
             ValueError: more is asked for than the prompts guess.
         """
-        count = num_draft_tokens or self.num_prompts + 1
-        if count > self.num_prompts + 1:
-            raise ValueError(f"num_draft_tokens={count}: {self.num_prompts} prompt tokens guess {self.num_prompts + 1} at most.")
+        most = len(self.prompts) + 1
+        count = num_draft_tokens or most
+        if count > most:
+            raise ValueError(f"num_draft_tokens={count}: {len(self.prompts)} prompt tokens guess {most} at most.")
         return logits_behind(self.model, input_ids, self.prompts[: count - 1])
