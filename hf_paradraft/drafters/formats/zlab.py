@@ -30,15 +30,13 @@ def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     if windowed:
         described["layer_types"] = ["sliding_attention"] * config.get("num_hidden_layers", 0)
         described["sliding_window"] = nested.get("swa_window_size") or config.get("sliding_window")
-    if "sliding_attention" in (described.get("layer_types") or ()):
-        described["use_sliding_window"] = True
     parts = block_parts(config, nested, names, described)
     kinds = tuple(dict.fromkeys(getattr(parts["layers"], "layer_types", None) or ["full_attention"]))
     said = next((value for value in (config.get("is_causal"), nested.get("causal")) if value is not None), None)
-    if said is not None:
-        causal = kinds if said else ()
+    if said is None:
+        causal = tuple(kind for kind in kinds if kind == "sliding_attention" and not windowed)
     else:
-        causal = () if windowed else tuple(kind for kind in kinds if kind == "sliding_attention")
+        causal = kinds if said else ()
     features, notes = feature_keys(nested.get("target_layer_ids", config.get("target_layer_ids"))), []
     if features is None:
         count, total = config.get("num_hidden_layers"), config.get("num_target_layers")

@@ -55,16 +55,16 @@ def guess_at(
     positions, sees = prompt_rows(order, points.clamp(min=0), m, e)
     texts = embedding.base_layer(ids.gather(1, order))
     prompts = embedding.prompts().repeat(points.shape[1], 1).expand(len(ids), -1, -1)
-    apart = positions[:, None, :, None] - positions[:, None, None]
-    masks = {}
-    for kind, window in attention_windows(base).items():
-        seen = sees[:, None] if window is None else sees[:, None] & (apart < window)
-        masks[kind] = additive(seen, texts.dtype)
+    apart = positions[:, :, None] - positions[:, None]
+    masks = {
+        kind: additive(sees if window is None else sees & (apart < window), texts.dtype)[:, None]
+        for kind, window in attention_windows(base).items()
+    }
     heads = max_asked + prompts.shape[1]
     few = {"logits_to_keep": heads} if base._supports_logits_to_keep() else {}
     logits = forward(
         inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
-        attention_mask=next(iter(masks.values())) if len(masks) == 1 else masks,
+        attention_mask=masks.popitem()[1] if len(masks) == 1 else masks,
         position_ids=positions,
         use_cache=False,
         **few,
