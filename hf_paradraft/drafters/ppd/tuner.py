@@ -70,7 +70,7 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
             return self.base_layer(input_ids)
         is_prompt = input_ids >= self.num_embeddings
         embeddings = self.base_layer(input_ids.masked_fill(is_prompt, 0))
-        chosen = (input_ids - self.num_embeddings).masked_fill(~is_prompt, 0)
+        chosen = (input_ids - self.num_embeddings).clamp(min=0)
         return torch.where(is_prompt[..., None], prompts.to(embeddings.dtype)[chosen], embeddings)
 
 
