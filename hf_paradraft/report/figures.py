@@ -6,6 +6,7 @@ All but the one by batch size show the first batch size and temperature of the r
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.figure import Figure
@@ -16,6 +17,12 @@ from .records import Record
 from .tables import groups
 
 
+def _canvas(width: float = 5.5, height: float = 3.6) -> tuple[Figure, Any]:
+    """A figure with its axes; sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
 def _first_group(rows: Sequence[Record]) -> list[Record]:
     return next(groups(rows))[1]
 
@@ -24,8 +31,7 @@ def by_task(rows: Sequence[Record], detail: str = "by_category", average: str = 
     """Speed-up (or τ) by category, a group of bars per category; of all, the mean of the speed-ups, or τ over all tokens."""
     rows = _first_group(rows)
     categories = [*rows[0][detail], "all"]
-    figure = Figure(figsize=(max(6.0, 1.9 * len(categories)), 4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _canvas(max(6.0, 1.9 * len(categories)), 4)
     width = 0.8 / len(rows)
     colours = colormaps["tab20"]
     for index, row in enumerate(rows):
@@ -43,42 +49,47 @@ def tau_by_task(rows: Sequence[Record]) -> Figure:
     return by_task(rows, "tau_by_category", "tau")
 
 
-def _lengths(rows: Sequence[Record]) -> dict[str, list[tuple[int, Record]]]:
-    """Methods that differ in K alone, by K: `pard-chain-k4` and `pard-chain-k8` are one line."""
-    lines: dict[str, list[tuple[int, Record]]] = {}
-    for row in _first_group(rows):
-        if match := re.fullmatch(r"(.+?)-k(\d+)(.*)", row["method"]):
-            lines.setdefault(match[1] + match[3], []).append((int(match[2]), row))
-    return {name: sorted(points, key=lambda point: point[0]) for name, points in lines.items()}
+def _lines(lines: Mapping[str, Sequence[tuple[float, float]]], **labels: Any) -> tuple[Figure, Any]:
+    """A line of points for each method, with a legend."""
+    figure, axes = _canvas()
+    for name, points in lines.items():
+        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.set(**labels)
+    axes.legend(fontsize="small")
+    return figure, axes
+
+
+def _by_powers_of_two(axes: Any, ticks: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, ticks)
 
 
 def tau_by_length(rows: Sequence[Record]) -> Figure | None:
-    """τ by the number of drafted tokens K; None without two lengths of one method."""
-    lines = _lengths(rows)
+    """τ by the number of drafted tokens K; None without two lengths of one method.
+
+    Methods that differ in K alone, as `pard-chain-k4` and `pard-chain-k8`, are one line.
+    """
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in _first_group(rows):
+        if match := re.fullmatch(r"(.+?)-k(\d+)(.*)", row["method"]):
+            lines.setdefault(match[1] + match[3], []).append((int(match[2]), row["tau"]))
     if all(len(points) < 2 for points in lines.values()):
         return None
-    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for name, points in lines.items():
-        axes.plot([length for length, _ in points], [row["tau"] for _, row in points], marker="o", label=name)
-    axes.set(xlabel="K: drafted tokens", ylabel="τ: tokens per target forward", ylim=(1, None))
-    axes.legend(fontsize="small")
-    return figure
+    lines = {name: sorted(points) for name, points in lines.items()}
+    return _lines(lines, xlabel="K: drafted tokens", ylabel="τ: tokens per target forward", ylim=(1, None))[0]
 
 
 def acceptance(rows: Sequence[Record]) -> Figure | None:
     """How often each position of a chain was accepted where the one before was; None without chains of ours."""
-    chains = [row for row in _first_group(rows) if row.get("acceptance_by_position") and "chain" in row["method"]]
-    if not chains:
+    lines = {
+        row["method"]: [(position, 100 * rate) for position, rate in enumerate(row["acceptance_by_position"], 1)]
+        for row in _first_group(rows)
+        if row.get("acceptance_by_position") and "chain" in row["method"]
+    }
+    if not lines:
         return None
-    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for row in chains:
-        rates = [100 * rate for rate in row["acceptance_by_position"]]
-        axes.plot(range(1, len(rates) + 1), rates, marker="o", label=row["method"])
-    axes.set(xlabel="draft position", ylabel="accepted where the one before was, %", ylim=(0, 102))
+    figure, axes = _lines(lines, xlabel="draft position", ylabel="accepted where the one before was, %", ylim=(0, 102))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize="small")
     return figure
 
 
@@ -87,8 +98,7 @@ def time_split(rows: Sequence[Record]) -> Figure | None:
     ours = [row for row in _first_group(rows) if "time_split" in row]
     if not ours:
         return None
-    figure = Figure(figsize=(6.5, 0.4 * len(ours) + 1.4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _canvas(6.5, 0.4 * len(ours) + 1.4)
     plain = _first_group(rows)[0]["tokens_per_second"]
     names, left = [row["method"] for row in ours], [0.0] * len(ours)
     for part, colour in (("draft", BLUE), ("verify", GREEN), ("engine", ORANGE)):
@@ -104,21 +114,18 @@ def time_split(rows: Sequence[Record]) -> Figure | None:
 
 def speedup_by_batch(rows: Sequence[Record]) -> Figure | None:
     """Speed-up over plain decoding of the same batch, by its size, at the first temperature; None for one size."""
-    lines: dict[str, list[tuple[int, float]]] = {}
+    sizes = sorted({row["batch_size"] for row in rows})
+    if len(sizes) < 2:
+        return None
+    lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if row["temperature"] == rows[0]["temperature"]:
             lines.setdefault(row["method"], []).append((row["batch_size"], row["speedup"]))
-    if len({row["batch_size"] for row in rows}) < 2:
-        return None
-    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for name, points in lines.items():
-        if len(points) > 1:
-            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted({row["batch_size"] for row in rows}), sorted({row["batch_size"] for row in rows}))
-    axes.set(xlabel="prompts answered together", ylabel="tokens per second ÷ plain generate's", ylim=(0, None))
-    axes.legend(fontsize="small")
+    lines = {name: sorted(points) for name, points in lines.items() if len(points) > 1}
+    figure, axes = _lines(
+        lines, xlabel="prompts answered together", ylabel="tokens per second ÷ plain generate's", ylim=(0, None)
+    )
+    _by_powers_of_two(axes, sizes)
     return figure
 
 
@@ -126,19 +133,16 @@ def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
     """Time of a target forward by its new tokens, in forwards of one; None where it was not measured."""
     if (latency := rows[0].get("latency")) is None:
         return None
-    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _canvas()
     axes.plot(latency["rows"], [seconds / latency["seconds"][0] for seconds in latency["seconds"]], marker="o", color=BLUE)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(latency["rows"], latency["rows"])
+    _by_powers_of_two(axes, latency["rows"])
     axes.set(xlabel="new tokens in a target forward", ylabel="time ÷ that of one token", ylim=(0, None))
     return figure
 
 
 def predicted(expected: Mapping[str, float], measured: Sequence[float]) -> Figure:
     """Predicted speed-up by method against the measured ones, with a band of 10 %."""
-    figure = Figure(figsize=(4.4, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _canvas(4.4, 4.2)
     top = 1.15 * max(*measured, *expected.values())
     axes.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=GREY, alpha=0.2, label="± 10 %")
     axes.plot([0, top], [0, top], color=GREY, linewidth=0.8)
@@ -161,19 +165,19 @@ FIGURES = {
 }
 
 
-def draw(rows: Sequence[Record], place: Path) -> Iterator[Path]:
+def draw(rows: Sequence[Record], output: Path) -> Iterator[Path]:
     """Write figures, and name them.
 
     Args:
         rows: from `records`.
-        place: a file, for speed-up by task (its suffix picks the format), or a folder, for every figure there is data for.
+        output: a file, for speed-up by task (its suffix picks the format), or a folder, for every figure there is data for.
     """
-    if place.suffix:
-        by_task(rows).savefig(place, dpi=120)
-        yield place
+    if output.suffix:
+        by_task(rows).savefig(output, dpi=120)
+        yield output
         return
-    place.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     for name, figure_of in FIGURES.items():
         if (figure := figure_of(rows)) is not None:
-            figure.savefig(place / f"{name}.png", dpi=120)
-            yield place / f"{name}.png"
+            figure.savefig(output / f"{name}.png", dpi=120)
+            yield output / f"{name}.png"

@@ -7,24 +7,19 @@ from typing import Any
 from ..files import read_json
 
 Record = Mapping[str, Any]
-WANTED = {
-    "method", "batch_size", "temperature", "tokens_per_second", "speedup", "speedup_quartiles", "tau", "by_category",
-    "tau_by_category", "matches_reference",
-}  # fmt: skip
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+NUMBERS = ("batch_size", "temperature", "tokens_per_second", "speedup", "tau")
+BY_CATEGORY = ("by_category", "tau_by_category")
+WANTED = {*NUMBERS, *BY_CATEGORY, "method", "speedup_quartiles", "matches_reference"}
 
 
 def _is_record(row: Any) -> bool:
     if not isinstance(row, dict) or not row.keys() >= WANTED or not isinstance(row["method"], str):
         return False
-    by_name = (row["by_category"], row["tau_by_category"])
-    if not isinstance(row["speedup_quartiles"], list) or not all(isinstance(values, dict) for values in by_name):
+    quartiles, by_category = row["speedup_quartiles"], [row[name] for name in BY_CATEGORY]
+    if not isinstance(quartiles, list) or not all(isinstance(values, dict) for values in by_category):
         return False
-    alone = [row[name] for name in ("batch_size", "temperature", "tokens_per_second", "speedup", "tau")]
-    return all(map(_is_number, [*alone, *row["speedup_quartiles"], *by_name[0].values(), *by_name[1].values()]))
+    numbers = [*(row[name] for name in NUMBERS), *quartiles, *(value for values in by_category for value in values.values())]
+    return all(type(value) in (int, float) for value in numbers)  # a bool is none
 
 
 def read_bench(file: Path) -> list[dict[str, Any]]:

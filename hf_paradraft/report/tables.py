@@ -1,9 +1,9 @@
 """From records to tables, for the terminal and as Markdown."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from rich.console import Group
+from rich.console import Group, OverflowMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -41,10 +41,8 @@ def table(rows: Sequence[Record], title: str) -> Group:
     """
     made = []
     for kind, group in groups(rows):
-        average = Table(title=f"{title}, {kind}", title_justify="left")
-        average.add_column("method", no_wrap=True)
-        for name in ("tokens/s", "speed-up", "quartiles", "τ", "equal (fp32)"):
-            average.add_column(name, justify="right", no_wrap=name == "quartiles")
+        average = _table(f"{title}, {kind}", ("tokens/s", "speed-up", "quartiles", "τ", "equal (fp32)"))
+        average.columns[3].no_wrap = True  # a range stays on one line
         best = max(row["speedup"] for row in group)
         for row in group:
             average.add_row(row["method"], *_cells(row), style="bold green" if row["speedup"] == best else None)
@@ -54,27 +52,31 @@ def table(rows: Sequence[Record], title: str) -> Group:
     return Group(*made)
 
 
+def _table(title: str, columns: Iterable[str], overflow: OverflowMethod = "ellipsis") -> Table:
+    """A column of methods, and columns of figures."""
+    made = Table(title=title, title_justify="left")
+    made.add_column("method", no_wrap=True)
+    for name in columns:
+        made.add_column(name, justify="right", overflow=overflow)
+    return made
+
+
 def _by_category(rows: Sequence[Record], kind: str) -> Iterator[Table]:
     """Many categories are shown a few at a time."""
     names = list(rows[0]["by_category"])
     columns = COLUMNS if len(names) > COLUMNS + 2 else len(names)
     best = max(row["speedup"] for row in rows)
     for begin in range(0, len(names), columns):
-        made = Table(title=f"speed-up by category, {kind}", title_justify="left")
-        made.add_column("method", no_wrap=True)
-        for name in names[begin : begin + columns]:
-            made.add_column(escape(name), justify="right", overflow="fold")
+        shown = names[begin : begin + columns]
+        made = _table(f"speed-up by category, {kind}", map(escape, shown), "fold")
         for row in rows:
-            values = [f"{row['by_category'][name]:.2f}" for name in names[begin : begin + columns]]
+            values = [f"{row['by_category'][name]:.2f}" for name in shown]
             made.add_row(row["method"], *values, style="bold green" if row["speedup"] == best else None)
         yield made
 
 
 def _inside(rows: Sequence[Record], kind: str) -> Table:
-    made = Table(title=f"inside a call, %, {kind}", title_justify="left")
-    made.add_column("method", no_wrap=True)
-    for name in ("draft", "verify", "engine", "accepted at 1", "2", "4", "8"):
-        made.add_column(name, justify="right")
+    made = _table(f"inside a call, %, {kind}", ("draft", "verify", "engine", "accepted at 1", "2", "4", "8"))
     for row in rows:
         rates = row["acceptance_by_position"]
         made.add_row(
