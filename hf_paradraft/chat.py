@@ -1,7 +1,7 @@
 """Chats as tokens, and tokens as text while they come: one way, for training, for measuring and for answering."""
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -87,6 +87,18 @@ def check_room(model: PreTrainedModel, tokens: int, new: int) -> None:
             f"A prompt of {tokens} tokens with up to {new} new ones has no place in the target's context of {context}: shorten "
             "one of both."
         )
+
+
+def end_tokens(model: PreTrainedModel) -> list[int]:
+    """Ids that end what a model writes."""
+    ends = model.generation_config.eos_token_id
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
+def until_end(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
+    """New tokens up to and with the first that ends them, and whether there is one."""
+    last = next((index for index, token in enumerate(ids) if token in ends), None)
+    return (ids, False) if last is None else (ids[: last + 1], True)
 
 
 class Detokeniser:

@@ -1,20 +1,22 @@
 """Run every method on every prompt, in turn, so that a machine whose speed drifts is fair to all."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
-import torch.nn.functional as F
 from torch import LongTensor, Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..chat import sampling
+from ..chat import end_tokens, sampling, until_end
 from ..memory import peak_memory, reset_peak_memory
-from ..protocol import SpeculationStats
 from .methods import Method
 from .questions import Prompt
+
+OF_STATISTICS = ("draft_seconds", "verify_seconds", "attempts", "successes")  # of a `Measurement`, where ours are measured
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,6 @@ class Measurement:
 
 
 @dataclass
-class _Call:
-    """What came of one call; `output` int64 `(rows, new)`, on the CPU. `forwards` is None where nobody counted."""
-
-    output: LongTensor
-    seconds: float
-    forwards: int | None
-    peak_bytes: int | None
-    stats: SpeculationStats | None
-
-
-@dataclass
 class Runner:
     """Generates with any method.
 
@@ -100,8 +91,10 @@ class Runner:
     settings: Settings
     pad_token_id: int | None = None
 
-    def __call__(self, method: Method, batch: Sequence[Prompt], temperature: float) -> _Call:
-        """One timed call, with the settings' seed."""
+    def __call__(
+        self, method: Method, batch: Sequence[Prompt], temperature: float, index: int = 0
+    ) -> tuple[LongTensor, Measurement]:
+        """One timed call, with the settings' seed: new tokens int64 `(rows, new)`, on the CPU, and all but their equality."""
         padding = {} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}
         arguments = {**self._inputs(batch), **sampling(temperature), **padding, "max_new_tokens": self.settings.max_new_tokens}
         forwards = 0
@@ -124,21 +117,32 @@ class Runner:
                 handle.remove()
         output = output[:, arguments["input_ids"].shape[1] :].cpu()
         seconds = perf_counter() - started
+        ends = end_tokens(self.target)
+        tokens = sum(len(until_end(row, ends)[0]) for row in output.tolist())
         stats = method.drafter.last_stats if method.drafter is not None else None
         if stats is not None:
             forwards = sum(row.num_rounds for row in stats.by_row or [stats])
-        return _Call(output, seconds, forwards if counted or stats else None, peak_memory(self.target.device), stats)
+        measured = Measurement(
+            method=method.name,
+            category=batch[0].category if len(batch) == 1 else f"batches of {len(batch)}",
+            index=index,
+            batch_size=len(batch),
+            temperature=temperature,
+            tokens=tokens,
+            forwards=forwards if counted or stats else tokens,
+            seconds=[seconds],
+            peak_bytes=peak_memory(self.target.device),
+            **{name: getattr(stats, name) for name in OF_STATISTICS if stats is not None},
+        )
+        return output, measured
 
     def _inputs(self, batch: Sequence[Prompt]) -> dict[str, Tensor]:
         """Prompts padded on the left, with their mask."""
-        longest = max(prompt.ids.shape[1] for prompt in batch)
-        missing = [(longest - prompt.ids.shape[1], 0) for prompt in batch]
-        ids = [F.pad(prompt.ids, pad, value=self.pad_token_id or 0) for prompt, pad in zip(batch, missing, strict=True)]
-        mask = [F.pad(torch.ones_like(prompt.ids), pad) for prompt, pad in zip(batch, missing, strict=True)]
-        return {
-            "input_ids": torch.cat(ids).to(self.target.device),
-            "attention_mask": torch.cat(mask).to(self.target.device),
-        }
+        ids = [prompt.ids[0] for prompt in batch]
+        on_the_left = {"batch_first": True, "padding_side": "left"}
+        padded = pad_sequence(ids, padding_value=self.pad_token_id or 0, **on_the_left)
+        mask = pad_sequence([torch.ones_like(row) for row in ids], **on_the_left)
+        return {"input_ids": padded.to(self.target.device), "attention_mask": mask.to(self.target.device)}
 
 
 def _batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
@@ -187,8 +191,6 @@ def bench(
         Measurements in the order of prompts and methods. Where the target is fp32, greedy ones know whether they are the same.
     """
     run, made, warm = Runner(target, settings, pad_token_id), list(done), set()
-    ends = target.generation_config.eos_token_id
-    ends = torch.tensor([] if ends is None else ends)
     finished = {(entry.batch_size, entry.temperature, entry.index) for entry in done}
     work = list(_work(methods, prompts, settings))
     for size, temperature, index, batch, able in tqdm(work, "bench", unit="prompt", disable=not progress):
@@ -201,35 +203,19 @@ def bench(
             for warm_batch in _batches(prompts, size)[: settings.warm_up]:
                 for method in able:
                     run(method, warm_batch, temperature)
-        calls: dict[str, list[_Call]] = {method.name: [] for method in able}
+        calls: dict[str, list[tuple[LongTensor, Measurement]]] = {method.name: [] for method in able}
         first = index % len(able)
         for _ in range(settings.repeats):
             for method in (*able[first:], *able[:first]):
-                calls[method.name].append(run(method, batch, temperature))
-        reference = calls[able[0].name][-1].output
-        for method in able:
-            same = torch.equal(calls[method.name][-1].output, reference) if temperature == 0 else None
-            call, stats = calls[method.name][-1], calls[method.name][-1].stats or SpeculationStats()
-            tokens = sum(_length(row, ends) for row in call.output)
-            made.append(
-                Measurement(
-                    method=method.name,
-                    category=batch[0].category if size == 1 else f"batches of {size}",
-                    index=index,
-                    batch_size=size,
-                    temperature=temperature,
-                    tokens=tokens,
-                    forwards=tokens if call.forwards is None else call.forwards,
-                    seconds=[call.seconds for call in calls[method.name]],
-                    same=same if target.dtype == torch.float32 else None,
-                    same_here=same,
-                    peak_bytes=call.peak_bytes,
-                    draft_seconds=stats.draft_seconds if call.stats else None,
-                    verify_seconds=stats.verify_seconds if call.stats else None,
-                    attempts=stats.attempts,
-                    successes=stats.successes,
-                )
-            )
+                calls[method.name].append(run(method, batch, temperature, index))
+        reference, _ = calls[able[0].name][-1]
+        for repeats in calls.values():
+            output, measured = repeats[-1]
+            measured.seconds = [seconds for _, repeat in repeats for seconds in repeat.seconds]
+            if temperature == 0:
+                measured.same_here = torch.equal(output, reference)
+                measured.same = measured.same_here if target.dtype == torch.float32 else None
+            made.append(measured)
         save(made)
     return made
 
@@ -261,34 +247,26 @@ def check_equality(
     ]
     if not work:
         return
-    run, back = Runner(target, settings, pad_token_id), _dtypes_of(target)
-    try:
-        target.float()
+    run = Runner(target, settings, pad_token_id)
+    with _in_float32(target):
         for index, batch, able in tqdm(work, "equal in fp32?", unit="prompt", disable=not progress):
-            outputs = {method.name: run(method, batch, 0.0).output for method in able}
+            outputs = {method.name: run(method, batch, 0.0)[0] for method in able}
             for name, output in outputs.items():
                 unknown[len(batch), index, name].same = torch.equal(output, outputs[able[0].name])
             save(measurements)
-    finally:
-        back()
 
 
-def _dtypes_of(target: PreTrainedModel) -> Callable[[], None]:
-    """Remember every parameter's dtype and every buffer, which rounding would change for good; the way back."""
+@contextmanager
+def _in_float32(target: PreTrainedModel) -> Iterator[None]:
+    """For the time of a block; then every parameter has its dtype again, and buffers, which rounding would change, are back."""
     dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
     buffers = dict(target.named_buffers())
-
-    def back() -> None:
+    try:
+        target.float()
+        yield
+    finally:
         for name, parameter in target.named_parameters():
             parameter.data = parameter.data.to(dtypes[name])
         for name, buffer in buffers.items():
             owner, _, leaf = name.rpartition(".")
             setattr(target.get_submodule(owner), leaf, buffer)
-
-    return back
-
-
-def _length(row: LongTensor, ends: LongTensor) -> int:
-    """New tokens of one row, up to and with the one that ends it."""
-    ended = torch.isin(row, ends).nonzero()
-    return int(ended[0]) + 1 if len(ended) else len(row)

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub.utils import http_backoff
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..chat import learned_context, render_chat, sampling
+from ..chat import end_tokens, learned_context, render_chat, sampling, until_end
 from ..decoding.continuous import can_join, continuous_batching
 from ..protocol import Drafter
 from .data import tokenizer_hash
@@ -136,14 +136,11 @@ class Target:
 
     def _answer(self, row: Mapping[str, Any], prompt: list[int], ids: list[int]) -> Answer:
         """New tokens up to the one that ends them, as text and as they are: templates do not give back what was written."""
-        ends = self.model.generation_config.eos_token_id
-        ends = {*ends} if isinstance(ends, list) else {ends}
-        last = next((position for position, token in enumerate(ids) if token in ends), None)
-        ids = ids if last is None else ids[: last + 1]
+        ids, ended = until_end(ids, end_tokens(self.model))
         more: dict[str, Any] = {"ids": [*prompt, *ids], "tokenizer": self.hash}
         if "messages" in row:
             more["prompt_tokens"] = len(prompt)
-        return Answer(self.tokenizer.decode(ids, skip_special_tokens=True), last is not None, more)
+        return Answer(self.tokenizer.decode(ids, skip_special_tokens=True), ended, more)
 
 
 def batches(lengths: dict[int, int], batch_size: int, max_new_tokens: int, num_slots: int) -> Iterator[list[int]]:

@@ -7,7 +7,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..chat import render_chat
+from ..chat import end_tokens, render_chat, until_end
 from ..files import rows_of
 from ..whole_files import write_json
 from .fingerprint import fingerprint
@@ -72,8 +72,7 @@ def invent(
     if count < 1:
         raise ValueError(f"{count} prompts cannot be invented: ask for 1 at least.")
     opened, end = user_turn(tokenizer)
-    ends = target.generation_config.eos_token_id
-    stops = [end, *(ends if isinstance(ends, list) else [] if ends is None else [ends])]
+    stops = [end, *end_tokens(target)]
     run = output.with_name(f"{output.name}.run")
     settings = {
         "target": target.name_or_path,
@@ -118,8 +117,8 @@ def invent(
             )
             tried += batch_size
             for turn in made[:, ids.shape[1] :].tolist():
-                ended = next((index for index, token in enumerate(turn) if token in stops), None)
-                text = "" if ended is None else tokenizer.decode(turn[:ended], skip_special_tokens=True).strip()
+                written, ended = until_end(turn, stops)
+                text = tokenizer.decode(written[:-1], skip_special_tokens=True).strip() if ended else ""
                 if text and text not in seen and len(seen) < count:
                     seen.add(text)
                     fruitful = batch

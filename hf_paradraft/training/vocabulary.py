@@ -7,6 +7,7 @@ import torch
 from torch import LongTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..chat import end_tokens
 from .data import IGNORED
 
 
@@ -22,8 +23,7 @@ def answer_vocabulary(rows: Iterable[dict], size: int, tokenizer: PreTrainedToke
         ValueError: as for `most_frequent`.
     """
     texts = ([label for label in row["labels"] if label != IGNORED] for row in rows)
-    ends = target.generation_config.eos_token_id
-    always = [*tokenizer.all_special_ids, *(ends if isinstance(ends, list) else [] if ends is None else [ends])]
+    always = [*tokenizer.all_special_ids, *end_tokens(target)]
     return most_frequent(texts, size, always, target.config.get_text_config().vocab_size)
 
 
@@ -46,7 +46,5 @@ def most_frequent(texts: Iterable[Iterable[int]], size: int, always: Iterable[in
             f"{vocab_size}."
         )
     counts = Counter(token for text in texts for token in text)
-    ranked = [token for token, _ in counts.most_common() if token not in set(wanted)]
-    seen = {*wanted, *ranked}
-    ranked += [token for token in range(vocab_size) if token not in seen]
-    return torch.tensor(sorted([*wanted, *ranked[: size - len(wanted)]]))
+    ranked = dict.fromkeys([*wanted, *(token for token, _ in counts.most_common()), *range(vocab_size)])
+    return torch.tensor(sorted(list(ranked)[:size]))
