@@ -51,10 +51,6 @@ def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
     return [on_cores(drafted(one_core), 1), drafted(pearl), drafted(apart), drafted(chain)]
 
 
-def _overlapped_parent(parent: PreTrainedModel | None) -> list[Method]:
-    return [] if parent is None else _overlapped("autoregressive", AutoregressiveDrafter(parent), 5)
-
-
 def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
     """The same, where drafters of one kind meet under names with their folders."""
     uses = Counter(variant.name for variant in variants)
@@ -93,7 +89,10 @@ def methods_of(
     if case == Case.prompts:
         return [plain(), *map(drafted, next((ppd for ppd in (drafter, *others) if isinstance(ppd, PpdDrafter)), named).study())]
     if case == Case.overlap:
-        return [plain(), *_overlapped(named.kind, drafter, max(draft_lengths)), *_overlapped_parent(parent)]
+        overlapped = _overlapped(named.kind, drafter, max(draft_lengths))
+        if parent is not None:
+            overlapped += _overlapped("autoregressive", AutoregressiveDrafter(parent), 5)
+        return [plain(), *overlapped]
     compiled = case == Case.compiled
     if case == Case.hopeless:
         length = max(draft_lengths)

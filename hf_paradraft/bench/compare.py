@@ -57,9 +57,9 @@ def compare(
         "environment": environment(target),
         "methods": [method.name for method in methods],
         "prompts": digest,
+        "target": fingerprint(target),
+        "weights": {method.name: _weights(method.arguments.get("assistant_model")) for method in methods},
     }
-    weights = {method.name: _weights(method.arguments.get("assistant_model")) for method in methods}
-    about |= {"target": fingerprint(target), "weights": weights}
     unfinished = Unfinished(file, {**about, **asdict(settings), "models": names})
     done = unfinished.load()
     if done:
@@ -87,5 +87,5 @@ def compare(
 def _weights(assistant: Any) -> list[str]:
     """What tells an assistant from one of the same name that was trained anew; nothing of one without weights."""
     parts = [assistant] if isinstance(assistant, torch.nn.Module) else vars(assistant).values() if assistant is not None else ()
-    held = [torch.nn.ParameterList([part]) if isinstance(part, torch.Tensor) else part for part in parts]
-    return [fingerprint(part) for part in held if isinstance(part, torch.nn.Module)]
+    modules = [torch.nn.ParameterList([part]) if isinstance(part, torch.Tensor) else part for part in parts]
+    return [fingerprint(module) for module in modules if isinstance(module, torch.nn.Module)]

@@ -58,14 +58,12 @@ def assisted(parent: PreTrainedModel, num_tokens: int | None) -> Method:
         parent: the assistant.
         num_tokens: drafts a round, always; None for transformers' defaults.
     """
-    defaults = {
-        "num_assistant_tokens": 20,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.4,
-    }
-    fixed = {**defaults, "num_assistant_tokens": num_tokens, "assistant_confidence_threshold": 0.0}
     name = "assisted-default" if num_tokens is None else f"assisted-k{num_tokens}"
-    settings = defaults if num_tokens is None else fixed
+    settings = {
+        "num_assistant_tokens": 20 if num_tokens is None else num_tokens,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.4 if num_tokens is None else 0.0,
+    }
 
     @contextmanager
     def using() -> Iterator[None]:

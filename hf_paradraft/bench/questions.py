@@ -62,7 +62,7 @@ def load_questions(source: str | Path, per_category: int | None = None) -> list[
     return questions
 
 
-def _question(row: Any, name: str, place: str) -> Question:
+def _question(row: Any, name: str, source: str) -> Question:
     category = str(row.get("category") or name)
     if row.get("turns"):
         turns = row["turns"] if isinstance(row["turns"], list) else [row["turns"]]
@@ -70,17 +70,17 @@ def _question(row: Any, name: str, place: str) -> Question:
         listed = row["messages"] if isinstance(row["messages"], list) else []
         messages = [message if isinstance(message, Mapping) else {} for message in listed]
         if any(message.get("role") == "system" for message in messages):
-            raise ValueError(f"{place}: system messages are not asked here; leave them out, or put them into the first turn.")
+            raise ValueError(f"{source}: system messages are not asked here; leave them out, or put them into the first turn.")
         turns = [message.get("content") for message in messages if message.get("role") == "user"]
     else:
         turns = [row[column] for column in TEXT_COLUMNS if row.get(column)][:1]
     if not turns or not all(isinstance(turn, str) for turn in turns):
         wanted = ", ".join(("turns", "messages", *TEXT_COLUMNS))
-        raise ValueError(f"{place}: no question in it, wanted one of {wanted}, but it has {', '.join(row)}.")
+        raise ValueError(f"{source}: no question in it, wanted one of {wanted}, but it has {', '.join(row)}.")
     try:
         return Question(whole_characters(category), tuple(map(whole_characters, turns)))
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
+        raise ValueError(f"{source}: {error}") from None
 
 
 def ask(

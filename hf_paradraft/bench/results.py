@@ -59,10 +59,10 @@ def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
 def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]:
     tokens, seconds = sum(entry.tokens for entry in mine), sum(median(entry.seconds) for entry in mine)
     every = speedups(mine, plain)
-    categories: dict[str, list[int]] = {}
-    for index, entry in enumerate(mine):
-        categories.setdefault(entry.category, []).append(index)
-    by_category = {category: median(every[index] for index in indices) for category, indices in categories.items()}
+    categories: dict[str, list[tuple[Measurement, float]]] = {}
+    for entry, speedup in zip(mine, every, strict=True):
+        categories.setdefault(entry.category, []).append((entry, speedup))
+    by_category = {category: median(speedup for _, speedup in pairs) for category, pairs in categories.items()}
     tau = _tau(mine)
     made = {
         "method": mine[0].method,
@@ -78,12 +78,13 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
         "matches_reference": _share([entry.same for entry in mine]),
         "matches_here": _share([entry.same_here for entry in mine]),
         "by_category": by_category,
-        "tau_by_category": {category: _tau([mine[index] for index in indices]) for category, indices in categories.items()},
+        "tau_by_category": {category: _tau([entry for entry, _ in pairs]) for category, pairs in categories.items()},
         "peak_bytes": max((entry.peak_bytes for entry in mine if entry.peak_bytes is not None), default=None),
     }
     if mine[0].draft_seconds is not None:
         made |= _inside(mine)
-    return {**made, "runs": [_without(asdict(entry), NOT_IN_RUNS) for entry in mine]}
+    runs = [{name: value for name, value in asdict(entry).items() if name not in NOT_IN_RUNS} for entry in mine]
+    return {**made, "runs": runs}
 
 
 def _share(answers: Sequence[bool | None]) -> float | None:
@@ -106,15 +107,6 @@ def _inside(mine: list[Measurement]) -> dict[str, Any]:
         "acceptance_by_position": [hit / tried for tried, hit in zip(added("attempts"), added("successes"), strict=True)],
         "time_split": {"draft": draft / whole, "verify": verify / whole, "engine": 1 - (draft + verify) / whole},
     }
-
-
-def _without(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
-
-
-def measurements(rows: Sequence[Mapping[str, Any]]) -> list[Measurement]:
-    """What `records` were made from."""
-    return [Measurement(**{name: row[name] for name in NOT_IN_RUNS}, **run) for row in rows for run in row["runs"]]
 
 
 class Unfinished:

@@ -16,7 +16,7 @@ from hf_paradraft.bench.cases import Case, methods_of
 from hf_paradraft.bench.compare import compare
 from hf_paradraft.bench.measure import check_equality
 from hf_paradraft.bench.questions import random_prompts
-from hf_paradraft.bench.results import Unfinished, measurements
+from hf_paradraft.bench.results import NOT_IN_RUNS, Unfinished
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.drafter import Variant
 from hf_paradraft.drafters.ppd import PpdConfig
@@ -69,7 +69,9 @@ def test_records_and_report(results):
     assert rows[5]["tau"] > 1
     assert rows[5]["tau_drafted"] == rows[5]["tau"] - 1
     assert set(rows[0]["by_category"]) == {"a", "b"}
-    assert measurements(json.loads(json.dumps(rows))) == sorted(results, key=lambda entry: names.index(entry.method))
+    read = json.loads(json.dumps(rows))
+    runs = [Measurement(**{name: row[name] for name in NOT_IN_RUNS}, **run) for row in read for run in row["runs"]]
+    assert runs == sorted(results, key=lambda entry: names.index(entry.method))
     console = Console(record=True, width=200)
     console.print(table(rows, "title"))
     assert "pard-chain-k4" in console.export_text()
