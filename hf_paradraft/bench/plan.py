@@ -16,7 +16,7 @@ from ..decoding.pearl import check_overlap, device_of
 from ..decoding.schedule import overlapped_rates
 from ..drafters.drafter import NamedDrafter, Variant, with_prompt_lookup
 from ..drafters.ngram import NgramDrafter
-from ..protocol import Drafter, SpeculationStats
+from ..protocol import Drafter, RoundTrace, SpeculationStats
 from ..protocol.config import TreeSize
 from .measure import Settings, bench
 from .methods import drafted, plain, threads
@@ -24,7 +24,6 @@ from .questions import Prompt
 from .results import records
 
 PLAIN_ROUNDS = 24
-PEARL = "pearl-"  # before the name of a way that is overlapped
 
 
 @dataclass
@@ -50,30 +49,34 @@ class _Measured:
 
     Attributes:
         plain_first, plain: the first forward, and a later one.
-        drafted_first, first_apart: the first round, with both sides one after the other; and the slower of them.
-        drafted: by way, drafted tokens and seconds of later rounds.
-        drafting: by way, the drafter's part of them.
+        first: the first round of every drafted answer.
+        rounds: by way, later ones.
         lengths: of answers.
         stats: by way, what was accepted.
     """
 
     plain_first: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
-    drafted_first: list[float] = field(default_factory=list)
-    first_apart: list[float] = field(default_factory=list)
-    drafted: dict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
-    drafting: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    first: list[RoundTrace] = field(default_factory=list)
+    rounds: dict[str, list[RoundTrace]] = field(default_factory=lambda: defaultdict(list))
     lengths: list[int] = field(default_factory=list)
     stats: dict[str, SpeculationStats] = field(default_factory=lambda: defaultdict(SpeculationStats))
 
+    def answered(self, way: Variant) -> None:
+        """Count the whole answer that was drafted last."""
+        self.lengths.append(way.drafter.last_stats.num_emitted)
+        self.stats[way.name] += way.drafter.last_stats
+
+
+def _chances(acceptance: Sequence[float], num_draft_tokens: int) -> numpy.ndarray:
+    """Of each of K positions, float64 `(K,)`; the last known rate stands for those never reached."""
+    positions = range(num_draft_tokens)
+    return numpy.array([acceptance[min(position, len(acceptance) - 1)] if acceptance else 0.0 for position in positions])
+
 
 def expected_tau(acceptance: Sequence[float], num_draft_tokens: int) -> float:
-    """1 + Σ_d Π_{i ≤ d} a_i over the first K positions; the last known rate stands for those never reached."""
-    tau, chance = 1.0, 1.0
-    for position in range(num_draft_tokens):
-        chance *= acceptance[min(position, len(acceptance) - 1)] if acceptance else 0.0
-        tau += chance
-    return tau
+    """1 + Σ_d Π_{i ≤ d} a_i over the first K positions."""
+    return 1.0 + float(numpy.cumprod(_chances(acceptance, num_draft_tokens)).sum())
 
 
 @torch.no_grad()
@@ -110,9 +113,14 @@ def plan(
         One entry per way to draft, in their order; overlapped ones last.
 
     Raises:
-        ValueError: an assumed acceptance for drafts that are not of one length; a drafter that cannot overlap.
+        ValueError: an assumed acceptance for drafts that are not of one length; a drafter that cannot overlap, or that is of no
+            kind that is known here.
     """
-    ways = variants_of(drafter, draft_lengths, tree_sizes, prompt_lookup)
+    if not isinstance(drafter, NamedDrafter):
+        raise ValueError(f"{type(drafter).__name__} is of no kind that this library plans with.")
+    ways = drafter.variants(draft_lengths, () if isinstance(drafter, NgramDrafter) else tree_sizes)
+    if prompt_lookup:
+        ways += with_prompt_lookup(ways)
     chains = [way for way in ways if not _of_all_sizes(way)]
     if overlap:
         check_overlap(target, drafter, target._is_stateful)
@@ -121,8 +129,8 @@ def plan(
     if acceptance is not None and len(chains) < len(ways):
         raise ValueError("An acceptance can be assumed for chains of a model, not for trees, prompt tokens or copied drafts.")
 
-    def ask(ids: LongTensor, new_tokens: int, way: Variant | None, ends: bool) -> tuple[float, SpeculationStats | None]:
-        """Seconds of an answer, plain or drafted, and what happened."""
+    def ask(ids: LongTensor, new_tokens: int, way: Variant | None = None, ends: bool = False) -> float:
+        """Seconds of an answer, plain or drafted."""
         method = plain()
         if way is not None:
             never_slower = way.config.never_slower and _of_all_sizes(way)
@@ -139,32 +147,29 @@ def plan(
                 **more,
                 **method.arguments,
             )
-            return perf_counter() - clock, drafter.last_stats if way is not None else None
+            return perf_counter() - clock
 
     def measure(sample: Sequence[Prompt], ways: Sequence[Variant]) -> _Measured:
         results = _Measured()
         for prompt in sample:
             ids = prompt.ids.to(target.device)
-            results.plain_first.append(ask(ids, 1, None, False)[0])
-            results.plain.append((ask(ids, 1 + PLAIN_ROUNDS, None, False)[0] - results.plain_first[-1]) / PLAIN_ROUNDS)
+            results.plain_first.append(ask(ids, 1))
+            results.plain.append((ask(ids, 1 + PLAIN_ROUNDS) - results.plain_first[-1]) / PLAIN_ROUNDS)
             for way in ways:
                 length, whole = way.config.num_draft_tokens, _of_all_sizes(way)
-                _, stats = ask(ids, max_new_tokens if whole else 4 * length + 5, way, whole)
-                first = stats.trace[0]
-                results.drafted_first.append(first.total_seconds)
-                results.first_apart.append(max(first.draft_seconds, first.total_seconds - first.draft_seconds))
-                later = [entry for entry in stats.trace[1:] if entry.drafted or whole]
-                rounds = [entry for entry in later if len(entry.drafted) == length or whole] or later  # a short context cuts all
-                results.drafted[way.name] += [(len(entry.drafted), entry.total_seconds) for entry in rounds]
-                results.drafting[way.name] += [entry.draft_seconds for entry in rounds]
+                ask(ids, max_new_tokens if whole else 4 * length + 5, way, whole)
+                first, *later = drafter.last_stats.trace
+                if not whole:
+                    later = [entry for entry in later if entry.drafted]
+                    later = [entry for entry in later if len(entry.drafted) == length] or later  # a short context cuts all
+                results.first.append(first)
+                results.rounds[way.name] += later
                 if whole:
-                    results.lengths.append(stats.num_emitted)
-                    results.stats[way.name] += stats
+                    results.answered(way)
             if chains and acceptance is None:
                 longest = max(chains, key=lambda way: way.config.num_draft_tokens)
-                _, stats = ask(ids, max_new_tokens, longest, True)
-                results.lengths.append(stats.num_emitted)
-                results.stats[longest.name] += stats
+                ask(ids, max_new_tokens, longest, True)
+                results.answered(longest)
         return results
 
     measure(prompts[:1], ways)  # warm up
@@ -173,58 +178,35 @@ def plan(
     plain_time = median(results.plain_first) + (new_tokens - 1) * median(results.plain)
     seen = sum((results.stats[way.name] for way in chains), SpeculationStats())
     rates = [acceptance] if acceptance is not None else seen.acceptance_by_position
-    if not all(results.drafted[way.name] for way in ways):
+    if not all(results.rounds[way.name] for way in ways):
         raise ValueError("The answers ended before anything could be drafted: give other prompts, or a larger --max-new-tokens.")
     made = []
     for way in ways:
-        cost = _cost(results.drafted[way.name])
+        cost = _cost(results.rounds[way.name])
         tau = results.stats[way.name].mean_emitted if _of_all_sizes(way) else expected_tau(rates, way.config.num_draft_tokens)
-        drafting = median(results.drafted_first) + max(0, new_tokens / tau - 1) * cost
+        drafting = median(first.total_seconds for first in results.first) + max(0, new_tokens / tau - 1) * cost
         made.append(Plan(way, cost / median(results.plain), tau, plain_time / drafting))
     if overlap:
         both = target.device.type == "cpu" and device_of(drafter) in (None, target.device)
         with threads(max(1, torch.get_num_threads() // 2)) if both else nullcontext():
             apart = measure(prompts, chains)
-        made += [_pearl(way, apart, rates, median(results.plain), plain_time, new_tokens) for way in pearls(ways)]
+        made += [_pearl(way, apart, rates, median(results.plain), plain_time, new_tokens) for way in chains]
     return made
 
 
 def _pearl(way: Variant, apart: _Measured, rates: Sequence[float], plain: float, plain_time: float, new_tokens: float) -> Plan:
-    """An overlapped chain, from what both sides take apart and from the chance that each guess is right."""
-    name, length = way.name.removeprefix(PEARL), way.config.num_draft_tokens
-    right = numpy.array([rates[min(position, len(rates) - 1)] if rates else 0.0 for position in range(length)])
-    drafting, alone = median(apart.drafting[name]), median(apart.plain)
-    verifying = max(alone, _cost(apart.drafted[name]) - drafting)
+    """A chain that is drafted while the target verifies, from what both sides take apart and the chance that a guess is right."""
+    rounds, right = apart.rounds[way.name], _chances(rates, way.config.num_draft_tokens)
+    drafting, alone = median(entry.draft_seconds for entry in rounds), median(apart.plain)
+    verifying = max(alone, _cost(rounds) - drafting)
     draft, verify = (lambda sizes: drafting + 0.0 * sizes), (lambda rows: numpy.where(rows == 1, alone, verifying))
-    alone_first, drafts_first = (float(overlapped_rates(right, draft, verify, way)[-1]) for way in (False, True))
+    alone_first, drafts_first = (float(overlapped_rates(right, draft, verify, ahead)[-1]) for ahead in (False, True))
     rate, whole = max(alone_first, drafts_first), numpy.cumprod(right)
     with_window = right[0] * (whole[-1] if drafts_first > alone_first else 1.0)
     tau = float((whole.sum() + 1 - whole[-1]) / (with_window + 1 - whole[-1]))
-    seconds = median(apart.first_apart) + (new_tokens - 1) / rate
-    return Plan(way, tau / rate / plain, tau, plain_time / seconds)
-
-
-def pearls(ways: Sequence[Variant]) -> list[Variant]:
-    """The same chains, drafted while the target verifies."""
-    return [
-        Variant(f"{PEARL}{way.name}", way.drafter, replace(way.config, overlap=True, never_slower=False))
-        for way in ways
-        if way.config.tree_size is None
-    ]
-
-
-def variants_of(
-    drafter: Drafter, draft_lengths: Sequence[int], tree_sizes: Sequence[TreeSize] = (), prompt_lookup: bool = False
-) -> list[Variant]:
-    """Chains of these lengths and trees of these sizes, as far as the drafter goes; prompt tokens as they are used.
-
-    Raises:
-        ValueError: a drafter of no kind that is known here.
-    """
-    if not isinstance(drafter, NamedDrafter):
-        raise ValueError(f"{type(drafter).__name__} is of no kind that this library plans with.")
-    ways = drafter.variants(draft_lengths, () if isinstance(drafter, NgramDrafter) else tree_sizes)
-    return [*ways, *with_prompt_lookup(ways)] if prompt_lookup else ways
+    first = median(max(entry.draft_seconds, entry.total_seconds - entry.draft_seconds) for entry in apart.first)
+    overlapped = Variant(f"pearl-{way.name}", way.drafter, replace(way.config, overlap=True, never_slower=False))
+    return Plan(overlapped, tau / rate / plain, tau, plain_time / (first + (new_tokens - 1) / rate))
 
 
 def _of_all_sizes(way: Variant) -> bool:
@@ -232,11 +214,11 @@ def _of_all_sizes(way: Variant) -> bool:
     return way.config.tree_size is not None or isinstance(way.drafter, NgramDrafter)
 
 
-def _cost(rounds: Sequence[tuple[int, float]]) -> float:
+def _cost(rounds: Sequence[RoundTrace]) -> float:
     """Mean seconds of rounds, each taken as the median of those with as many drafts: one that was disturbed does not count."""
     by_size: dict[int, list[float]] = {}
-    for size, seconds in rounds:
-        by_size.setdefault(size, []).append(seconds)
+    for entry in rounds:
+        by_size.setdefault(len(entry.drafted), []).append(entry.total_seconds)
     return sum(len(times) * median(times) for times in by_size.values()) / len(rounds)
 
 
