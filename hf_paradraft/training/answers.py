@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,23 +18,23 @@ from ..protocol import Drafter
 from .data import tokenizer_hash
 from .fingerprint import fingerprint
 
-USUAL = 256  # tokens of a prompt; a batch of longer ones has fewer rows
+TYPICAL_PROMPT = 256  # tokens of a prompt; a batch of longer ones has fewer rows
 PATIENCE = 600.0  # seconds for one answer of a server
 
 
-@dataclass
-class Answer:
-    """What was written to a prompt.
+def answered(row: Mapping[str, Any], text: str, ended: bool, **more: Any) -> dict[str, Any]:
+    """A row with the answer to its prompt.
 
-    Attributes:
+    Args:
+        row: the prompt.
         text: without special tokens.
         ended: whether it came to an end.
-        more: what else its row says: `ids` of prompt and answer, their `tokenizer`, `prompt_tokens`.
+        more: what else the row says: `ids` of prompt and answer, their `tokenizer`, `prompt_tokens`.
     """
-
-    text: str
-    ended: bool
-    more: dict[str, Any] = field(default_factory=dict)
+    written = {"finished": ended, **more}
+    if "text" in row:
+        return {"text": row["text"] + text, **written}
+    return {"messages": [*row["messages"], {"role": "assistant", "content": text}], **written}
 
 
 @dataclass
@@ -99,30 +99,27 @@ class Target:
         length = len(self.ids(row)) + self.max_new_tokens
         return self.context is None or length <= self.context
 
-    def answers(self, rows: Mapping[int, Mapping[str, Any]], done: set[int]) -> Iterator[tuple[int, Answer]]:
-        """Answers to prompts by their numbers, in any order.
+    def answers(self, rows: Mapping[int, Mapping[str, Any]], done: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Answered rows with their numbers, in any order.
 
         Args:
             rows: that are answered together.
             done: those of them that have their answers.
         """
         prompts = {index: self.ids(row) for index, row in rows.items()}
-        order = sorted(prompts, key=lambda index: (len(prompts[index]), index))  # alike together: short ones need not wait
-        num_slots = self.batch_size * (USUAL + self.max_new_tokens)
+        sizes = self.max_new_tokens, self.batch_size, self.batch_size * (TYPICAL_PROMPT + self.max_new_tokens)
         if self.temperature == 0 and can_join(self.model):
-            waiting = [index for index in order if index not in done]
+            waiting = sorted(prompts.keys() - done, key=lambda index: (len(prompts[index]), index))  # short ones need not wait
             encoded = [prompts[index] for index in waiting]
             options = {"drafter": self.drafter, "pad_token_id": self.tokenizer.pad_token_id}
-            for number, ids in continuous_batching(
-                self.model, encoded, self.max_new_tokens, self.batch_size, num_slots, **options
-            ):
-                yield waiting[number], self._answer(rows[waiting[number]], encoded[number], ids)
+            for number, ids in continuous_batching(self.model, encoded, *sizes, **options):
+                yield waiting[number], self._answered(rows[waiting[number]], encoded[number], ids)
             return
-        for batch in batches({index: len(prompts[index]) for index in order}, self.batch_size, self.max_new_tokens, num_slots):
+        for batch in batches({index: len(ids) for index, ids in prompts.items()}, *sizes):
             if not done.issuperset(batch):
                 for index, ids in zip(batch, self._together(batch, prompts), strict=True):
                     if index not in done:
-                        yield index, self._answer(rows[index], prompts[index], ids)
+                        yield index, self._answered(rows[index], prompts[index], ids)
 
     def _together(self, batch: list[int], prompts: dict[int, list[int]]) -> list[list[int]]:
         """New tokens of one batch of `generate`, padding included; what was drawn before is drawn alike."""
@@ -134,22 +131,21 @@ class Target:
         written = self.model.generate(**inputs.to(self.model.device), **options)
         return written[:, inputs["input_ids"].shape[1] :].tolist()
 
-    def _answer(self, row: Mapping[str, Any], prompt: list[int], ids: list[int]) -> Answer:
+    def _answered(self, row: Mapping[str, Any], prompt: list[int], ids: list[int]) -> dict[str, Any]:
         """New tokens up to the one that ends them, as text and as they are: templates do not give back what was written."""
         ids, ended = until_end(ids, end_tokens(self.model))
-        more: dict[str, Any] = {"ids": [*prompt, *ids], "tokenizer": self.hash}
-        if "messages" in row:
-            more["prompt_tokens"] = len(prompt)
-        return Answer(self.tokenizer.decode(ids, skip_special_tokens=True), ended, more)
+        unlabelled = {"prompt_tokens": len(prompt)} if "messages" in row else {}
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return answered(row, text, ended, ids=[*prompt, *ids], tokenizer=self.hash, **unlabelled)
 
 
-def batches(lengths: dict[int, int], batch_size: int, max_new_tokens: int, num_slots: int) -> Iterator[list[int]]:
+def batches(lengths: dict[int, int], max_new_tokens: int, batch_size: int, num_slots: int) -> Iterator[list[int]]:
     """Prompts of similar length together: one long prompt would make a whole batch of short ones wait.
 
     Args:
         lengths: of the prompts, by their numbers.
-        batch_size: prompts of a batch at most.
         max_new_tokens: of an answer.
+        batch_size: prompts of a batch at most.
         num_slots: tokens of a batch, at most; one prompt is always answered.
     """
     waiting: list[int] = []
@@ -200,25 +196,25 @@ class Server:
             "drawn": [self.seed] if self.temperature > 0 else None,
         }
 
-    def answers(self, rows: Mapping[int, Mapping[str, Any]], done: set[int]) -> Iterator[tuple[int, Answer]]:
+    def answers(self, rows: Mapping[int, Mapping[str, Any]], done: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
         """As `Target.answers`.
 
         Raises:
             OSError: the server refuses, or does not answer.
         """
         with ThreadPoolExecutor(self.batch_size) as pool:
-            asked = {pool.submit(self._ask, index, row["messages"]): index for index, row in rows.items() if index not in done}
+            asked = {pool.submit(self._ask, index, row): index for index, row in rows.items() if index not in done}
             try:
                 for answered in as_completed(asked):
                     yield asked[answered], answered.result()
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def _ask(self, index: int, messages: list[dict[str, Any]]) -> Answer:
+    def _ask(self, index: int, row: Mapping[str, Any]) -> dict[str, Any]:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         body = {
             "model": self.model,
-            "messages": messages,
+            "messages": row["messages"],
             "max_tokens": self.max_new_tokens,
             "temperature": self.temperature,
             "seed": self.seed + index,
@@ -237,4 +233,4 @@ class Server:
                 f"{url} did not answer prompt {index + 1} ({type(error).__name__}: {error}). What it has answered is "
                 "kept: the same call goes on."
             ) from error
-        return Answer(text, reason == "stop")
+        return answered(row, text, reason == "stop")

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from ..files import read_json, rows_of
 from ..whole_files import write_json
-from .answers import Answer, Server, Target
+from .answers import Server, Target
 from .data import load_rows, text_of, turns_of
 from .disjoint import WORDS, disjoint
 
@@ -178,9 +178,9 @@ def regenerate(
             for begin in range(done - done % window, len(fits), window):
                 rows = {index: fits[index] for index in range(begin, min(begin + window, len(fits)))}
                 done = write_those_in_turn()
-                for index, answer in writer.answers(rows, {index for index in rows if index < done or index in waiting}):
-                    waiting[index] = answered(fits[index], answer)
-                    ahead.write(json.dumps({"index": index, "row": waiting[index]}, ensure_ascii=False) + "\n")
+                for index, row in writer.answers(rows, {index for index in rows if index < done or index in waiting}):
+                    waiting[index] = row
+                    ahead.write(json.dumps({"index": index, "row": row}, ensure_ascii=False) + "\n")
                     ahead.flush()
                     bar.update(1)
                     done = write_those_in_turn()
@@ -190,11 +190,3 @@ def regenerate(
             former.unlink(missing_ok=True)
         bar.close()
     return len(fits) - before
-
-
-def answered(row: dict[str, Any], answer: Answer) -> dict[str, Any]:
-    """The row, answered."""
-    written = {"finished": answer.ended, **answer.more}
-    if "text" in row:
-        return {"text": row["text"] + answer.text, **written}
-    return {"messages": [*row["messages"], {"role": "assistant", "content": answer.text}], **written}

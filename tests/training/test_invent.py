@@ -103,9 +103,9 @@ def test_regenerate_invents_prompts_once_and_answers_them(tmp_path):
 
 def test_batches_hold_prompts_of_similar_length():
     lengths = {0: 5, 1: 900, 2: 6, 3: 7, 4: 1300, 5: 4}
-    found = list(batches(lengths, 3, 100, 3 * 356))
-    assert found == [[5, 0, 2], [3], [1], [4]]
-    assert sorted(index for some in found for index in some) == list(range(6))
+    made = list(batches(lengths, 100, 3, 3 * 356))
+    assert made == [[5, 0, 2], [3], [1], [4]]
+    assert sorted(index for batch in made for index in batch) == list(range(6))
 
 
 @pytest.mark.slow
