@@ -11,6 +11,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -91,46 +92,33 @@ def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
 
 @names_folder
-def open_model(name: str | Path, *, whole: bool = False, **place: Any) -> PreTrainedModel:
-    """A causal LM in evaluation mode.
+def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreTrainedModel:
+    """A causal LM in evaluation mode, all of whose weights are there.
 
     Args:
         name: a folder, a Hub id, or a `.gguf` file.
         whole: unpack a file's weights; else they stay packed where there is a kernel, and computing is in fp32.
-        place: `dtype`, `device_map`.
+        loading: `dtype`, `device_map`.
 
     Raises:
-        OSError, ValueError: nothing loadable there; of a file, what is the matter with it.
+        OSError, ValueError: nothing loadable there, a damaged file, or weights are missing; of a packed file, what is the matter
+            with it.
     """
-    if not is_packed(name):
-        if find_adapter_config_file(name) is None:
-            refuse_trimmed(PreTrainedConfig.get_config_dict(name)[0], name)
-        return _load(AutoModelForCausalLM, name, **place).eval()
-    if not whole:
-        place = {**place, "dtype": torch.float32}
-    with _reading(name):
-        if whole:
-            from transformers import GgufConfig
-
-            place = {**place, "quantization_config": GgufConfig(dequantize=True)}
+    if is_packed(name):
+        packed = {"quantization_config": GgufConfig(dequantize=True)} if whole else {"dtype": torch.float32}
         file = {"gguf_file": Path(name).name, "trust_remote_code": False}
-        return AutoModelForCausalLM.from_pretrained(Path(name).parent, **place, **file).eval()
-
-
-@names_folder
-def _load(kind: Any, repo_or_dir: str | Path, **place: Any) -> PreTrainedModel:
-    """An ordinary causal LM, all of whose weights are there.
-
-    Raises:
-        OSError: a file is damaged, or weights are missing.
-    """
+        with _reading(name):
+            return AutoModelForCausalLM.from_pretrained(Path(name).parent, **{**loading, **packed, **file}).eval()
+    adapted = find_adapter_config_file(name) is not None
+    if not adapted:
+        refuse_trimmed(PreTrainedConfig.get_config_dict(name)[0], name)
     try:
-        model, info = kind.from_pretrained(repo_or_dir, **place, trust_remote_code=False, output_loading_info=True)
+        model, info = AutoModelForCausalLM.from_pretrained(name, **loading, trust_remote_code=False, output_loading_info=True)
     except SafetensorError as error:
         raise OSError(f"a weights file is truncated or damaged ({error}): download or save it again.") from None
-    if find_adapter_config_file(repo_or_dir) is None:
-        refuse_missing(info, type(model).__name__, repo_or_dir)
-    return model
+    if not adapted:
+        refuse_missing(info, type(model).__name__, name)
+    return model.eval()
 
 
 def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:
