@@ -18,7 +18,7 @@ IGNORED = -100
 ANSWER = "paradraftanswer"  # no template has it
 
 
-def load_rows(source: str | Path, split: str = "train") -> list[dict[str, Any]]:
+def load_rows(source: str | Path) -> list[dict[str, Any]]:
     """Rows `{"text": …}` or `{"messages": […]}` of a JSON-lines file or a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
 
     A row may have `finished`, false where its last answer was cut off and must not be learned to end there. What `regenerate`
@@ -28,7 +28,7 @@ def load_rows(source: str | Path, split: str = "train") -> list[dict[str, Any]]:
         OSError: there is no such file or dataset.
         ValueError: it is not JSON lines, has no rows, or neither column.
     """
-    rows = list(rows_of(source, split))
+    rows = list(rows_of(source, "train"))
     if not rows:
         raise ValueError(f"{source} is not JSON lines, or has no rows: it is empty.")
     if not any({"text", "messages"} & row.keys() for row in rows):
@@ -155,28 +155,28 @@ def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBa
     Raises:
         ValueError: no row carries a label, or one is neither a text nor a chat; the message says which.
     """
-    columns: dict[str, list] = {"input_ids": [], "labels": [], "length": []}
+    samples: list[dict[str, Any]] = []
     count, ours = 0, tokenizer_hash(tokenizer)
     for count, row in enumerate(tqdm(rows, desc="tokenise", unit="rows", leave=False), 1):
         try:
             if row.get("finished") not in (True, False, None):
                 raise ValueError(f"'finished' must be true or false, but is {reprlib.repr(row['finished'])}.")
+            finished = row.get("finished") is not False
             if row.get("tokenizer") == ours and "ids" in row:
                 encoded = encode_written(row)
             elif row.get("messages"):
-                encoded = encode_chat(tokenizer, turns_of(row["messages"]), row.get("finished") is not False)
+                encoded = encode_chat(tokenizer, turns_of(row["messages"]), finished)
             else:
-                encoded = encode_text(tokenizer, text_of(row), row.get("finished") is not False)
+                encoded = encode_text(tokenizer, text_of(row), finished)
         except ValueError as error:
             raise ValueError(f"Row {count}: {error}") from None
         ids, labels = encoded["input_ids"][:max_length], encoded["labels"][:max_length]
         if any(label != IGNORED for label in labels[1:]):
-            for name, value in (("input_ids", ids), ("labels", labels), ("length", len(ids))):
-                columns[name].append(value)
-    if not columns["length"]:
+            samples.append({"input_ids": ids, "labels": labels, "length": len(ids)})
+    if not samples:
         raise ValueError(
             f"None of the {count} rows has a token to learn within max_length={max_length}: "
             "chats need assistant turns, and texts more than one token."
         )
     numbers = Sequence(Value("int32"))
-    return Dataset.from_dict(columns, Features({"input_ids": numbers, "labels": numbers, "length": Value("int32")}))
+    return Dataset.from_list(samples, Features({"input_ids": numbers, "labels": numbers, "length": Value("int32")}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import time
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field, fields
@@ -18,12 +19,11 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
-from .arguments import check_context, training_arguments
 from .data import encode_rows, load_rows
 from .epochs import ResumableTrainer
 from .fingerprint import fingerprint
 from .output import Checkpoints, check_output, newest_checkpoint, replace_model
-from .target import open_tokenizer
+from .target import check_context, open_tokenizer
 
 
 def option(
@@ -114,17 +114,15 @@ class TrainingOptions(ABC):
                 raise ValueError(f"{item.name} is {value!r}, and has to be {' or '.join(words)}.")
             if not isinstance(value, int | float):
                 continue
-            bounds = [
-                f"{word} {bound}"
-                for word, bound, holds in (
-                    ("at least", rule["least"], rule["least"] is None or value >= rule["least"]),
-                    ("more than", rule["above"], rule["above"] is None or value > rule["above"]),
-                    ("at most", rule["most"], rule["most"] is None or value <= rule["most"]),
-                )
-                if not holds
-            ]
-            if bounds or not math.isfinite(value):
-                raise ValueError(f"{item.name} must be {bounds[0] if bounds else 'a finite number'}, but is {value}.")
+            for word, bound, holds in (
+                ("at least", rule["least"], operator.ge),
+                ("more than", rule["above"], operator.gt),
+                ("at most", rule["most"], operator.le),
+            ):
+                if bound is not None and not holds(value, bound):
+                    raise ValueError(f"{item.name} must be {word} {bound}, but is {value}.")
+            if not math.isfinite(value):
+                raise ValueError(f"{item.name} must be a finite number, but is {value}.")
         if self.max_steps == 0:
             raise ValueError("max_steps=0 trains nothing: give a number of steps, or -1 to go by epochs.")
 
@@ -175,7 +173,13 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     run.check()
     check_output(run.output_dir, run.resume, run.overwrite, *run.sources)
     passed = {item.name: getattr(run, item.name) for item in fields(TrainingArguments) if item.name in names - {"output_dir"}}
-    arguments = training_arguments(run.output_dir, run.defaults, {**passed, **more})
+    common = {
+        "report_to": "none",
+        "logging_steps": 20,
+        "save_total_limit": 2,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    arguments = TrainingArguments(output_dir=str(run.output_dir), **{**common, **run.defaults, **passed, **more})
     tokenizer = open_tokenizer(run.source)
     train_set = encode_rows(load_rows(run.train_file), tokenizer, run.max_length)
     eval_set = encode_rows(load_rows(run.eval_file), tokenizer, run.max_length) if run.eval_file else None

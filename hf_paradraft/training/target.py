@@ -66,6 +66,21 @@ def refuse_trimmed(config: Mapping[str, Any], name: str | Path) -> None:
         )
 
 
+def check_context(config: PreTrainedConfig, max_length: int) -> None:
+    """Refuse samples that a model has no positions for.
+
+    Args:
+        config: of the model.
+        max_length: tokens of a sample at most.
+
+    Raises:
+        ValueError: they are longer than its context.
+    """
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and max_length > context:
+        raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
+
+
 @names_folder
 def config_of(name: str | Path) -> PreTrainedConfig:
     """The config of a causal LM in a folder or on the Hub.

@@ -11,9 +11,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...files import read_json, tensor_names
-from ...training.arguments import check_context
 from ...training.data import encode_rows, load_rows
-from ...training.target import config_of, open_model, open_tokenizer, refuse_packed
+from ...training.target import check_context, config_of, open_model, open_tokenizer, refuse_packed
 from .config import PpdConfig
 from .drafting import MAX_RANKS
 from .guess import check_takes_masks, guess_at
