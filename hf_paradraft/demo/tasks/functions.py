@@ -2,20 +2,75 @@
 
 import ast
 from random import Random
+from textwrap import indent
+from typing import NamedTuple
 
 from .task import Task, pick
 
 ARGUMENTS = "values numbers scores prices ages sizes weights counts levels marks points rates"
-VERBS = {
-    "count": "count tally number",
-    "sum": "sum total add",
-    "list": "select keep pick",
-    "first": "find first get",
-    "any": "has any contains",
-    "all": "all only every",
-    "max": "largest top best",
-    "min": "smallest lowest least",
-}
+
+
+class Kind(NamedTuple):
+    """What a function does with the `{xs}` that fit a `{test}`, and perhaps with a `{value}` of each; braces are filled in."""
+
+    verbs: str
+    sentence: str
+    expression: str
+    loop: str
+
+
+LOOP = "for {x} in {xs}:\n    if {test}:\n        "
+BEST = "best = None\n" + LOOP + "if best is None or {value} SIGN best:\n            best = {value}\nreturn best"
+KINDS = (
+    Kind(
+        "count tally number",
+        "Return how many {xs} are {words}",
+        "sum(1 for {x} in {xs} if {test})",
+        "count = 0\n" + LOOP + "count += 1\nreturn count",
+    ),
+    Kind(
+        "sum total add",
+        "Return the sum of the {xs} that are {words}{more}",
+        "sum({value} for {x} in {xs} if {test})",
+        "total = 0\n" + LOOP + "total += {value}\nreturn total",
+    ),
+    Kind(
+        "select keep pick",
+        "Return a list of the {xs} that are {words}{more}",
+        "[{value} for {x} in {xs} if {test}]",
+        "kept = []\n" + LOOP + "kept.append({value})\nreturn kept",
+    ),
+    Kind(
+        "find first get",
+        "Return the first of the {xs} that is {words}{more}, or None",
+        "next(({value} for {x} in {xs} if {test}), None)",
+        LOOP + "return {value}\nreturn None",
+    ),
+    Kind(
+        "has any contains",
+        "Return whether any of the {xs} are {words}",
+        "any({test} for {x} in {xs})",
+        LOOP + "return True\nreturn False",
+    ),
+    Kind(
+        "all only every",
+        "Return whether all of the {xs} are {words}",
+        "all({test} for {x} in {xs})",
+        "for {x} in {xs}:\n    if not {test}:\n        return False\nreturn True",
+    ),
+    Kind(
+        "largest top best",
+        "Return the largest of the {xs} that are {words}{more}, or None",
+        "max([{value} for {x} in {xs} if {test}], default=None)",
+        BEST.replace("SIGN", ">"),
+    ),
+    Kind(
+        "smallest lowest least",
+        "Return the smallest of the {xs} that are {words}{more}, or None",
+        "min([{value} for {x} in {xs} if {test}], default=None)",
+        BEST.replace("SIGN", "<"),
+    ),
+)
 
 
 def _predicate(rng: Random) -> tuple[str, str, str]:
@@ -43,59 +98,18 @@ def _transform(rng: Random) -> tuple[str, str]:
     )
 
 
-def _body(kind: str, loop: bool, x: str, xs: str, test: str, value: str) -> list[str]:
-    if not loop:
-        expression = {
-            "count": f"sum(1 for {x} in {xs} if {test})",
-            "sum": f"sum({value} for {x} in {xs} if {test})",
-            "list": f"[{value} for {x} in {xs} if {test}]",
-            "first": f"next(({value} for {x} in {xs} if {test}), None)",
-            "any": f"any({test} for {x} in {xs})",
-            "all": f"all({test} for {x} in {xs})",
-            "max": f"max([{value} for {x} in {xs} if {test}], default=None)",
-            "min": f"min([{value} for {x} in {xs} if {test}], default=None)",
-        }[kind]
-        return [f"return {expression}"]
-    head = [f"for {x} in {xs}:", f"    if {test}:"]
-    match kind:
-        case "count":
-            return ["count = 0", *head, "        count += 1", "return count"]
-        case "sum":
-            return ["total = 0", *head, f"        total += {value}", "return total"]
-        case "list":
-            return ["kept = []", *head, f"        kept.append({value})", "return kept"]
-        case "first":
-            return [*head, f"        return {value}", "return None"]
-        case "any":
-            return [*head, "        return True", "return False"]
-        case "all":
-            return [f"for {x} in {xs}:", f"    if not {test}:", "        return False", "return True"]
-        case _:
-            sign = ">" if kind == "max" else "<"
-            candidate = [f"        if best is None or {value} {sign} best:", f"            best = {value}"]
-            return ["best = None", *head, *candidate, "return best"]
-
-
 def _function(rng: Random) -> tuple[str, str]:
     """(one sentence of specification, the function's source)."""
-    kind, loop = rng.choice(list(VERBS)), rng.random() < 0.6
+    kind, loop = rng.choice(KINDS), rng.random() < 0.6
     words, test, tag = _predicate(rng)
-    more, value = _transform(rng) if kind in {"sum", "list", "first", "max", "min"} else ("", "{x}")
+    more, value = _transform(rng) if "{more}" in kind.sentence else ("", "{x}")
     xs = pick(rng, ARGUMENTS)
     x = xs[:-1]
-    name = f"{pick(rng, VERBS[kind])}_{tag}"
-    sentence = {
-        "count": f"Return how many {xs} are {words}",
-        "sum": f"Return the sum of the {xs} that are {words}{more}",
-        "list": f"Return a list of the {xs} that are {words}{more}",
-        "first": f"Return the first of the {xs} that is {words}{more}, or None",
-        "any": f"Return whether any of the {xs} are {words}",
-        "all": f"Return whether all of the {xs} are {words}",
-        "max": f"Return the largest of the {xs} that are {words}{more}, or None",
-        "min": f"Return the smallest of the {xs} that are {words}{more}, or None",
-    }[kind]
-    body = _body(kind, loop, x, xs, test.format(x=x), value.format(x=x))
-    source = "\n".join([f"def {name}({xs}):", f'    """{sentence}."""', *(f"    {line}" for line in body)])
+    name = f"{pick(rng, kind.verbs)}_{tag}"
+    sentence = kind.sentence.format(xs=xs, words=words, more=more)
+    template = kind.loop if loop else f"return {kind.expression}"
+    body = template.format(x=x, xs=xs, test=test.format(x=x), value=value.format(x=x))
+    source = f'def {name}({xs}):\n    """{sentence}."""\n{indent(body, "    ")}'
     return f"{name}({xs}): {sentence}, with {'a loop' if loop else 'one expression'}.", source
 
 
