@@ -64,8 +64,8 @@ def regenerate(
     if base_url is not None:
         writer: Server | Target = Server(base_url, target, *how, api_key)
     else:
-        model, tokenizer = open_target(target, dtype.place)
-        helper = AutoDrafter.from_pretrained(drafter, **dtype.place) if drafter else None
+        model, tokenizer = open_target(target, dtype.placement)
+        helper = AutoDrafter.from_pretrained(drafter, **dtype.placement) if drafter else None
         writer = Target(model, tokenizer, *how, helper)
     if invent is not None:
         from ..training.invent import invent as write_prompts

@@ -34,7 +34,7 @@ class Dtype(StrEnum):
         return fast_dtype() if self == Dtype.auto else getattr(torch, self)
 
     @property
-    def place(self) -> dict[str, Any]:
+    def placement(self) -> dict[str, Any]:
         """Arguments of `from_pretrained`: this dtype, on the GPUs if there are any."""
         return {"dtype": self.chosen, **({"device_map": "auto"} if torch.cuda.is_available() else {})}
 
@@ -92,13 +92,13 @@ def accepting(**renamed: str) -> type[TyperCommand]:
     return Accepting
 
 
-def open_target(name: str, place: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def open_target(name: str, placement: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A causal LM and its tokenizer: of a folder, a Hub id, or a `.gguf` file (its weights stay packed where there is a kernel).
 
     Raises:
         OSError, ValueError: nothing loadable there; of a GGUF file, what is the matter with it.
     """
-    return open_model(name, **place), open_tokenizer(name)
+    return open_model(name, **placement), open_tokenizer(name)
 
 
 def use_threads(count: int | None) -> None:
@@ -157,7 +157,7 @@ def load(
     embedded = target is None
     if embedded:
         target, drafter, parent = str(FAMILY / "target"), str(FAMILY / "pard"), str(FAMILY / "draft")
-    placement = dtype.place
+    placement = dtype.placement
     model, tokenizer = open_target(str(target), placement)
     draft: Drafter
     if drafter == COPIES:

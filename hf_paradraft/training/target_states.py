@@ -86,8 +86,8 @@ class TargetStates:
         if not record.exists():
             write_json(record, {**identity, "keys": self.keys})
         recorded = read_json(record)
-        self.kept = tuple(recorded.pop("keys", ()))  # more than what is wanted here, where another drafter was first
-        if recorded != identity or not set(self.keys) <= set(self.kept):
+        self.stored_keys = tuple(recorded.pop("keys", ()))  # more than what is wanted here, where another drafter was first
+        if recorded != identity or not set(self.keys) <= set(self.stored_keys):
             raise ValueError(f"{folder} keeps the states of another target, or of other layers: name another folder.")
         present = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
@@ -135,7 +135,7 @@ class TargetStates:
 
     def _run(self, ids: LongTensor, lengths: LongTensor) -> list[dict[str, Tensor]]:
         """What is kept of each text, `(length, …)`, on the CPU."""
-        states = states_of(self.target, self.kept, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
+        states = states_of(self.target, self.stored_keys, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
         by_text = []
         for row, length in enumerate(lengths.tolist()):
             tensors = {str(key): value[row, :length] for key, value in states.items()}

@@ -48,11 +48,11 @@ class Unrolled(torch.nn.Module):
         last = batch["places"][..., 0].sub(1).clamp(min=0)  # the row that read the anchor
         hidden = hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[-1]))
         seen = rows <= last[..., None]  # (B, A, rows)
-        own = torch.eye(chains, dtype=torch.bool, device=ids.device).expand(len(ids), -1, -1)
+        itself = torch.eye(chains, dtype=torch.bool, device=ids.device).expand(len(ids), -1, -1)
         normed, fed = model.states_behind(hidden)
         logits = [drafter.logits(normed)]
         for step in range(1, self.count):
-            seen = torch.cat([seen, own], dim=-1)
+            seen = torch.cat([seen, itself], dim=-1)
             inputs = model.text(batch["before"][..., step], fed)
             hidden = model.run(inputs, additive(seen[:, None], drafter.dtype), last + step, cache)
             normed, fed = model.states_behind(hidden)

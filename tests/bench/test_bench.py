@@ -185,10 +185,10 @@ def test_batches_are_counted_by_their_own_tokens():
     assert rows[0].tokens == rows[1].tokens == rows[0].forwards
     assert rows[1].forwards < rows[0].forwards
     assert all(entry.same is None for entry in results if entry.temperature == 1)
-    found = records(results)
-    assert len(found) == 3 + 3 + 2 + 2
-    assert all(row["speedup"] == 1 and row["tau"] == 1 for row in found if row["method"] == "plain")
-    assert markdown(found).count("Batch ") == 4
+    rows = records(results)
+    assert len(rows) == 3 + 3 + 2 + 2
+    assert all(row["speedup"] == 1 and row["tau"] == 1 for row in rows if row["method"] == "plain")
+    assert markdown(rows).count("Batch ") == 4
     with pytest.raises(ValueError, match="Batches of 8"):
         bench(target, methods, prompts, Settings(batch_sizes=(8,)), progress=False)
 
@@ -205,7 +205,9 @@ def test_equality_is_decided_in_fp32():
     assert [entry.same_here for entry in results][::3] == [True, True]
     saved, before = [], {name: buffer.clone() for name, buffer in target.named_buffers()}
     assert any(buffer.dtype == torch.float32 for buffer in before.values())  # what rounding would spoil
-    check_equality(target, methods, prompts, Settings(16), results, save=lambda some: saved.append(len(some)), progress=False)
+    check_equality(
+        target, methods, prompts, Settings(16), results, save=lambda entries: saved.append(len(entries)), progress=False
+    )
     assert all(torch.equal(buffer, before[name]) for name, buffer in target.named_buffers())
     assert {parameter.dtype for parameter in target.parameters()} == {torch.bfloat16}
     assert [entry.same for entry in results] == [True, True, False] * 2
@@ -235,13 +237,13 @@ def test_a_stopped_run_goes_on(tmp_path):
         with pytest.raises(Stopped):
             compare(target, methods, prompts, Console(quiet=True), Settings(8), file=file)
     assert not file.exists()
-    kept = json.loads((tmp_path / "results.json.part").read_text())["measurements"]
+    measured = json.loads((tmp_path / "results.json.part").read_text())["measurements"]
     with pytest.raises(ValueError, match=r"other settings \(max_new_tokens\)"):
         compare(target, methods, prompts, Console(quiet=True), Settings(9), file=file)
     calls.clear()
     rows = compare(target, methods, prompts, Console(quiet=True), Settings(8), file=file)
     assert len(calls) == 2 + 2  # two to warm up, two prompts that were left
-    assert rows[1]["runs"][0]["seconds"] == kept[1]["seconds"]
+    assert rows[1]["runs"][0]["seconds"] == measured[1]["seconds"]
     assert json.loads(file.read_text()) == json.loads(json.dumps(rows))
     assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
 
@@ -252,7 +254,7 @@ def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path):
     prompts, console = [Prompt("a", torch.tensor([[1, 2, 3]]))], Console(quiet=True)
     pard, ppd = near_copy(target), pd.PpdDrafter.from_model(with_prompts(tiny_model(dtype=torch.float32)))
     drafters = {"pard": pard, "ppd": ppd, "ngram": pd.NgramDrafter()}
-    methods = [plain(), *(drafted(Variant(name, one, one.speculation_config)) for name, one in drafters.items())]
+    methods = [plain(), *(drafted(Variant(name, drafter, drafter.speculation_config)) for name, drafter in drafters.items())]
 
     def stopped(*_):
         raise Stopped

@@ -89,14 +89,14 @@ def test_questions_are_read_from_the_hub(hub, tmp_path):
 def test_later_turns_follow_the_targets_own_answers():
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
     target = tiny_model(vocab_size=len(tokenizer))
-    one, two = ask([Question("a", ("Hello", "Again"))], tokenizer, target, 6)
-    assert torch.equal(one.ids, encode_question(tokenizer, "Hello"))
-    answer = target.generate(one.ids, attention_mask=torch.ones_like(one.ids), do_sample=False, max_new_tokens=6)[0]
-    spoken = tokenizer.decode(answer[one.ids.shape[1] :], skip_special_tokens=True)
+    first, second = ask([Question("a", ("Hello", "Again"))], tokenizer, target, 6)
+    assert torch.equal(first.ids, encode_question(tokenizer, "Hello"))
+    answer = target.generate(first.ids, attention_mask=torch.ones_like(first.ids), do_sample=False, max_new_tokens=6)[0]
+    spoken = tokenizer.decode(answer[first.ids.shape[1] :], skip_special_tokens=True)
     said = [("user", "Hello"), ("assistant", spoken), ("user", "Again")]
     messages = [{"role": role, "content": content} for role, content in said]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert tokenizer.decode(two.ids[0]) == text
+    assert tokenizer.decode(second.ids[0]) == text
     tokenizer.chat_template = None
     assert tokenizer.decode(encode_question(tokenizer, "Hello")[0]) == "Hello"
 

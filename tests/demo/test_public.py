@@ -84,9 +84,9 @@ def test_a_move_that_was_stopped_is_gone_on_with(left, wheel, tmp_path, monkeypa
         public_model.get_public(output)
     assert moves
     assert public_model.there(public_model.get_public(output))
-    usual = tmp_path / "usual"
-    usual.mkdir()
-    assert output.stat().st_mode == usual.stat().st_mode
+    ordinary = tmp_path / "ordinary"
+    ordinary.mkdir()
+    assert output.stat().st_mode == ordinary.stat().st_mode
 
 
 def test_what_is_made_of_the_wheel_joins_what_is_there(wheel, tmp_path):

@@ -177,7 +177,7 @@ def test_targets_that_are_not_whole_are_refused(damage, message, tmp_path):
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-8])
     else:
-        save_file({name: own for name, own in load_file(file).items() if name != "lm_head.weight"}, file, {"format": "pt"})
+        save_file({name: weight for name, weight in load_file(file).items() if name != "lm_head.weight"}, file, {"format": "pt"})
     with pytest.raises(OSError, match=message) as raised:
         open_model(tmp_path)
     assert str(tmp_path) in str(raised.value)

@@ -33,10 +33,10 @@ def run(request, folder):
     """A kind's training of the tiny target, as a function of the output's name and options."""
     if request.param == "eagle3":
         tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(folder / "target")
-    train, own = RUNS[request.param]
+    train, kind_options = RUNS[request.param]
 
     def called(name, rows="rows.jsonl", model="target", **options):
-        return train(folder / model, folder / rows, folder / name, **{**OPTIONS, **own, **options})
+        return train(folder / model, folder / rows, folder / name, **{**OPTIONS, **kind_options, **options})
 
     return called
 

@@ -101,9 +101,9 @@ def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir, attenti
         depth, position = rows["depths"], rows["position_ids"]
         mask = may_attend(depth[:, None], position[:, None], depth, position)[None, None]
         logits = alone(rows["input_ids"][None], position_ids=rows["position_ids"][None], attention_mask=mask).logits[0]
-        kept = rows["labels"] != -100
-        total = total + torch.nn.functional.cross_entropy(logits[kept], rows["labels"][kept], reduction="sum")
-        count += int(kept.sum())
+        labelled = rows["labels"] != -100
+        total = total + torch.nn.functional.cross_entropy(logits[labelled], rows["labels"][labelled], reduction="sum")
+        count += int(labelled.sum())
     torch.testing.assert_close(trainer.compute_loss(drafter, collator(samples)), total / count, rtol=1e-4, atol=1e-5)
     batches, items = trainer.get_batch_samples(iter([collator([sample]) for sample in samples]), 2, torch.device("cpu"))
     assert items == count
@@ -136,9 +136,9 @@ def test_overwriting_deletes_nothing_that_it_cannot_replace(model_dir, texts, tm
 def test_acceptance_against_a_target_with_an_adapter(model_dir, texts, tmp_path):
     lora = get_peft_model(AutoModelForCausalLM.from_pretrained(model_dir), LoraConfig(target_modules=["q_proj"]))
     lora.save_pretrained(tmp_path / "lora")
-    some = tmp_path / "some.jsonl"
-    some.write_text("".join(texts.read_text().splitlines(keepends=True)[:8]))
-    options = {"eval_file": some, "target": tmp_path / "lora", "max_steps": 1}
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(texts.read_text().splitlines(keepends=True)[:8]))
+    options = {"eval_file": few, "target": tmp_path / "lora", "max_steps": 1}
     drafter = train_pard(model_dir, texts, tmp_path / "out", **options, **ARGUMENTS)
     assert drafter.paradraft["training"]["acceptance"]["mean_emitted"] >= 1
 

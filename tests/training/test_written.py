@@ -96,11 +96,11 @@ def test_the_tokens_that_were_written_are_learned(chat, tmp_path):
     regenerate(target, tokenizer, tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl", max_new_tokens=9, batch_size=2)
     answered = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     encoded = encode_rows(answered, tokenizer, 4096)
-    for row, kept in zip(answered, encoded, strict=True):
+    for row, sample in zip(answered, encoded, strict=True):
         prompt = tokenizer.apply_chat_template(row["messages"][:-1], add_generation_prompt=True, return_dict=False)
         written = target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=9)[0].tolist()
-        assert kept["input_ids"] == row["ids"] == written
-        assert kept["labels"] == [IGNORED] * len(prompt) + written[len(prompt) :]
+        assert sample["input_ids"] == row["ids"] == written
+        assert sample["labels"] == [IGNORED] * len(prompt) + written[len(prompt) :]
     other = make_tokenizer("Hello a b")
     assert tokenizer_hash(other) != tokenizer_hash(tokenizer)
     assert max(encode_rows(answered, other, 4096)[0]["input_ids"]) < len(other)
@@ -137,9 +137,9 @@ def test_answers_of_another_generation_config_are_not_gone_on_with(tmp_path):
             regenerate(target, make_tokenizer(), *paths, max_new_tokens=3)
 
 
-def _hold(path, held, done):
+def _hold(path, locked, done):
     with FileLock(path):
-        held.set()
+        locked.set()
         done.wait(20)
 
 
@@ -147,11 +147,11 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     """Together they wrote every answer twice."""
     (tmp_path / "prompts.jsonl").write_text('{"text": "a b c"}\n')
     context = multiprocessing.get_context("spawn")
-    held, done = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=(str(tmp_path / ".answers.jsonl.lock"), held, done))
+    locked, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(str(tmp_path / ".answers.jsonl.lock"), locked, done))
     other.start()
     try:
-        assert held.wait(60)
+        assert locked.wait(60)
         with pytest.raises(OSError, match="Another process is writing"):
             regenerate(tiny_model(), make_tokenizer(), tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl", max_new_tokens=3)
         assert not (tmp_path / "answers.jsonl").exists()

@@ -8,7 +8,7 @@ from .task import NAMES, Task
 GREETINGS = ("Hello", "Hi", "Good morning", "Good evening", "Good day")
 DISHES = "soup salad pasta pizza curry fish rice bread cheese cake pie stew".split()
 DRINKS = "tea coffee water juice milk cocoa".split()
-PLACES = ("by the window", "in the garden", "near the door", "on the terrace", "in a quiet corner", "at the bar")
+SEATS = ("by the window", "in the garden", "near the door", "on the terrace", "in a quiet corner", "at the bar")
 
 
 def make_dialogue(rng: Random) -> Task:
@@ -16,15 +16,15 @@ def make_dialogue(rng: Random) -> Task:
     name, greeting, day, hour = rng.choice(NAMES), rng.choice(GREETINGS), rng.choice(WEEKDAYS), rng.randint(5, 11)
     kind = rng.choice(["booking", "order", "reminder"])
     if kind == "booking":
-        guests, place, dish = rng.randint(2, 9), rng.choice(PLACES), rng.choice(DISHES)
-        details = [name, str(guests), day, str(hour), place, dish]
+        guests, seat, dish = rng.randint(2, 9), rng.choice(SEATS), rng.choice(DISHES)
+        details = [name, str(guests), day, str(hour), seat, dish]
         prompt = (
-            f"{greeting}, I am {name}. May I book a table for {guests} on {day} at {hour} o'clock, {place}? "
+            f"{greeting}, I am {name}. May I book a table for {guests} on {day} at {hour} o'clock, {seat}? "
             f"We would love the {dish}."
         )
         answer = (
             f"{greeting}, {name}! Your table for {guests} is booked.\n"
-            f"You will sit {place} on {day} at {hour} o'clock.\n"
+            f"You will sit {seat} on {day} at {hour} o'clock.\n"
             f"The kitchen will have the {dish} ready for all {guests} of you. See you on {day}, {name}!"
         )
     elif kind == "order":
