@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from statistics import mean, median
-from time import perf_counter
 
 import numpy
 import torch
-from torch import LongTensor
 from transformers import PreTrainedModel
 
 from ..decoding.pearl import check_overlap, device_of
@@ -18,7 +16,7 @@ from ..drafters.drafter import NamedDrafter, Variant, with_prompt_lookup
 from ..drafters.ngram import NgramDrafter
 from ..protocol import Drafter, RoundTrace, SpeculationStats
 from ..protocol.config import TreeSize
-from .measure import Settings, bench
+from .measure import Runner, Settings, bench
 from .methods import drafted, plain, threads
 from .questions import Prompt
 from .results import records
@@ -129,35 +127,25 @@ def plan(
     if acceptance is not None and len(chains) < len(ways):
         raise ValueError("An acceptance can be assumed for chains of a model, not for trees, prompt tokens or copied drafts.")
 
-    def ask(ids: LongTensor, new_tokens: int, way: Variant | None = None, ends: bool = False) -> float:
+    def ask(prompt: Prompt, new_tokens: int, way: Variant | None = None, ends: bool = False) -> float:
         """Seconds of an answer, plain or drafted."""
         method = plain()
         if way is not None:
             never_slower = way.config.never_slower and _of_all_sizes(way)
             method = drafted(replace(way, config=replace(way.config, never_slower=never_slower, trace=True)))
-        more = {} if ends else {"eos_token_id": None}
-        with method.using():
-            clock = perf_counter()
-            target.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                pad_token_id=0,
-                max_new_tokens=new_tokens,
-                **more,
-                **method.arguments,
-            )
-            return perf_counter() - clock
+        if not ends:
+            method.arguments["eos_token_id"] = None
+        _, answer = Runner(target, Settings(new_tokens), pad_token_id=0)(method, [prompt], 0.0)
+        return answer.seconds[0]
 
     def measure(sample: Sequence[Prompt], ways: Sequence[Variant]) -> _Measured:
         results = _Measured()
         for prompt in sample:
-            ids = prompt.ids.to(target.device)
-            results.plain_first.append(ask(ids, 1))
-            results.plain.append((ask(ids, 1 + PLAIN_ROUNDS) - results.plain_first[-1]) / PLAIN_ROUNDS)
+            results.plain_first.append(ask(prompt, 1))
+            results.plain.append((ask(prompt, 1 + PLAIN_ROUNDS) - results.plain_first[-1]) / PLAIN_ROUNDS)
             for way in ways:
                 length, whole = way.config.num_draft_tokens, _of_all_sizes(way)
-                ask(ids, max_new_tokens if whole else 4 * length + 5, way, whole)
+                ask(prompt, max_new_tokens if whole else 4 * length + 5, way, whole)
                 first, *later = drafter.last_stats.trace
                 if not whole:
                     later = [entry for entry in later if entry.drafted]
@@ -168,7 +156,7 @@ def plan(
                     results.answered(way)
             if chains and acceptance is None:
                 longest = max(chains, key=lambda way: way.config.num_draft_tokens)
-                ask(ids, max_new_tokens, longest, True)
+                ask(prompt, max_new_tokens, longest, True)
                 results.answered(longest)
         return results
 

@@ -45,15 +45,11 @@ def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
     measured), `by_category` and `tau_by_category`, `peak_bytes`, and `runs`: the measurements it was made from. Ours have
     `acceptance_by_position` and `time_split` too: the shares of the drafter, the target and the engine.
     """
-    groups: dict[tuple[int, float], list[Measurement]] = {}
+    groups: dict[tuple[int, float], dict[str, list[Measurement]]] = {}
     for entry in results:
-        groups.setdefault((entry.batch_size, entry.temperature), []).append(entry)
-    made = []
-    for group in groups.values():
-        plain = [entry for entry in group if entry.method == group[0].method]
-        for method in dict.fromkeys(entry.method for entry in group):
-            made.append(_record([entry for entry in group if entry.method == method], plain))
-    return made
+        group = groups.setdefault((entry.batch_size, entry.temperature), {})
+        group.setdefault(entry.method, []).append(entry)
+    return [_record(mine, next(iter(group.values()))) for group in groups.values() for mine in group.values()]
 
 
 def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]:

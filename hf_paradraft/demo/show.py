@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, zip_longest
 from time import perf_counter
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -74,15 +75,16 @@ def stream_one(
     console.rule("[bold]prompt")
     console.print(Text(prompt))
     console.rule("[bold]answer[/bold] · [green]drafted and accepted[/green] · the target's own")
-    torch.manual_seed(0)
-    started = perf_counter()
-    fast = target.generate(ids, **arguments, assistant_model=drafter, streamer=ColourStreamer(tokenizer, console))
-    fast = fast[0, begin:].tolist()
-    fast_rate = len(fast) / (perf_counter() - started)
-    torch.manual_seed(0)
-    started = perf_counter()
-    slow = target.generate(ids, **arguments, max_time=PATIENCE)[0, begin:].tolist()  # its beginning, where it takes longer
-    slow_rate = len(slow) / (perf_counter() - started)
+
+    def timed(**options: Any) -> tuple[list[int], float]:
+        """New tokens, and how many of them a second."""
+        torch.manual_seed(0)
+        started = perf_counter()
+        new = target.generate(ids, **arguments, **options)[0, begin:].tolist()
+        return new, len(new) / (perf_counter() - started)
+
+    fast, fast_rate = timed(assistant_model=drafter, streamer=ColourStreamer(tokenizer, console))
+    slow, slow_rate = timed(max_time=PATIENCE)  # its beginning, where it takes longer
     console.rule()
     console.print(str(drafter.last_stats))
     verdict = "identical to its output"
