@@ -3,12 +3,12 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 from safetensors import SafetensorError
 
 from .. import __version__
 from . import decode, make, measure, publish, train
+from .options import err_console
 
 app = typer.Typer(
     help="Parallel drafters for transformers: the same output from generate, several times faster.",
@@ -43,8 +43,8 @@ def main() -> None:
         extra = {"datasets": "train", "matplotlib": "bench"}.get(error.name or "")
         if extra is None:
             raise
-        Console(stderr=True).print(Text(f"{error.name} is not installed: pip install 'hf-paradraft[{extra}]'"), soft_wrap=True)
+        err_console.print(Text(f"{error.name} is not installed: pip install 'hf-paradraft[{extra}]'"), soft_wrap=True)
         raise SystemExit(1) from None
     except (ValueError, OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
-        Console(stderr=True).print(Text.assemble(("paradraft: ", "bold red"), str(error)), soft_wrap=True)
+        err_console.print(Text.assemble(("paradraft: ", "bold red"), str(error)), soft_wrap=True)
         raise SystemExit(1) from None

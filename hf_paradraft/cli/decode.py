@@ -5,6 +5,11 @@ from typing import Annotated
 
 import typer
 
+from ..bench.cases import Case, methods_of
+from ..bench.measure import Settings
+from ..bench.questions import ask, load_questions
+from ..demo import GENERAL, QUESTIONS
+from ..demo.show import by_turns, compare_within, stream_one
 from .options import (
     AnyDrafter,
     DrafterName,
@@ -52,12 +57,6 @@ def demo(
     if public and (target, drafter, parent) != (None, None, None):
         raise typer.BadParameter("--public has models of its own: leave out --target, --drafter and --parent.")
     _quiet()
-    from ..bench.cases import Case, methods_of
-    from ..bench.measure import Settings
-    from ..bench.questions import ask, load_questions
-    from ..demo import GENERAL, QUESTIONS
-    from ..demo.show import by_turns, compare_within, stream_one
-
     models = load_public(dtype) if public else load(target, drafter, parent, dtype)
     questions = by_turns(load_questions(GENERAL if target or public else QUESTIONS, per_category))
     question = questions[0].turns[0]
@@ -82,7 +81,5 @@ def generate(
 ) -> None:
     """Answer one prompt, streamed, with accepted drafts coloured, and compare with plain generate."""
     _quiet()
-    from ..demo.show import stream_one
-
     models = load(target, drafter, None, dtype)
     stream_one(models.target, models.drafter, models.tokenizer, prompt, console, max_new_tokens, temperature)

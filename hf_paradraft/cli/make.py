@@ -6,6 +6,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from ..auto import AutoDrafter
+from ..decoding.latency import row_latency
+from ..drafters.ppd.sparse import sizes
 from .options import (
     Dtype,
     DtypeOption,
@@ -51,7 +54,6 @@ def regenerate(
     threads: Threads = None,
 ) -> None:
     """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will be judged by."""
-    from ..auto import AutoDrafter
     from ..training.answers import Server, Target
     from ..training.regenerate import regenerate as run
 
@@ -88,9 +90,7 @@ def calibrate(
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Count how often prompt tokens guess right, and show which number of rows is fastest here."""
-    from ..decoding.latency import row_latency
     from ..drafters.ppd.calibration import calibrate_folder
-    from ..drafters.ppd.sparse import sizes
 
     adapted = calibrate_folder(adapter, eval_file, target, max_length, dtype.chosen)
     config, latency = adapted.active_peft_config, row_latency(adapted.get_base_model())

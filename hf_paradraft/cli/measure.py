@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ..bench.cases import Case
+from ..bench.cases import Case, methods_of
+from ..bench.compare import compare
+from ..bench.measure import Settings
+from ..bench.plan import measured
+from ..bench.plan import plan as predict
+from ..bench.questions import Question, ask, load_questions, random_prompts
+from ..demo import GENERAL, QUESTIONS
+from ..report.records import read_bench
+from ..report.tables import markdown, table
 from .options import (
     AnyDrafter,
     DrafterNames,
@@ -64,17 +72,12 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
             raise typer.BadParameter(f"{plot.name} is no picture: name a folder, or a file that ends in {', '.join(FORMATS)}.")
 
 
-def _load_questions(sources: list[str] | None, embedded: bool, per_category: int | None) -> list:
-    from ..bench.questions import load_questions
-    from ..demo import GENERAL, QUESTIONS
-
+def _load_questions(sources: list[str] | None, embedded: bool, per_category: int | None) -> list[Question]:
     sources = sources or [str(QUESTIONS if embedded else GENERAL)]
     return [question for source in sources for question in load_questions(source, per_category)]
 
 
 def _write(rows: list, markdown_file: Path | None, plot_file: Path | None) -> None:
-    from ..report.tables import markdown
-
     if markdown_file is not None:
         markdown_file.write_text(markdown(rows))
     if plot_file is not None:
@@ -125,11 +128,6 @@ def bench(
     plot_file: Plot = None,
 ) -> None:
     """Compare methods on questions: tokens per second, speed-up, τ, equality, times; as tables, JSON and figures."""
-    from ..bench.cases import methods_of
-    from ..bench.compare import compare
-    from ..bench.measure import Settings
-    from ..bench.questions import ask, random_prompts
-
     use_threads(threads)
     sizes = _once(_size(size) for size in tree_nodes or ("16", "auto"))
     batches, temperatures = _once(batch_size or (1,)), _once(temperature or (0.0,))
@@ -163,9 +161,6 @@ def report(
     plot_file: Plot = None,
 ) -> None:
     """Show the tables of an earlier benchmark again, and write them and its figures."""
-    from ..report.records import read_bench
-    from ..report.tables import table
-
     _writable(json_file, markdown_file, plot=plot_file)
     rows = read_bench(json_file)
     console.print(table(rows, json_file.name))
@@ -196,10 +191,6 @@ def plan(
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Predict in about a minute whether a drafter will pay on this machine, and with which draft length."""
-    from ..bench.plan import measured
-    from ..bench.plan import plan as run
-    from ..bench.questions import ask
-
     use_threads(threads)
     if (plot_file is not None and check == 0) or (check > 0 and acceptance is not None):
         raise typer.BadParameter("--plot needs --check, and --check needs a trained drafter, without --acceptance.")
@@ -212,7 +203,7 @@ def plan(
     others = [question for question in asked if question not in sample]
     lengths = _once(draft_tokens or (2, 4, 6, 8, 12, 16))
     sizes = _once(_size(size) for size in tree_nodes or ([] if acceptance is not None else ["auto"]))
-    plans = run(
+    plans = predict(
         models.target,
         models.drafter,
         ask(sample, models.tokenizer, models.target, max_new_tokens),
@@ -229,13 +220,13 @@ def plan(
         new = ask(others, models.tokenizer, models.target, max_new_tokens)
         speedups = measured(models.target, new, plans, max_new_tokens)
     best = max(plans, key=lambda entry: entry.speedup)
-    table = Table("method", "pays if τ >", "expected τ", "× plain", *(["measured", "off by"] if speedups else []))
+    shown = Table("method", "pays if τ >", "expected τ", "× plain", *(["measured", "off by"] if speedups else []))
     for index, entry in enumerate(plans):
         cells = [entry.way.name, f"{entry.round_cost:.2f}", f"{entry.tau:.2f}", f"{entry.speedup:.2f}"]
         if speedups:
             cells += [f"{speedups[index]:.2f}", f"{entry.speedup / speedups[index] - 1:+.0%}"]
-        table.add_row(*cells, style="bold green" if entry is best else "")
-    console.print(table)
+        shown.add_row(*cells, style="bold green" if entry is best else "")
+    console.print(shown)
     if best.speedup < 1.05:
         console.print("Drafting does not pay here: leave the drafter out, or take a smaller one.")
     else:

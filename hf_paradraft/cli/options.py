@@ -9,10 +9,17 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from peft import PeftModel
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typer.core import TyperCommand
 
+from ..auto import AutoDrafter
+from ..demo import FAMILY
+from ..drafters.mtp.model import MtpDrafter
+from ..drafters.ngram import NgramDrafter
+from ..drafters.pard import PardDrafter
+from ..drafters.ppd.prompted import PromptedDrafter
 from ..hardware import fast_dtype
 from ..protocol import Drafter
 from ..training.target import open_model, open_tokenizer
@@ -40,7 +47,6 @@ class Dtype(StrEnum):
 
 
 Target = Annotated[str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")]
-COPIES, BROUGHT = "ngram", "mtp"  # drafters without files of their own
 DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")]
 DrafterNames = Annotated[
     list[str] | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it; repeatable: compared in one run.")
@@ -144,12 +150,6 @@ def load(
     Raises:
         typer.BadParameter: a target without a drafter, or the other way round.
     """
-    from ..auto import AutoDrafter
-    from ..demo import FAMILY
-    from ..drafters.mtp.model import MtpDrafter
-    from ..drafters.ngram import NgramDrafter
-    from ..drafters.pard import PardDrafter
-
     if target is None and parent is not None:
         raise typer.BadParameter("--parent goes with --target and --drafter; the embedded family has its own.")
     if (target is None) != (drafter is None):
@@ -160,9 +160,9 @@ def load(
     placement = dtype.placement
     model, tokenizer = open_target(str(target), placement)
     draft: Drafter
-    if drafter == COPIES:
+    if drafter == "ngram":
         draft = NgramDrafter()
-    elif drafter == BROUGHT:
+    elif drafter == "mtp":
         draft = MtpDrafter.from_target(model)
     elif untrained:
         draft = PardDrafter.from_causal_lm(drafter, mask_token_id=0, **placement)
@@ -179,7 +179,6 @@ def load_public(dtype: Dtype) -> Models:
     Raises:
         OSError: it cannot be fetched.
     """
-    from ..auto import AutoDrafter
     from ..demo import PUBLIC
     from ..demo.public_model import get_public
 
@@ -190,12 +189,6 @@ def load_public(dtype: Dtype) -> Models:
 
 def _family_prompts(parent: PreTrainedModel) -> list[Drafter]:
     """The embedded family's prompt tokens: its target's, and its small model's, which is copied."""
-    from peft import PeftModel
-
-    from ..auto import AutoDrafter
-    from ..demo import FAMILY
-    from ..drafters.ppd.prompted import PromptedDrafter
-
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT 0.21 still asks for it
         prompted = PromptedDrafter(PeftModel.from_pretrained(copy.deepcopy(parent), FAMILY / "ppd-draft"))
