@@ -27,14 +27,14 @@ def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
 
 def make_room(cache: RaggedCache, count: int) -> None:
     """Let a static cache hold `count` entries behind the longest row's end; a longer one takes its place if it has to."""
-    if cache.num_slots is None or cache.end + count <= (known := cache.num_slots):
+    if cache.num_slots is None or cache.end + count <= (old_slots := cache.num_slots):
         return
     num_slots = -(-(cache.end + count) // SLOTS) * SLOTS
     for index, layer in enumerate(cache.cache.layers):
         cache.cache.layers[index] = longer = StaticLayer(num_slots)
         if layer.is_initialized:
             longer.lazy_initialization(layer.keys, layer.values)
-            longer.keys[:, :, :known], longer.values[:, :, :known] = layer.keys, layer.values
+            longer.keys[:, :, :old_slots], longer.values[:, :, :old_slots] = layer.keys, layer.values
             longer.cumulative_length.copy_(layer.cumulative_length)
 
 
@@ -136,8 +136,8 @@ class Nodes:
         sees[:, range(size), range(self.columns, columns)] = True  # padding sees itself: no empty softmax
         for row, (nodes, new, above) in enumerate(zip(self.rows, tokens, parents, strict=True)):
             begin = len(nodes)
-            for place, (token, parent) in enumerate(zip(new.tolist(), above, strict=True)):
-                nodes.append(Node(token, parent, self.columns + place, 0 if parent < 0 else nodes[parent].depth + 1))
+            for offset, (token, parent) in enumerate(zip(new.tolist(), above, strict=True)):
+                nodes.append(Node(token, parent, self.columns + offset, 0 if parent < 0 else nodes[parent].depth + 1))
             for index, node in enumerate(nodes):
                 depths[row, node.column] = node.depth
                 while index >= begin and node.parent >= 0:
@@ -148,16 +148,16 @@ class Nodes:
 
     def path(self, row: int, tokens: Sequence[int]) -> list[int]:
         """Columns of the nodes that `tokens`, in a row behind the text, have become."""
-        found: list[int] = []
+        columns: list[int] = []
         last = -1
         for token in tokens:
             nodes = self.rows[row]
             match = next((i for i, node in enumerate(nodes) if node.parent == last and node.token == token), None)
             if match is None:
                 break
-            found.append(nodes[match].column)
+            columns.append(nodes[match].column)
             last = match
-        return found
+        return columns
 
 
 def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:

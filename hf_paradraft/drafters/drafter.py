@@ -258,10 +258,10 @@ def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
     """
     pairs = _pairs.setdefault(drafter, weakref.WeakKeyDictionary())
     if shared or target not in pairs:
-        known = pairs.get(target)
-        if known is None or any(getattr(known, name) != value for name, value in shared.items()):
-            pairs[target] = known = copy.copy(drafter if known is None else known)
-            known.__dict__.update(shared)
+        view = pairs.get(target)
+        if view is None or any(getattr(view, name) != value for name, value in shared.items()):
+            pairs[target] = view = copy.copy(drafter if view is None else view)
+            view.__dict__.update(shared)
     view = pairs[target]
     view.__dict__["speculation_config"] = drafter.speculation_config
     return view

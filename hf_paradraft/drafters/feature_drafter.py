@@ -159,7 +159,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         )
         config["paradraft"] = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
         new = folder / ".model.safetensors.new"
-        save_file({name: own.detach().cpu().contiguous() for name, own in tensors.items()}, new, metadata={"format": "pt"})
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, new, metadata={"format": "pt"})
         new.replace(folder / "model.safetensors")
         write_json(folder / "config.json", config)
 
@@ -180,10 +180,10 @@ class FeatureDrafter(nn.Module, SavedDrafter):
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """As `nn.Module`'s, but what turns positions stays in fp32: bf16 is off by radians behind some hundred tokens."""
         computed = [part for name, part in self.named_modules() if name.endswith(("rotary_emb", "embedding"))]  # Gemma scales it
-        exact = [(part, name, own) for part in computed for name, own in part.named_buffers() if not own.is_meta]
+        exact = [(part, name, buffer) for part in computed for name, buffer in part.named_buffers() if not buffer.is_meta]
         super()._apply(*args, **kwargs)
-        for part, name, own in exact:
-            setattr(part, name, own.to(self.device))
+        for part, name, buffer in exact:
+            setattr(part, name, buffer.to(self.device))
         return self
 
     @property
@@ -256,8 +256,8 @@ class FeatureDrafter(nn.Module, SavedDrafter):
     def embed(self, ids: LongTensor) -> Tensor:
         """Embeddings `(…, hidden)` in its own dtype, by its own table or the target's."""
         if self.embedding is not None:
-            known = ids.where(ids < self.embedding.num_embeddings, 0)
-            return self.embedding(known.to(self.device))
+            inside = ids.where(ids < self.embedding.num_embeddings, 0)
+            return self.embedding(inside.to(self.device))
         return self.shared.embed(ids).to(self.device, self.dtype)
 
     def logits(self, states: Tensor) -> Tensor:

@@ -91,8 +91,8 @@ class FeatureReader:
         self.num_slots = self.compiled_width and max_length + self.compiled_width * (1 + self.width)
         self.cache: RaggedCache | None = None
         self.starts: list[int] = []  # of each row, the first token that is read
-        self.known: list[int] = []  # of each row, the tokens before this one have been read
-        self.fused: list[Tensor] = []  # of each row, what is kept of the tokens from `known - 1` on
+        self.lengths: list[int] = []  # of each row, the tokens before this one have been read
+        self.fused: list[Tensor] = []  # of each row, what is kept of the tokens from `lengths - 1` on
         self.nodes = Nodes(0)
         self.states: list[list[Tensor]] = []  # of each row, of its last token and of its nodes
 
@@ -101,7 +101,7 @@ class FeatureReader:
         model, stack = self.model, self.model.stack
         reference = next(stack.parameters())
         self.starts = [0 if begin == 0 and model.reads_first else begin + 1 for begin in begins]
-        self.known = list(self.starts)
+        self.lengths = list(self.starts)
         self.fused = [model.nothing(1 if start == 0 else 0) for start in self.starts]
         self.cache = RaggedCache(plain_cache(stack, self.num_slots), len(begins), 0)
         windows = attention_windows(stack)
@@ -142,12 +142,12 @@ class FeatureReader:
         rows = [prefix.ids[0].to(self.attention_device) for prefix in prefixes]
         self._forget([min(prefix.kept, len(ids)) for prefix, ids in zip(prefixes, rows, strict=True)])
         if not model.reads_features:
-            self.fused = [model.nothing(len(ids) - known) for ids, known in zip(rows, self.known, strict=True)]
+            self.fused = [model.nothing(len(ids) - length) for ids, length in zip(rows, self.lengths, strict=True)]
         ready = [
-            known < len(ids) and len(fused) >= len(ids) - known
-            for ids, known, fused in zip(rows, self.known, self.fused, strict=True)
+            length < len(ids) and len(fused) >= len(ids) - length
+            for ids, length, fused in zip(rows, self.lengths, self.fused, strict=True)
         ]
-        new = [ids[known:] if fits else ids[:0] for ids, known, fits in zip(rows, self.known, ready, strict=True)]
+        new = [ids[length:] if fits else ids[:0] for ids, length, fits in zip(rows, self.lengths, ready, strict=True)]
         if not any(ready):
             return [None] * len(rows)
         for begin in range(0, max(map(len, new)) - PIECE, PIECE):
@@ -156,19 +156,21 @@ class FeatureReader:
         read = [max(0, (len(ids) - 1) // PIECE) * PIECE for ids in new]
         rooms = [min(count, prefix.room) for prefix in prefixes]
         logits = self._run([ids[done:] for ids, done in zip(new, read, strict=True)], count, rooms)
-        return [own if fits else None for own, fits in zip(logits, ready, strict=True)]
+        return [row_logits if fits else None for row_logits, fits in zip(logits, ready, strict=True)]
 
     @property
     def attention_device(self) -> torch.device:
         """Where the transformer is."""
         return next(self.model.stack.parameters()).device
 
-    def _forget(self, kept: list[int]) -> None:
+    def _forget(self, lengths: list[int]) -> None:
         """Drop what was read behind so many tokens; their features went with them."""
-        dropped = [max(0, known - max(keep, start)) for known, keep, start in zip(self.known, kept, self.starts, strict=True)]
+        dropped = [
+            max(0, before - max(after, start)) for before, after, start in zip(self.lengths, lengths, self.starts, strict=True)
+        ]
         if any(dropped):
             self.cache.forget(dropped)
-            self.known = [known - count for known, count in zip(self.known, dropped, strict=True)]
+            self.lengths = [length - count for length, count in zip(self.lengths, dropped, strict=True)]
             self.fused = [fused[:0] if count else fused for fused, count in zip(self.fused, dropped, strict=True)]
 
     def _run(self, rows: list[LongTensor], count: int, rooms: Sequence[int] = ()) -> Tensor:
@@ -183,11 +185,11 @@ class FeatureReader:
         compiled = longest <= self.compiled_width and self.cache.end > 0
         longest = self.compiled_width if compiled else longest
         padding = torch.tensor([longest - len(ids) for ids in rows])[:, None]
-        ids = torch.stack([torch.nn.functional.pad(own, (longest - len(own), 0)) for own in rows])
+        ids = torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0)) for row in rows])
         fused = torch.stack(
             [
-                torch.nn.functional.pad(kept[: len(own)], (0, 0, longest - len(own), 0))
-                for own, kept in zip(rows, self.fused, strict=True)
+                torch.nn.functional.pad(features[: len(row)], (0, 0, longest - len(row), 0))
+                for row, features in zip(rows, self.fused, strict=True)
             ]
         )
         inputs = model.text(ids, fused)
@@ -198,14 +200,14 @@ class FeatureReader:
         mask, positions = self.attention.inputs(self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots)
         # What nobody reads, masks beyond a row's own room and padding, stays where the model may have a position.
         lasts = [
-            known + len(own) - 1 + max(0, room - 1) - model.shift
-            for known, own, room in zip(self.known, rows, rooms or [0] * len(rows), strict=True)
+            length + len(row) - 1 + max(0, room - 1) - model.shift
+            for length, row, room in zip(self.lengths, rows, rooms or [0] * len(rows), strict=True)
         ]
         positions = positions.minimum(positions.new_tensor(lasts)[:, None]).clamp(min=0)
         logits, states = self._forward(compiled, inputs, mask, positions, max(1, count))
-        self.cache.keep([list(range(longest - len(own), longest)) for own in rows], size)
-        self.known = [known + len(own) for known, own in zip(self.known, rows, strict=True)]
-        self.fused = [kept[len(own) :] for kept, own in zip(self.fused, rows, strict=True)]
+        self.cache.keep([list(range(longest - len(row), longest)) for row in rows], size)
+        self.lengths = [length + len(row) for length, row in zip(self.lengths, rows, strict=True)]
+        self.fused = [features[len(row) :] for features, row in zip(self.fused, rows, strict=True)]
         self.states = [[state] for state in states[:, -max(1, count)]]
         if self.follower is not None:  # reads each token with what this reader made of the one before
             new = [read[len(read) - len(ids) :] for ids, read in zip(rows, states, strict=True)]
@@ -233,7 +235,7 @@ class FeatureReader:
         size, device = sees.shape[1], self.attention_device
         ids = torch.zeros((len(tokens), size), dtype=torch.long, device=device)
         if states is None:
-            states = [[known[parent + 1] for parent in above] for known, above in zip(self.states, parents, strict=True)]
+            states = [[made[parent + 1] for parent in above] for made, above in zip(self.states, parents, strict=True)]
         before = self.fused[0].new_zeros((len(tokens), size, self.fused[0].shape[-1]))
         for row, (new, above) in enumerate(zip(tokens, states, strict=True)):
             ids[row, : len(new)] = new
@@ -243,7 +245,7 @@ class FeatureReader:
         logits, made = self._forward(size == self.width, self.model.text(ids, before), mask, positions, size)
         for row, new in enumerate(tokens):
             self.states[row] += list(made[row, : len(new)])
-        return [own[: len(new)] for own, new in zip(logits, tokens, strict=True)]
+        return [read[: len(new)] for read, new in zip(logits, tokens, strict=True)]
 
 
 def read_whole(model: FeatureModel, ids: LongTensor, fused: Tensor | None, count: int) -> tuple[FeatureReader, Tensor]:
@@ -265,9 +267,9 @@ def read_whole(model: FeatureModel, ids: LongTensor, fused: Tensor | None, count
                 "Features belong to tokens that were read: give a text of two tokens at least, and features of all but the last."
             )
         reader._begin([0] * len(ids))
-        reader.fused = [torch.cat([first, own]) for first, own in zip(reader.fused, fused, strict=True)]
-    logits = reader.read([Prefix(own[None], count, 0) for own in ids], count)
-    return reader, torch.stack([own for own in logits if own is not None])
+        reader.fused = [torch.cat([first, rest]) for first, rest in zip(reader.fused, fused, strict=True)]
+    logits = reader.read([Prefix(row[None], count, 0) for row in ids], count)
+    return reader, torch.stack([row for row in logits if row is not None])
 
 
 class FeatureDrafting(Drafting):
@@ -304,8 +306,8 @@ class FeatureDrafting(Drafting):
         extend = self.reader.read_nodes if self.extends else None
         nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
         return [
-            nothing if own is None else GuessedLogits(own[: prefix.room], self.vocabulary, extend=extend)
-            for own, prefix in zip(logits, prefixes, strict=True)
+            nothing if row is None else GuessedLogits(row[: prefix.room], self.vocabulary, extend=extend)
+            for row, prefix in zip(logits, prefixes, strict=True)
         ]
 
 
@@ -326,7 +328,9 @@ def guessed_along(drafting: Drafting, ids: LongTensor, features: dict[FeatureKey
         raise ValueError(
             "Features belong to tokens that were read: give a text of two tokens at least, and features of all but the last."
         )
-    drafting.observe([Observation(row, 0, {key: own[index] for key, own in features.items()}) for index, row in enumerate(ids)])
+    drafting.observe(
+        [Observation(row, 0, {key: states[index] for key, states in features.items()}) for index, row in enumerate(ids)]
+    )
     guesses: Any = drafting.propose([Prefix(row[None], count, 0) for row in ids])
     logits, vocabulary, extend = torch.stack([guess.logits[:1] for guess in guesses]), guesses[0].vocabulary, guesses[0].extend
     while logits.shape[1] < count:

@@ -30,8 +30,10 @@ def decoder_stack(config: PreTrainedConfig, weights: dict[str, Tensor] | None = 
     """
     config = copy.deepcopy(config)
     config.vocab_size, config.pad_token_id, config.use_cache = 1, None, True
-    known: Any = MODEL_MAPPING.get(type(config), None)
-    attention = "sdpa" if known is None or known._supports_sdpa else "eager"  # Gemma 2 caps its scores, gpt-oss has sinks
+    stack_type: Any = MODEL_MAPPING.get(type(config), None)
+    attention = (
+        "sdpa" if stack_type is None or stack_type._supports_sdpa else "eager"
+    )  # Gemma 2 caps its scores, gpt-oss has sinks
     try:
         stack = AutoModel.from_config(config, attn_implementation=attention, trust_remote_code=False)
     except (KeyError, TypeError) as error:
@@ -46,10 +48,10 @@ def decoder_stack(config: PreTrainedConfig, weights: dict[str, Tensor] | None = 
 
 def _with_weights(stack: Any, weights: dict[str, Tensor]) -> Any:
     """The same layers with weights as a checkpoint has them: transformers fuses experts, and knows older names."""
-    some = next(iter(weights.values()))
-    table = {"embed_tokens.weight": torch.zeros(1, stack.config.hidden_size, dtype=some.dtype)}  # which is not used
+    dtype = next(iter(weights.values())).dtype
+    table = {"embed_tokens.weight": torch.zeros(1, stack.config.hidden_size, dtype=dtype)}  # which is not used
     loaded, info = type(stack).from_pretrained(
-        None, config=stack.config, state_dict={**weights, **table}, dtype=some.dtype, output_loading_info=True
+        None, config=stack.config, state_dict={**weights, **table}, dtype=dtype, output_loading_info=True
     )
     if missing := sorted(info["missing_keys"]):
         raise OSError(f"{len(missing)} weights of the layers are missing ({', '.join(missing[:3])}, …): download them again.")

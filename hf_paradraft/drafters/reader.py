@@ -74,19 +74,19 @@ def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks
         very first token.
     """
     vocab_size = model.get_input_embeddings().num_embeddings
-    known, recurrent = cache.get_seq_length(), is_recurrent(cache)
-    new = ids[:, known:].where(ids[:, known:] < vocab_size, unknown)
+    length, recurrent = cache.get_seq_length(), is_recurrent(cache)
+    new = ids[:, length:].where(ids[:, length:] < vocab_size, unknown)
 
     def read(fed: LongTensor, logits_to_keep: int) -> Tensor:
-        positions = torch.arange(known, known + fed.shape[1], device=fed.device)[None]
+        positions = torch.arange(length, length + fed.shape[1], device=fed.device)[None]
         inputs = {"input_ids": fed, "position_ids": positions, "past_key_values": cache, "use_cache": True}
         return model(**inputs, logits_to_keep=logits_to_keep).logits[0]
 
-    if recurrent and new.shape[1] > (MOST_UNREAD if known else 1):
+    if recurrent and new.shape[1] > (MOST_UNREAD if length else 1):
         read(new[:, :-1], 1)
         end_windows(cache)
-        known, new = ids.shape[1] - 1, new[:, -1:]
-    if recurrent and known == 0:
+        length, new = ids.shape[1] - 1, new[:, -1:]
+    if recurrent and length == 0:
         masks = []  # there is no state yet that could be put back
     fed = torch.cat([new, ids.new_tensor([list(masks)])], dim=1)
     states = copy_states(cache)
@@ -118,7 +118,7 @@ class LmReader:
         self.compiled_width = 0 if self.windows is None else compiled_width
         self.cache: RaggedCache | Cache | None = None
         self.begins: list[int] = []  # of each row, the first token that the cache knows
-        self.known: list[int] = []  # of each row, the tokens before this one are in the cache
+        self.lengths: list[int] = []  # of each row, the tokens before this one are in the cache
         self.nodes = Nodes(0)  # what was read behind them
 
     def read(self, prefixes: list[Prefix], count: int, room: int = 0) -> Tensor | None:
@@ -147,7 +147,7 @@ class LmReader:
         if count < 1:
             return None
         logits = self._read(rows, self.masks[: count - 1])
-        self.known = [len(ids) for ids in rows]
+        self.lengths = [len(ids) for ids in rows]
         return logits
 
     def read_nodes(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
@@ -169,34 +169,34 @@ class LmReader:
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
         logits = self._forward(self.cache.cache, 0, input_ids=fed, attention_mask=mask, position_ids=positions)
-        return [own[: len(new)] for own, new in zip(logits, tokens, strict=True)]
+        return [read[: len(new)] for read, new in zip(logits, tokens, strict=True)]
 
     def _keep_nodes(self, rows: list[LongTensor]) -> None:
         """Of the nodes that were read, those that became text stay; the others go."""
         if self.cache is not None and self.nodes.columns:
             # The newest token is read for its logits.
-            kept = [
-                self.nodes.path(row, ids[known:-1].tolist())
-                for row, (ids, known) in enumerate(zip(rows, self.known, strict=True))
+            paths = [
+                self.nodes.path(row, ids[length:-1].tolist())
+                for row, (ids, length) in enumerate(zip(rows, self.lengths, strict=True))
             ]
-            self.known = [known + len(path) for known, path in zip(self.known, kept, strict=True)]
-            self.cache.keep(kept, self.nodes.columns)
+            self.lengths = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
+            self.cache.keep(paths, self.nodes.columns)
         self.nodes = Nodes(len(rows))
 
-    def forget(self, kept: list[int]) -> None:
+    def forget(self, lengths: list[int]) -> None:
         """Drop what was read behind so many tokens of each row; where that is not in the cache alone, all is read anew."""
-        dropped = [max(0, known - keep) for known, keep in zip(self.known, kept, strict=False)]
+        dropped = [max(0, before - after) for before, after in zip(self.lengths, lengths, strict=False)]
         if self.cache is None or not any(dropped):
             return
         if self.nodes.columns:  # nodes behind what is forgotten are no part of any text
-            self.cache.keep([[]] * len(self.known), self.nodes.columns)
-            self.nodes = Nodes(len(self.known))
-        self.known = [known - count for known, count in zip(self.known, dropped, strict=True)]
-        if any(known < begin for known, begin in zip(self.known, self.begins, strict=True)):
+            self.cache.keep([[]] * len(self.lengths), self.nodes.columns)
+            self.nodes = Nodes(len(self.lengths))
+        self.lengths = [length - count for length, count in zip(self.lengths, dropped, strict=True)]
+        if any(length < begin for length, begin in zip(self.lengths, self.begins, strict=True)):
             self.begins, self.cache = [0] * len(self.begins), None
         elif isinstance(self.cache, RaggedCache):
             self.cache.forget(dropped)
-        elif (more := self.begins[0] + self.cache.get_seq_length() - self.known[0]) > 0:
+        elif (more := self.begins[0] + self.cache.get_seq_length() - self.lengths[0]) > 0:
             if all(type(layer) is DynamicLayer for layer in self.cache.layers):
                 self.cache.crop(-more)
             else:  # a state cannot go back so far, and a window has dropped what it would need
@@ -207,7 +207,7 @@ class LmReader:
         if self.windows is None:
             return self._read_compiled(rows, masks)
         if self.cache is not None:
-            return self._read_new([ids[known:] for ids, known in zip(rows, self.known, strict=True)], masks)
+            return self._read_new([ids[length:] for ids, length in zip(rows, self.lengths, strict=True)], masks)
         return self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], masks)
 
     def _fed(self, rows: list[LongTensor], masks: list[int], longest: int) -> tuple[LongTensor, LongTensor]:

@@ -42,14 +42,15 @@ def block_logits(config, weights, ids, features, embedding, head):
     ids `(n,)`, features `(n - 1, m · d)`.
     """
     weights = {
-        name.replace("encoder.fc", "fc").replace("encoder.output_norm_enc", "hidden_norm"): own for name, own in weights.items()
+        name.replace("encoder.fc", "fc").replace("encoder.output_norm_enc", "hidden_norm"): tensor
+        for name, tensor in weights.items()
     }
-    weights = {name.replace("logit_head", "markov_head"): own for name, own in weights.items()}
+    weights = {name.replace("logit_head", "markov_head"): tensor for name, tensor in weights.items()}
     nested = config.get("dflash_config", {})
     size = nested.get("block_size", config.get("block_size"))
     mask = nested.get("mask_token_id", config.get("mask_token_id"))
-    own = config.get("architectures") == ["Qwen3DSparkModel"]
-    embedding, head = (weights["embed_tokens.weight"], weights["lm_head.weight"]) if own else (embedding, head)
+    brings_tables = config.get("architectures") == ["Qwen3DSparkModel"]
+    embedding, head = (weights["embed_tokens.weight"], weights["lm_head.weight"]) if brings_tables else (embedding, head)
     kinds = (
         config.get("layer_types")
         or ["sliding_attention" if nested.get("use_swa") else "full_attention"] * config["num_hidden_layers"]
@@ -78,7 +79,7 @@ def block_logits(config, weights, ids, features, embedding, head):
             weights, f"layers.{index}.mlp", norm(states, weights[f"layers.{index}.post_attention_layernorm.weight"])
         )
     states = norm(states, weights["norm.weight"])
-    first = own or nested.get("projector_type") == "dspark"
+    first = brings_tables or nested.get("projector_type") == "dspark"
     states = states if first else states[1:]
     logits = states @ head.T
     return logits if "markov_head.markov_w1.weight" not in weights else chained(weights, states, logits, int(ids[-1]))
@@ -173,13 +174,13 @@ def gemma4_eagle_logits(config, weights, ids, features, count):
 
 def eagle_logits(config, weights, ids, features, embedding, count):
     """EAGLE-3 behind a text: `(count, V')`, each step behind the most probable token; everything is read anew at every step."""
-    weights = {name.replace("midlayer", "layers.0"): own for name, own in weights.items()}
+    weights = {name.replace("midlayer", "layers.0"): tensor for name, tensor in weights.items()}
     embedding = weights.get("embed_tokens.weight", embedding)
     width = config.get("transformer_layer_config", config)["head_dim"]
     name = "layers.0.self_attn"
     if "fc_norm.0.weight" in weights:
         parts = features.chunk(3, dim=-1)
-        features = torch.cat([norm(part, weights[f"fc_norm.{place}.weight"]) for place, part in enumerate(parts)], dim=-1)
+        features = torch.cat([norm(part, weights[f"fc_norm.{index}.weight"]) for index, part in enumerate(parts)], dim=-1)
     fused = features @ weights["fc.weight"].T
     ids, rows = ids.clone(), []
     for _ in range(count):

@@ -48,20 +48,20 @@ def make(load, tmp_path):
 @pytest.fixture
 def calls(monkeypatch):
     """By function, how often each shape ran of what would be compiled; nothing is, and the target is left alone."""
-    found = defaultdict(lambda: defaultdict(int))
+    shapes = defaultdict(lambda: defaultdict(int))
 
     def watched(function, mode):
         def run(owner, *inputs, **named):
             given = [*inputs, *named.values()]
-            given += [own for mask in given if isinstance(mask, dict) for own in mask.values()]
-            found[function.__name__][tuple(own.shape for own in given if isinstance(own, torch.Tensor))] += 1
+            given += [tensor for mask in given if isinstance(mask, dict) for tensor in mask.values()]
+            shapes[function.__name__][tuple(tensor.shape for tensor in given if isinstance(tensor, torch.Tensor))] += 1
             return function(owner, *inputs, **named)
 
         return run
 
     monkeypatch.setattr(compiled, "_compiled", watched)
     monkeypatch.setattr(verify, "compiled_forward", lambda model, features: model)
-    return found
+    return shapes
 
 
 def rounds(drafter, ids, mask, **more):

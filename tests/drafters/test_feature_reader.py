@@ -31,14 +31,14 @@ def test_one_drafter_for_two_targets_at_once():
         alone.append(drafter.last_stats.emitted_per_round)
     barrier, outs = threading.Barrier(2), [None, None]
 
-    def call(place):
+    def call(index):
         for _ in range(8):
             barrier.wait(30)
-            out = targets[place].generate(prompt, assistant_model=drafter, return_dict_in_generate=True, **OPTIONS)
-            assert out.speculation.emitted_per_round == alone[place]
-            outs[place] = out.sequences
+            out = targets[index].generate(prompt, assistant_model=drafter, return_dict_in_generate=True, **OPTIONS)
+            assert out.speculation.emitted_per_round == alone[index]
+            outs[index] = out.sequences
 
-    threads = [threading.Thread(target=call, args=(place,)) for place in range(2)]
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

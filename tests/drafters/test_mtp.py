@@ -73,8 +73,8 @@ def drafted_logits(target, drafter, depth=3):
 @pytest.mark.parametrize("depth", [1, 3])
 def test_logits_are_those_of_transformers_own_layers(family, depth):
     target = target_of(family)
-    found = drafted_logits(target, pd.MtpDrafter.from_target(target), depth)
-    torch.testing.assert_close(found, expected_logits(family, target, depth=depth), rtol=1e-4, atol=1e-4)
+    logits = drafted_logits(target, pd.MtpDrafter.from_target(target), depth)
+    torch.testing.assert_close(logits, expected_logits(family, target, depth=depth), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["deepseek", "glm"])
@@ -83,8 +83,8 @@ def test_logits_of_several_layers_are_those_of_transformers_own(family, count):
     target = target_of(family, count)
     drafter = pd.MtpDrafter.from_target(target)
     assert drafter.most_drafts == drafter.speculation_config.num_draft_tokens == count
-    found = drafted_logits(target, drafter, count)
-    torch.testing.assert_close(found, expected_logits(family, target, count), rtol=1e-4, atol=1e-4)
+    logits = drafted_logits(target, drafter, count)
+    torch.testing.assert_close(logits, expected_logits(family, target, count), rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -92,7 +92,7 @@ def test_logits_are_those_of_the_formula_written_out():
     """MiMo's, of Qwen2's layers: norms, projection, attention with turned queries and keys, gated MLP, in float64."""
     target = target_of("mimo", dtype=torch.float64)
     tensors = {name: tensor.double() for name, tensor in load_file(brought("mimo")[0] / "model.safetensors").items()}
-    layer = {name.removeprefix("model.mtp_layers.0."): own for name, own in tensors.items() if "mtp_layers" in name}
+    layer = {name.removeprefix("model.mtp_layers.0."): tensor for name, tensor in tensors.items() if "mtp_layers" in name}
     heads, kv_heads, size = 4, 2, 8
 
     def norm(x, name):
@@ -116,7 +116,7 @@ def test_logits_are_those_of_the_formula_written_out():
         )
         positions = torch.arange(count).double()
         q, k = turned(q, positions), turned(k, positions)
-        k, v = (own.repeat_interleave(heads // kv_heads, 0) for own in (k, v))
+        k, v = (tensor.repeat_interleave(heads // kv_heads, 0) for tensor in (k, v))
         scores = (q @ k.transpose(1, 2) / size**0.5).masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
         x = x + (scores.softmax(-1) @ v).transpose(0, 1).reshape(count, -1) @ layer["self_attn.o_proj.weight"].T
         inner = norm(x, "post_attention_layernorm")
@@ -161,8 +161,8 @@ def test_wrong_variants_have_other_logits(family, what, monkeypatch):
             layer.enorm = torch.nn.Identity()
         case "norm":
             layer.stack.norm = torch.nn.Identity()
-    found, expected = drafted_logits(target, drafter), expected_logits(family, target)
-    assert (found - expected).abs().max() > 1e-2
+    logits, expected = drafted_logits(target, drafter), expected_logits(family, target)
+    assert (logits - expected).abs().max() > 1e-2
 
 
 def test_own_states_are_replaced_by_the_targets_once_they_are_verified():
@@ -184,10 +184,10 @@ def test_transformers_own_loop_drafts_the_same_tokens(family, monkeypatch):
     drafts, candidates = {}, MTPCandidateGenerator.get_candidates
 
     def watched(self, input_ids, *args, **kwargs):
-        found = candidates(self, input_ids, *args, **kwargs)
-        if found[1] is not None:
-            drafts[input_ids.shape[1]] = found[0][0, -1].item()
-        return found
+        proposed = candidates(self, input_ids, *args, **kwargs)
+        if proposed[1] is not None:
+            drafts[input_ids.shape[1]] = proposed[0][0, -1].item()
+        return proposed
 
     monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", watched)
     options = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
@@ -303,13 +303,17 @@ def test_what_brings_nothing_that_can_be_served_is_refused(tmp_path):
             ValueError,
             "packed",
         ),
-        (lambda t: {name: own for name, own in t.items() if not name.endswith("0.mlp.up_proj.weight")}, OSError, "are missing"),
+        (
+            lambda t: {name: tensor for name, tensor in t.items() if not name.endswith("0.mlp.up_proj.weight")},
+            OSError,
+            "are missing",
+        ),
     ):
         folder = tmp_path / message
         shutil.copytree(brought("mimo")[0], folder)
         tensors = load_file(folder / "model.safetensors")
         if "layout" in message:
-            tensors = {name: own for name, own in tensors.items() if "mtp" not in name}
+            tensors = {name: tensor for name, tensor in tensors.items() if "mtp" not in name}
         save_file(change(tensors), folder / "model.safetensors", metadata={"format": "pt"})
         target = target_of("mimo")
         target.config._name_or_path = target.name_or_path = str(folder)

@@ -36,8 +36,8 @@ def test_logits_are_scaled_as_the_targets(name):
     target = AutoModelForCausalLM.from_config(SCALED[name]()).eval()
     expected, states = logits_and_states(target)
     torch.testing.assert_close(TargetHead(target).logits(states), expected)
-    some = torch.tensor([1, 4, 9])
-    torch.testing.assert_close(TargetHead(target, some).logits(states), expected[..., some])
+    vocabulary = torch.tensor([1, 4, 9])
+    torch.testing.assert_close(TargetHead(target, vocabulary).logits(states), expected[..., vocabulary])
 
 
 def test_a_scale_that_is_not_known_is_refused():
@@ -59,8 +59,8 @@ def test_a_scale_that_is_not_known_is_refused():
 
 @torch.no_grad()
 def test_gathered_rows_follow_the_target():
-    target, some = tiny_model(dtype=torch.float32), torch.tensor([1, 4, 9])
-    target_head = TargetHead(target, some)
+    target, vocabulary = tiny_model(dtype=torch.float32), torch.tensor([1, 4, 9])
+    target_head = TargetHead(target, vocabulary)
     target_head.logits(torch.ones(1, 32))
     target.to(torch.bfloat16)
     assert target_head.logits(torch.ones(1, 32)).dtype == torch.bfloat16
@@ -113,15 +113,15 @@ def test_a_drafter_is_made_for_an_offloaded_target(tied):
     offloaded = cpu_offload(copy.deepcopy(target))
     torch.manual_seed(0)
     drafter = pd.ParallelSpecDrafter.from_target(offloaded, "eagle", 2)
-    for name, own in expected.state_dict().items():
-        assert torch.equal(own, drafter.state_dict()[name])
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(tensor, drafter.state_dict()[name])
     assert_lossless(offloaded, drafter, IDS, max_new_tokens=12)
 
 
 def test_a_drafters_own_scale_and_cap():
     """Instead of the target's: scaled first, then capped."""
-    own = TargetHead(tiny_model("llama", dtype=torch.float32)).finished(torch.tensor([2.0]), 3.0, 4.0)
-    torch.testing.assert_close(own, 3.0 * torch.tanh(torch.tensor([8.0 / 3.0])))
+    logits = TargetHead(tiny_model("llama", dtype=torch.float32)).finished(torch.tensor([2.0]), 3.0, 4.0)
+    torch.testing.assert_close(logits, 3.0 * torch.tanh(torch.tensor([8.0 / 3.0])))
 
 
 @torch.no_grad()

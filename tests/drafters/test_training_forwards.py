@@ -24,10 +24,10 @@ def test_a_row_at_the_end_of_learned_positions():
     target = tiny_model("gpt2", max_position_embeddings=16)
     drafter = pd.ParallelSpecDrafter.from_target(target, "medusa", 4)
     drafting, text = drafter.start_drafting(target, 16), torch.arange(16)[None]
-    for whole, kept in ((15, 0), (16, 15), (16, 16)):
-        short, length = text[:, : whole - 7], 0 if kept == 0 else kept - 7
-        guesses = drafting.propose([Prefix(text[:, :whole], 16 - whole, kept), Prefix(short, 4, length)])
-        if kept < 16:
+    for whole, end in ((15, 0), (16, 15), (16, 16)):
+        short, length = text[:, : whole - 7], 0 if end == 0 else end - 7
+        guesses = drafting.propose([Prefix(text[:, :whole], 16 - whole, end), Prefix(short, 4, length)])
+        if end < 16:
             torch.testing.assert_close(guesses[1].logits, drafter.draft_logits(short, None, 4)[0], rtol=1e-3, atol=1e-4)
             assert len(guesses[0].logits) == 16 - whole
 
@@ -64,12 +64,12 @@ def test_training_rows_are_what_is_drafted(style):
     logits, _ = drafter(**batch, columns=columns, features=features)
     for row, length in ((0, 8), (1, 5)):
         for column in columns.tolist():
-            depth, place = int(batch["depths"][row, column]), int(batch["position_ids"][row, column])
-            known = place - depth + 1
-            if depth < 0 or known < 2 or known > length:
+            depth, position = int(batch["depths"][row, column]), int(batch["position_ids"][row, column])
+            seen = position - depth + 1
+            if depth < 0 or seen < 2 or seen > length:
                 continue
-            given = {"normed": states[:, : known - 1]} if style == "eagle" else None
-            expected = drafter.draft_logits(text[:, :known], given, depth + 1)[0, depth]
+            given = {"normed": states[:, : seen - 1]} if style == "eagle" else None
+            expected = drafter.draft_logits(text[:, :seen], given, depth + 1)[0, depth]
             torch.testing.assert_close(logits[row, column], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -87,23 +87,23 @@ def test_training_blocks_are_what_is_drafted(kind):
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
     batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])
     seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
-    found = slots(drafter, batch, states_of(target, drafter.features, batch["input_ids"], seen))
+    guesses = slots(drafter, batch, states_of(target, drafter.features, batch["input_ids"], seen))
     assert (batch["labels"] != -100).any()
     for row, length in ((0, 10), (1, 6)):
-        for place, anchor in enumerate(batch["anchors"][row].tolist()):
+        for index, anchor in enumerate(batch["anchors"][row].tolist()):
             if anchor < 0:
-                assert (batch["labels"][row, place] == -100).all()
+                assert (batch["labels"][row, index] == -100).all()
                 continue
             text = batch["input_ids"][row : row + 1, : anchor + 1]
             given = states_of(target, drafter.features, text, torch.ones_like(text, dtype=torch.bool))
-            states = drafter.block_states(text, {key: own[:, :-1] for key, own in given.items()})
+            states = drafter.block_states(text, {key: states[:, :-1] for key, states in given.items()})
             before = batch["input_ids"][row, anchor : anchor + 3]
             expected = drafter.base_logits(states)[0]
             if kind != "dflash":
                 expected = expected + drafter.markov.along(before, states[0])
-            torch.testing.assert_close(found["logits"][row, place], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(guesses["logits"][row, index], expected, rtol=1e-4, atol=1e-4)
             following = [ids[anchor + 1 + k] if anchor + 1 + k < length else -100 for k in range(3)]
-            assert batch["labels"][row, place].tolist() == following
+            assert batch["labels"][row, index].tolist() == following
 
 
 @torch.no_grad()
@@ -115,20 +115,20 @@ def test_training_steps_are_what_is_drafted():
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
     batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])
     seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
-    found = Unrolled(drafter, drafter, 3)(batch, states_of(target, drafter.features, batch["input_ids"], seen))
+    guesses = Unrolled(drafter, drafter, 3)(batch, states_of(target, drafter.features, batch["input_ids"], seen))
     checked = 0
     for row in range(2):
-        for place, anchor in enumerate(batch["anchors"][row].tolist()):
+        for index, anchor in enumerate(batch["anchors"][row].tolist()):
             if anchor < 0:
                 continue
             text = batch["input_ids"][row : row + 1, : anchor + 1]
             given = states_of(target, drafter.features, text, torch.ones_like(text, dtype=torch.bool))
-            reader, logits = read_whole(drafter, text, drafter.fuse({key: own[:, :-1] for key, own in given.items()}), 1)
+            reader, logits = read_whole(drafter, text, drafter.fuse({key: states[:, :-1] for key, states in given.items()}), 1)
             expected = [logits[0, -1]]
             for step in (1, 2):
                 token = batch["input_ids"][row, anchor + step : anchor + step + 1]
                 expected.append(reader.read_nodes([token], [[step - 2]])[0][0])
-            torch.testing.assert_close(found["logits"][row, place], torch.stack(expected), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(guesses["logits"][row, index], torch.stack(expected), rtol=1e-4, atol=1e-4)
             checked += 1
     assert checked > 4
 
@@ -152,7 +152,7 @@ def test_group_wise_losses_count_every_depth(tmp_path):
         loss = trainer.compute_loss(drafter.train(), batch)
         losses = []
         for depth in range(3):
-            for known in range(1, 5 - depth):
-                logits = drafter.eval().draft_logits(torch.tensor([ids[:known]]), None, depth + 1)[0, depth]
-                losses.append(-logits.log_softmax(-1)[ids[known + depth]])
+            for length in range(1, 5 - depth):
+                logits = drafter.eval().draft_logits(torch.tensor([ids[:length]]), None, depth + 1)[0, depth]
+                losses.append(-logits.log_softmax(-1)[ids[length + depth]])
     assert loss.item() == pytest.approx(torch.stack(losses).mean().item(), abs=1e-4)

@@ -42,14 +42,14 @@ def temperatures(logits: Tensor, right: Tensor) -> list[float]:
         logits: `(n, K)`, of the confidences.
         right: bool `(n, K)`, which guesses were right behind right ones; what follows a wrong one does not count.
     """
-    reach, together, found = torch.ones(len(logits)), right.cumprod(1).bool(), []
+    chances, together, heats = torch.ones(len(logits)), right.cumprod(1).bool(), []
     for depth in range(logits.shape[1]):
-        trials = [reach * torch.sigmoid(logits[:, depth] / heat) for heat in HEATS]
+        trials = [chances * torch.sigmoid(logits[:, depth] / heat) for heat in HEATS]
         errors = [calibration_error(trial, together[:, depth]) for trial in trials]
         best = min(range(len(HEATS)), key=errors.__getitem__)
-        found.append(HEATS[best])
-        reach = trials[best]
-    return found
+        heats.append(HEATS[best])
+        chances = trials[best]
+    return heats
 
 
 @torch.no_grad()
@@ -65,14 +65,14 @@ def calibrate(drafter: Any, target: PreTrainedModel, samples: Dataset, num_ancho
     collator = AnchorCollator(num_anchors, drafter.block.block_size)
     logits, right = [], []
     for sample in tqdm(samples, desc="calibrate", unit="texts", leave=False):
-        batch = {name: own.to(drafter.device) for name, own in collator([sample]).items()}
+        batch = {name: tensor.to(drafter.device) for name, tensor in collator([sample]).items()}
         seen = torch.arange(batch["input_ids"].shape[1], device=drafter.device) < batch["lengths"][:, None]
         states = states_of(target, drafter.features, batch["input_ids"], seen)
-        found = slots(drafter, batch, {key: own.to(drafter.dtype) for key, own in states.items()})
-        best = found["logits"].argmax(-1)
+        guesses = slots(drafter, batch, {key: values.to(drafter.dtype) for key, values in states.items()})
+        best = guesses["logits"].argmax(-1)
         best = best if drafter.vocabulary is None else drafter.vocabulary.to(best.device)[best]
         whole = (batch["labels"] != IGNORED).all(-1)
-        logits.append(found["confidence"][whole].float().cpu())
+        logits.append(guesses["confidence"][whole].float().cpu())
         right.append((best == batch["labels"])[whole].cpu())
     together = torch.cat(logits)
     if not len(together):

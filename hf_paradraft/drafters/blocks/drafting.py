@@ -58,22 +58,22 @@ class BlockDrafting(Drafting):
             for begin, length, prefix in zip(self.begins, lengths, prefixes, strict=True)
         ]
         return [
-            self.guess(own, anchor, prefix.room) if fits else nothing
-            for own, anchor, fits, prefix in zip(states, anchors, ready, prefixes, strict=True)
+            self.guess(rows, anchor, prefix.room) if fits else nothing
+            for rows, anchor, fits, prefix in zip(states, anchors, ready, prefixes, strict=True)
         ]
 
     def _inject(self) -> None:
         """Put what is waiting into the cache."""
-        drafter, new = self.drafter, [torch.cat(own) if own else None for own in self.waiting]
-        counts = [0 if own is None else len(own) for own in new]
+        drafter, new = self.drafter, [torch.cat(rows) if rows else None for rows in self.waiting]
+        counts = [0 if rows is None else len(rows) for rows in new]
         if not any(counts):
             return
         compiled = self.cache.end > 0 and max(counts) <= self.compiled_width
         size, inject = (self.compiled_width, compiled_method(drafter.inject)) if compiled else (max(counts), drafter.inject)
         context = torch.zeros((len(new), size, drafter.hidden_size), dtype=drafter.dtype, device=drafter.device)
-        for row, own in enumerate(new):
-            if own is not None:
-                context[row, : len(own)] = own
+        for row, rows in enumerate(new):
+            if rows is not None:
+                context[row, : len(rows)] = rows
         firsts = torch.tensor([begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)])
         positions = firsts[:, None] + torch.arange(size)
         make_room(self.cache, size)

@@ -145,10 +145,10 @@ class DSparkDrafting(BlockDrafting):
 
             def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
                 begin = torch.zeros(markov.rank, device=states.device, dtype=states.dtype) if first is None else first
-                known = [begin if memory is None else memory for memory in memories]
+                before = [begin if memory is None else memory for memory in memories]
                 with torch.no_grad():
-                    found, memory = markov(tokens.to(states.device), states[depths.to(states.device)], torch.stack(known))
-                return found[..., : guess.logits.shape[-1]], [None] * len(tokens) if memory is None else list(memory)
+                    biases, memory = markov(tokens.to(states.device), states[depths.to(states.device)], torch.stack(before))
+                return biases[..., : guess.logits.shape[-1]], [None] * len(tokens) if memory is None else list(memory)
 
             guess.bias = bias
         if drafter.confidence is not None:

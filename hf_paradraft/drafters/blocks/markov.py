@@ -59,11 +59,11 @@ class MarkovHead(nn.Module):
         """Biases `(…, k, V')` where the tokens before, `(…, k)`, are all known."""
         if self.kind != "rnn":
             return self(tokens, states)[0]
-        memory, found = None, []
-        for place in range(tokens.shape[-1]):
-            bias, memory = self(tokens[..., place], states[..., place, :], memory)
-            found.append(bias)
-        return torch.stack(found, dim=-2)
+        memory, biases = None, []
+        for distance in range(tokens.shape[-1]):
+            bias, memory = self(tokens[..., distance], states[..., distance, :], memory)
+            biases.append(bias)
+        return torch.stack(biases, dim=-2)
 
     def chain(
         self,
@@ -83,8 +83,8 @@ class MarkovHead(nn.Module):
             memory: `(B, r)` of the `rnn`, before the first guess.
         """
         rows, token = [], last
-        for place, row in enumerate(logits.unbind(1)):
-            state = torch.empty(0) if states is None else states[:, place]
+        for distance, row in enumerate(logits.unbind(1)):
+            state = torch.empty(0) if states is None else states[:, distance]
             bias, memory = self(token.to(self.before.weight.device), state, memory)
             rows.append(row + bias.to(row)[..., : row.shape[-1]])
             best = rows[-1].max(-1).indices

@@ -38,10 +38,10 @@ def settle(drafter: Any, target: PreTrainedModel) -> None:
     right = {True: 0, False: 0}
     size = drafter.block.block_size
     for length in range(8, ids.shape[1] - size, 3):
-        known = {key: states[:, : length - 1] for key, states in rows.items()}
+        given = {key: states[:, : length - 1] for key, states in rows.items()}
         for fill_in in right:
             drafter.block.fill_in = fill_in
-            guessed = drafter.draft_logits(ids[:, :length], known, 2)[0].argmax(-1)
+            guessed = drafter.draft_logits(ids[:, :length], given, 2)[0].argmax(-1)
             guessed = guessed if drafter.vocabulary is None else drafter.vocabulary.to(guessed.device)[guessed]
             right[fill_in] += int((guessed.to(ids.device) == ids[0, length : length + 2]).sum())
     drafter.block.fill_in = right[True] > right[False]

@@ -26,8 +26,8 @@ def block_mask(anchors: LongTensor, length: int, block_size: int) -> BoolTensor:
     """
     batch, count = anchors.shape
     before = torch.arange(length, device=anchors.device) < anchors[..., None]  # (B, A, N)
-    own = torch.eye(count, dtype=torch.bool, device=anchors.device)
-    blocks = own.repeat_interleave(block_size, 0).repeat_interleave(block_size, 1).expand(batch, -1, -1)
+    itself = torch.eye(count, dtype=torch.bool, device=anchors.device)
+    blocks = itself.repeat_interleave(block_size, 0).repeat_interleave(block_size, 1).expand(batch, -1, -1)
     return torch.cat([before.repeat_interleave(block_size, 1), blocks], dim=-1)[:, None]
 
 
@@ -53,10 +53,10 @@ def slots(drafter: DFlashDrafter, batch: dict[str, Tensor], states: dict[Feature
     seen = block_mask(anchors, width, size)
     hidden = run(drafter.stack, drafter.embed(fed.flatten(1)), additive(seen, drafter.dtype), positions.flatten(1), cache)
     hidden = drafter.guesses(hidden.unflatten(1, (-1, size)))
-    found = {"logits": drafter.base_logits(hidden)}
+    guesses = {"logits": drafter.base_logits(hidden)}
     if isinstance(drafter, DSparkDrafter):
         if drafter.markov is not None:
-            found["logits"] = found["logits"] + drafter.markov.along(before, hidden).to(found["logits"])
+            guesses["logits"] = guesses["logits"] + drafter.markov.along(before, hidden).to(guesses["logits"])
         if drafter.confidence is not None:
-            found["confidence"] = drafter.confidence_logits(hidden, before)
-    return found
+            guesses["confidence"] = drafter.confidence_logits(hidden, before)
+    return guesses

@@ -60,9 +60,9 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         norm = type(self.stack.norm)
         first = self.stack.layers[0].self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
-            if (own := getattr(first, name)) is None:  # Gemma 4's values may be its keys
+            if (linear := getattr(first, name)) is None:  # Gemma 4's values may be its keys
                 continue
-            setattr(first, name, nn.Linear(2 * layers.hidden_size, own.out_features, bias=own.bias is not None))
+            setattr(first, name, nn.Linear(2 * layers.hidden_size, linear.out_features, bias=linear.bias is not None))
         self.hidden_norm = norm(layers.hidden_size, layers.rms_norm_eps)
         self.input_norm = norm(width, layers.rms_norm_eps) if config.norm_before_fc else None
         norms = [norm(config.target_hidden_size, layers.rms_norm_eps) for _ in range(config.num_features)]
@@ -250,10 +250,10 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         else:
             states = residual + attended
             states = states + first.mlp(first.post_attention_layernorm(states))
-        for layer, own in zip(layers[1:], masks[1:], strict=True):
+        for layer, layer_mask in zip(layers[1:], masks[1:], strict=True):
             states = layer(
                 states,
-                attention_mask=own,
+                attention_mask=layer_mask,
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,

@@ -66,23 +66,23 @@ class StepDrafting(Drafting):
         logits: list[list[Tensor]] = [[torch.empty(0)] * len(row) for row in new]
         for layer, reader in enumerate(self.readers[1:], 1):
             # What stands deeper has no state of the layer before: no guess behind it needs this layer.
-            chosen = [[place for place, node in enumerate(row) if node.depth < layer] for row in new]
+            chosen = [[index for index, node in enumerate(row) if node.depth < layer] for row in new]
             if not any(chosen):
                 continue
-            known = [len(nodes) for nodes in reader.nodes.rows]
-            before = [[self._state(row, above[row][place], layer - 1) for place in places] for row, places in enumerate(chosen)]
+            lengths = [len(nodes) for nodes in reader.nodes.rows]
+            before = [[self._state(row, above[row][index], layer - 1) for index in places] for row, places in enumerate(chosen)]
             indices = [
-                [-1 if (parent := above[row][place]) is None else parent.indices[layer] for place in places]
+                [-1 if (parent := above[row][index]) is None else parent.indices[layer] for index in places]
                 for row, places in enumerate(chosen)
             ]
             made = reader.read_nodes([row[places] for row, places in zip(tokens, chosen, strict=True)], indices, before)
             for row, places in enumerate(chosen):
-                for index, place in enumerate(places):
-                    node = new[row][place]
-                    node.indices[layer] = known[row] + index
-                    node.states[layer] = reader.states[row][1 + known[row] + index]
+                for order, index in enumerate(places):
+                    node = new[row][index]
+                    node.indices[layer] = lengths[row] + order
+                    node.states[layer] = reader.states[row][1 + lengths[row] + order]
                     if node.depth + 1 == layer:
-                        logits[row][place] = made[row][index]
+                        logits[row][index] = made[row][order]
         for nodes, more in zip(self.nodes, new, strict=True):
             nodes += more
         return [torch.stack(row) if row else tokens[0].new_zeros((0, 1)) for row in logits]

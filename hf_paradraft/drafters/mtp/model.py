@@ -164,8 +164,10 @@ class MtpDrafter(FeatureDrafter):
             with torch.no_grad():
                 final_norm(drafter.stack).weight.copy_(final_scale(target))
         drafter.vocabulary = vocabulary
-        place = next((own.device for own in layers_of(target)[-1].parameters() if not own.is_meta), target.device)
-        drafter.to(place, target.dtype).attach(target)
+        device = next(
+            (parameter.device for parameter in layers_of(target)[-1].parameters() if not parameter.is_meta), target.device
+        )
+        drafter.to(device, target.dtype).attach(target)
         return drafter
 
     @classmethod

@@ -96,7 +96,7 @@ def identity(target: PreTrainedModel) -> dict[str, Any]:
         embedding = _hashed([_numbers(table.weight)])
     return {
         "fingerprint": embedding,
-        "layer_fingerprint": None if packed else _hashed([found for part in last.modules() for found in _own_numbers(part)]),
+        "layer_fingerprint": None if packed else _hashed([numbers for part in last.modules() for numbers in _own_numbers(part)]),
         "target_layers": len(layers_of(target)),
     }
 
@@ -109,38 +109,38 @@ def _own_numbers(part: torch.nn.Module) -> list[bytes | None]:
 def _numbers(weight: Tensor) -> bytes | None:
     if weight.is_meta or type(weight.data) is not Tensor or not weight.is_floating_point():
         return None
-    some = weight.detach().flatten()[:: max(1, weight.numel() // 4096)][:4096]
-    return some.to(torch.bfloat16).float().cpu().numpy().tobytes()
+    sample = weight.detach().flatten()[:: max(1, weight.numel() // 4096)][:4096]
+    return sample.to(torch.bfloat16).float().cpu().numpy().tobytes()
 
 
 def _hashed(numbers: list[bytes | None]) -> str | None:
-    known = [own for own in numbers if own is not None]
-    return hashlib.sha256(b"".join(known)).hexdigest()[:16] if len(known) == len(numbers) else None
+    present = [number for number in numbers if number is not None]
+    return hashlib.sha256(b"".join(present)).hexdigest()[:16] if len(present) == len(numbers) else None
 
 
 def differences(config: ParallelSpecConfig, target: PreTrainedModel) -> list[str]:
     """In what a target differs from the one that a drafter was made for, as far as both are known; for people."""
-    own, theirs = (
+    ours, theirs = (
         config.layers,
         describe_layers(target.config.get_text_config(decoder=True), config.layer_config.num_hidden_layers),
     )
-    found = [f"{name} {own[name]}, not {theirs[name]}" for name in SIZES if not _alike(own.get(name), theirs.get(name))]
-    known = identity(target)
-    if not _alike(config.target_layers, known["target_layers"]):
-        found.append(f"{config.target_layers} layers, not {known['target_layers']}")
-    if not _alike(config.fingerprint, known["fingerprint"]):
-        found.append("another embedding")
-    if not _alike(config.layer_fingerprint, known["layer_fingerprint"]):
-        found.append("another last layer")
-    return found
+    differing = [f"{name} {ours[name]}, not {theirs[name]}" for name in SIZES if not _alike(ours.get(name), theirs.get(name))]
+    target_identity = identity(target)
+    if not _alike(config.target_layers, target_identity["target_layers"]):
+        differing.append(f"{config.target_layers} layers, not {target_identity['target_layers']}")
+    if not _alike(config.fingerprint, target_identity["fingerprint"]):
+        differing.append("another embedding")
+    if not _alike(config.layer_fingerprint, target_identity["layer_fingerprint"]):
+        differing.append("another last layer")
+    return differing
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(value: Any, other: Any) -> bool:
     """Whether two values are the same as far as both say something; numbers may be rounded."""
-    if one is None or other is None:
+    if value is None or other is None:
         return True
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return all(_alike(one[name], other[name]) for name in one.keys() & other.keys())
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=1e-4)
-    return bool(one == other)
+    if isinstance(value, Mapping) and isinstance(other, Mapping):
+        return all(_alike(value[name], other[name]) for name in value.keys() & other.keys())
+    if isinstance(value, int | float) and isinstance(other, int | float):
+        return math.isclose(value, other, rel_tol=1e-4)
+    return bool(value == other)

@@ -63,8 +63,8 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
         if config.draft_vocab_size is not None:
             self.register_buffer("vocabulary_ids", torch.zeros(config.draft_vocab_size, dtype=torch.long))
         self.target_head: TargetHead | None = None
-        kept = provenance_of(config.to_dict())
-        saved = kept.get("speculation_config")
+        provenance = provenance_of(config.to_dict())
+        saved = provenance.get("speculation_config")
         self.speculation_config = SpeculationConfig.from_saved(saved) if saved else SpeculationConfig(config.num_masks + 1)
         self.post_init()
 
@@ -148,8 +148,8 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
             drafter.vocabulary_ids.copy_(vocabulary)
         norm, table = final_norm(decoder_of(target)), target.get_input_embeddings()
         with torch.no_grad(), align_module_device(norm), align_module_device(table):  # an offloaded target's are fetched
-            for own, theirs in zip(final_norm(drafter.stack).parameters(), norm.parameters(), strict=True):
-                own.copy_(theirs)
+            for parameter, theirs in zip(final_norm(drafter.stack).parameters(), norm.parameters(), strict=True):
+                parameter.copy_(theirs)
             scale = float(table.weight.float().std())
             drafter.mask_embeddings.mul_(scale / 0.02)
             if drafter.mix is not None:  # states are normed and embeddings are not: neither is to drown the other
@@ -195,9 +195,9 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
         """
         config = target.config.get_text_config()
         for name in ("hidden_size", "vocab_size"):
-            if (own := getattr(self.config, name)) != (theirs := getattr(config, name)):
+            if (ours := getattr(self.config, name)) != (theirs := getattr(config, name)):
                 raise ValueError(
-                    f"This ParallelSpec drafter was made for a target with {name} {own}, and this one's is {theirs}."
+                    f"This ParallelSpec drafter was made for a target with {name} {ours}, and this one's is {theirs}."
                 )
         if self.speculation_config.num_draft_tokens > self.most_drafts:
             raise ValueError(
@@ -208,11 +208,11 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
         if target_head is not None and target_head.head is target.get_output_embeddings():
             self.target_head = target_head
             return
-        if found := differences(self.config, target):
+        if differing := differences(self.config, target):
             logger.warning(
                 "This ParallelSpec drafter was made for another target (with %s): the output stays the target's, but fewer "
                 "guesses will be right.",
-                "; ".join(found),
+                "; ".join(differing),
             )
         self.target_head = target_head = TargetHead(target, self.vocabulary)
         pair(self, target, target_head=target_head)

@@ -65,12 +65,12 @@ class ParallelSpecTrainer(RowTrainer):
         self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
     ) -> tuple[Tensor, Any]:
         """As `RowTrainer.row_losses`."""
-        own: ParallelSpecDrafter = self.model
+        drafter: ParallelSpecDrafter = self.model
         states = features = None
-        if own.reads_features or self.loss == "tv":
+        if drafter.reads_features or self.loss == "tv":
             states = text_states(self.states, inputs)
-        if own.reads_features:
-            features = before_each(states["normed"], inputs["input_ids"], own.dtype)
+        if drafter.reads_features:
+            features = before_each(states["normed"], inputs["input_ids"], drafter.dtype)
         logits, guessed = model(**inputs, columns=columns, features=features)
         losses = cross_entropy(logits, labels)
         if states is not None:
@@ -79,7 +79,7 @@ class ParallelSpecTrainer(RowTrainer):
             if self.loss == "tv":
                 rejected = rejection(logits[learned], self.states.probabilities(states, rows, places))
                 losses = (0.1 * losses).index_put(learned, 0.9 * rejected, accumulate=True)
-            if own.reads_features:
+            if drafter.reads_features:
                 wanted = states["normed"][rows, places].float()
                 near = F.smooth_l1_loss(guessed[learned].float(), wanted, reduction="none").mean(-1)
                 losses = losses.index_put(learned, near, accumulate=True)

@@ -34,21 +34,21 @@ def shared():
     """Embedding and head of the target, and a text with its features."""
     generator = torch.Generator().manual_seed(7)
     make = {"embedding": (V, D), "head": (V, D), "features": (WHOLE, 3 * D)}
-    found = {name: torch.randn(shape, generator=generator) * 0.5 for name, shape in make.items()}
-    found["ids"] = torch.randint(0, 30, (WHOLE,), generator=generator)
-    return found
+    tensors = {name: torch.randn(shape, generator=generator) * 0.5 for name, shape in make.items()}
+    tensors["ids"] = torch.randint(0, 30, (WHOLE,), generator=generator)
+    return tensors
 
 
 def build(config_class, model_class, config, tensors, common):
     """A model with these weights; what it takes of its target is put in by hand."""
-    known = {name: value for name, value in config.items() if name not in ("architectures", "vocab_size")}
+    values = {name: value for name, value in config.items() if name not in ("architectures", "vocab_size")}
     described = SpeculatorsConfig(
         algorithm=config["speculators_model_type"],
         proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=3)],
         default_proposal_method="greedy",
         verifier=VerifierConfig(name_or_path=None, architectures=[]),
     )
-    made = config_class(**known, speculators_config=described)
+    made = config_class(**values, speculators_config=described)
     made.transformer_layer_config._attn_implementation = "eager"
     model = model_class(made)
     state = {"embed_tokens.weight": common["embedding"], **tensors}
@@ -70,16 +70,16 @@ def block(model, common):
     hidden, logits, *_ = model._backbone_forward(
         text["features"], text["ids"], anchor, torch.zeros(1, WHOLE, D), torch.zeros(1, WHOLE, dtype=torch.long), max_anchors=1
     )
-    found = {"logits": logits[0]}
+    parts = {"logits": logits[0]}
     if (head := getattr(model, "markov_head", None)) is not None:
         size = model.block_size
         before = text["ids"][:, LENGTH - 1 : LENGTH - 1 + size]
         if not model.config.sample_from_anchor:
             before = torch.cat([before[:, :1], before[:, :-1]], dim=1)
         embedded = head.prev_embeddings(before)
-        found["bias"] = head.block_bias(prev_token_ids=before, hidden_states=hidden.view(1, size, -1))[0]
-        found["confidence"] = model.confidence_head(torch.cat([hidden.view(1, size, -1), embedded], dim=-1))[0]
-    return found
+        parts["bias"] = head.block_bias(prev_token_ids=before, hidden_states=hidden.view(1, size, -1))[0]
+        parts["confidence"] = model.confidence_head(torch.cat([hidden.view(1, size, -1), embedded], dim=-1))[0]
+    return parts
 
 
 def pairs(model, common):
@@ -98,7 +98,7 @@ def masks(model, common, depths=4):
     for seed in range(1000):
         torch.manual_seed(seed)
         anchors, depth = generate_cod_sample_indices(size, torch.ones(1, size), **options)
-        rows = [((anchors == LENGTH - 2) & (depth == own)).nonzero() for own in range(depths)]
+        rows = [((anchors == LENGTH - 2) & (depth == wanted)).nonzero() for wanted in range(depths)]
         if all(len(row) for row in rows):
             break
     torch.manual_seed(seed)
@@ -111,7 +111,7 @@ def masks(model, common, depths=4):
 
 @torch.no_grad()
 def main():
-    common, found = shared(), {}
+    common, tensors = shared(), {}
     classes = {
         "dflash": (DFlashSpeculatorConfig, DFlashDraftModel, block),
         "dspark": (DSparkSpeculatorConfig, DSparkDraftModel, block),
@@ -123,10 +123,10 @@ def main():
         if (kind := config.get("speculators_model_type")) is not None:
             config_class, model_class, run = classes[kind]
             for what, tensor in run(build(config_class, model_class, config, tensors, common), common).items():
-                found[f"{name}: {what}"] = tensor.contiguous()
+                tensors[f"{name}: {what}"] = tensor.contiguous()
     file = Path(__file__).with_name("expected.safetensors")
-    save_file({**found, **common}, file)
-    print(f"{len(found)} tensors in {file}")
+    save_file({**tensors, **common}, file)
+    print(f"{len(tensors)} tensors in {file}")
 
 
 if __name__ == "__main__":
