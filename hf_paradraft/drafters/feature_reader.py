@@ -21,7 +21,7 @@ from ..decoding.tree_attention import attention_windows
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .cache import Nodes, compiled_method, make_room, plain_cache, ragged_rows
-from .layers import StackMasks
+from .layers import StackMasks, run
 
 PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
 
@@ -39,28 +39,42 @@ class FeatureModel(ABC):
     reads_first: bool = True
     reads_features: bool = True
 
-    @abstractmethod
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
-        """What is kept of tokens' features, `(f, F)`."""
+        """What is kept of tokens' features, `(f, F)`: the normed last state, if nothing else is said."""
+        return features["normed"].to(self.stack.device, self.stack.dtype)
 
     @abstractmethod
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Inputs `(B, M, hidden)` of tokens `(B, M)`, with what is kept of those before them, `(B, M, F)`."""
 
-    @abstractmethod
     def masks(self, fused: Tensor, count: int) -> Tensor:
         """Inputs `(B, count, hidden)` of the masks behind a text whose last row had `fused` `(B, F)`."""
+        raise NotImplementedError(f"{type(self).__name__} guesses one token at a time.")
 
-    @abstractmethod
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits `(…, V')` of normed states."""
+        raise NotImplementedError(f"{type(self).__name__} has logits or a forward_rows of its own.")
+
+    def run(self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
+        """The layers' output `(B, M, hidden)`, normed; the cache grows by M."""
+        return run(self.stack, inputs, mask, positions, cache)
+
+    def states_behind(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head reads, and what nodes are fed with, `(B, M, hidden)` each, of what `run` gave."""
+        return states, states
+
     def forward_rows(
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
     ) -> tuple[Tensor, Tensor]:
         """Logits `(B, count, V')` behind the last `count` rows, and states `(B, m, hidden)` of those or more, as nodes are fed
         with."""
+        normed, fed = self.states_behind(self.run(inputs, mask, positions, cache))
+        return self.logits(normed[:, -count:]), fed
 
-    @abstractmethod
     def nothing(self, size: int) -> Tensor:
-        """What stands for the features before the first token, `(size, F)`."""
+        """What stands for the features before the first token, `(size, F)`: zeros, of no width where none are read."""
+        width = self.stack.config.hidden_size if self.reads_features else 0
+        return torch.zeros((size, width), device=self.stack.device, dtype=self.stack.dtype)
 
     @property
     def shift(self) -> int:
@@ -99,14 +113,13 @@ class FeatureReader:
     def _begin(self, begins: Sequence[int]) -> None:
         """Set up for rows whose features begin at these tokens."""
         model, stack = self.model, self.model.stack
-        reference = next(stack.parameters())
         self.starts = [0 if begin == 0 and model.reads_first else begin + 1 for begin in begins]
         self.lengths = list(self.starts)
         self.fused = [model.nothing(1 if start == 0 else 0) for start in self.starts]
         self.cache = RaggedCache(plain_cache(stack, self.num_slots), len(begins), 0)
         windows = attention_windows(stack)
         offsets = [start - model.shift for start in self.starts]
-        self.attention = StackMasks(windows or {}, offsets, reference.dtype, reference.device)
+        self.attention = StackMasks(windows or {}, offsets, stack.dtype, stack.device)
         if self.follower is not None:
             self.follower._begin(self.starts)
 
@@ -139,7 +152,7 @@ class FeatureReader:
         if self.nodes.columns:  # guesses are not the text: their features were the drafter's own
             self.cache.keep([[]] * len(prefixes), self.nodes.columns)
         self.nodes = Nodes(len(prefixes))
-        rows = [prefix.ids[0].to(self.attention_device) for prefix in prefixes]
+        rows = [prefix.ids[0].to(model.stack.device) for prefix in prefixes]
         self._forget([min(prefix.kept, len(ids)) for prefix, ids in zip(prefixes, rows, strict=True)])
         if not model.reads_features:
             self.fused = [model.nothing(len(ids) - length) for ids, length in zip(rows, self.lengths, strict=True)]
@@ -157,11 +170,6 @@ class FeatureReader:
         rooms = [min(count, prefix.room) for prefix in prefixes]
         logits = self._run([ids[done:] for ids, done in zip(new, read, strict=True)], count, rooms)
         return [row_logits if fits else None for row_logits, fits in zip(logits, ready, strict=True)]
-
-    @property
-    def attention_device(self) -> torch.device:
-        """Where the transformer is."""
-        return next(self.model.stack.parameters()).device
 
     def _forget(self, lengths: list[int]) -> None:
         """Drop what was read behind so many tokens; their features went with them."""
@@ -232,7 +240,7 @@ class FeatureReader:
         """
         sees, depths = self.nodes.add(tokens, parents, self.width)
         make_room(self.cache, self.nodes.columns)
-        size, device = sees.shape[1], self.attention_device
+        size, device = sees.shape[1], self.model.stack.device
         ids = torch.zeros((len(tokens), size), dtype=torch.long, device=device)
         if states is None:
             states = [[made[parent + 1] for parent in above] for made, above in zip(self.states, parents, strict=True)]

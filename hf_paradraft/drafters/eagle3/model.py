@@ -205,10 +205,6 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         """Fused features `(…, hidden)` of tokens."""
         return self._normed(torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1))
 
-    def nothing(self, size: int) -> Tensor:
-        """As `FeatureModel.nothing`; the first token is not read."""
-        return torch.zeros((size, self.hidden_size), device=self.device, dtype=self.dtype)
-
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Embedding and features side by side, `(B, M, 2 · hidden)`."""
         return torch.cat([self.embed(ids), fused], dim=-1)
@@ -217,13 +213,6 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         """P-EAGLE's masks, all alike."""
         ids = torch.full((len(fused), count), self.eagle.mask_token_id, device=self.device)
         return self.text(ids, self._normed(self.mask_hidden).expand(len(fused), count, -1))
-
-    def forward_rows(
-        self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
-    ) -> tuple[Tensor, Tensor]:
-        """As `FeatureModel.forward_rows`."""
-        normed, fed = self.states_behind(self.run(inputs, mask, positions, cache)[:, -count:])
-        return self.logits(normed), fed
 
     def states_behind(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What its head reads, and what it is fed with next, `(B, M, hidden)` each, of what `run` gave."""

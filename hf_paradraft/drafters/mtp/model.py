@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import LongTensor, Tensor, nn
-from transformers import AutoConfig, Cache, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...decoding.features import layers_of
 from ...decoding.target_head import final_norm, final_scale
@@ -26,7 +26,7 @@ from ..formats.identify import MTP
 from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_counts
 from ..formats.speculators import mtp_config as saved_config
 from ..formats.values import read_config
-from ..layers import decoder_stack, run
+from ..layers import decoder_stack
 from .config import MtpConfig, mtp_config
 from .drafting import StepDrafting
 
@@ -77,36 +77,13 @@ class MtpStep(FeatureModel):
     def __init__(self, drafter: MtpDrafter, layer: MtpLayer):
         self.drafter, self.layer, self.stack = drafter, layer, layer.stack
 
-    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
-        """The normed last state."""
-        return features["normed"].to(self.drafter.device, self.drafter.dtype)
-
-    def nothing(self, size: int) -> Tensor:
-        """As `FeatureModel.nothing`; the first token is not read."""
-        return torch.zeros((size, self.drafter.hidden_size), device=self.drafter.device, dtype=self.drafter.dtype)
-
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """As `MtpLayer.mix`."""
         return self.layer.mix(self.drafter.embed(ids), fused)
 
-    def masks(self, fused: Tensor, count: int) -> Tensor:
-        """None: it guesses one token at a time."""
-        raise NotImplementedError
-
-    def run(self, inputs: Tensor, mask: Tensor, positions: LongTensor, cache: Cache) -> Tensor:
-        """The layer's normed output `(B, M, hidden)`; the cache grows by M."""
-        return run(self.stack, inputs, mask, positions, cache)
-
-    def states_behind(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """What the head reads, and what is fed back: both behind the norm."""
-        return states, states
-
-    def forward_rows(
-        self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
-    ) -> tuple[Tensor, Tensor]:
-        """As `FeatureModel.forward_rows`; states of all rows."""
-        states = self.run(inputs, mask, positions, cache)
-        return self.drafter.logits(states[:, -count:]), states
+    def logits(self, states: Tensor) -> Tensor:
+        """As the drafter's."""
+        return self.drafter.logits(states)
 
 
 class MtpDrafter(FeatureDrafter):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate.utils import align_module_device
 from torch import LongTensor, Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding.features import decoder_of
@@ -29,7 +29,7 @@ from ...training.target import refuse_missing
 from ..drafter import SavedDrafter, pair
 from ..feature_reader import FeatureDrafting, FeatureModel, read_whole
 from ..formats.values import read_config
-from ..layers import decoder_stack, describe_layers, run
+from ..layers import decoder_stack, describe_layers
 from .config import ParallelSpecConfig, Style, differences, identity
 
 logger = logging.get_logger(__name__)
@@ -225,14 +225,6 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
         """Begin a `generate` call; its state is its own."""
         return FeatureDrafting(pair(self, target), self.speculation_config, max_length, self.vocabulary)
 
-    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
-        """The features as they are."""
-        return features["normed"].to(self.device, self.dtype)
-
-    def nothing(self, size: int) -> Tensor:
-        """Zeros; of no width, Medusa-style."""
-        return torch.zeros((size, self.config.hidden_size if self.mix is not None else 0), device=self.device, dtype=self.dtype)
-
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Embeddings, EAGLE-style mixed with features."""
         embedded = self.shared.embed(ids).to(self.device, self.dtype) / self.shared.multiplier  # the stack has its own
@@ -242,12 +234,9 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
         """The first `count` masks."""
         return self.mask_embeddings[:count].expand(len(fused), -1, -1)
 
-    def forward_rows(
-        self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
-    ) -> tuple[Tensor, Tensor]:
-        """As `FeatureModel.forward_rows`."""
-        states = run(self.stack, inputs, mask, positions, cache)[:, -count:]
-        return self.shared.logits(states), states
+    def logits(self, states: Tensor) -> Tensor:
+        """By the target's head."""
+        return self.shared.logits(states)
 
     def forward(
         self,
