@@ -19,6 +19,7 @@ from ..protocol import SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from ..whole_files import write_json
 from .drafter import SavedDrafter, pair
+from .formats.files import offset_tables, vocabulary_of
 from .formats.identify import kind_in
 from .formats.speculators import proposal
 from .formats.values import read_config
@@ -33,8 +34,11 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         known_as: what `identify` calls its folders.
         stack: its layers, from `decoder_stack`.
         features: what it reads, in the order in which its first matrix wants them.
+        hidden_size: d, of its own layers.
         target_hidden_size: d_t.
         target_layers: L, if the files say.
+        target_vocab_size: V of the target that it was made for.
+        mask_token: the id of its masks; None: it has none.
         embedding, head: its own, or None.
         vocabulary: int64 `(V',)`, or None.
         softcap, logit_scale: of its logits, instead of the target's.
@@ -48,12 +52,16 @@ class FeatureDrafter(nn.Module, SavedDrafter):
     def __init__(
         self,
         features: tuple[FeatureKey, ...],
+        hidden_size: int,
         target_hidden_size: int,
-        target_layers: int | None = None,
+        target_layers: int | None,
+        target_vocab_size: int,
         vocabulary: LongTensor | None = None,
+        mask_token: int | None = None,
     ):
         super().__init__()
-        self.features, self.target_hidden_size, self.target_layers = features, target_hidden_size, target_layers
+        self.features, self.hidden_size, self.mask_token = features, hidden_size, mask_token
+        self.target_hidden_size, self.target_layers, self.target_vocab_size = target_hidden_size, target_layers, target_vocab_size
         self.embedding: nn.Embedding | None = None
         self.head: nn.Linear | None = None
         self.vocabulary = vocabulary
@@ -153,6 +161,8 @@ class FeatureDrafter(nn.Module, SavedDrafter):
             ValueError: it has options or layers for which that layout has no place.
         """
         config, tensors = self.written()
+        if self.vocabulary is not None:
+            tensors |= offset_tables(self.vocabulary, self.target_vocab_size)
         trained = self.paradraft.get("training") or {}
         config["speculators_config"] = proposal(
             config["speculators_model_type"], self.speculation_config.num_draft_tokens, trained.get("target")
@@ -197,14 +207,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         return next(self.parameters()).dtype
 
     @property
-    def target_vocab_size(self) -> int | None:
-        """V of the target that it was made for, if it is known."""
-        return None
-
-    @property
-    def mask_token(self) -> int | None:
-        """The id of its masks; None: it has none."""
-        return None
+    def num_guesses(self) -> int:
+        """V', ids that it guesses."""
+        return self.target_vocab_size if self.vocabulary is None else len(self.vocabulary)
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """What it reads, each once."""
@@ -229,8 +234,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
                 f"{who} was made for a target of {self.target_layers or f'more than {deepest}'} layers, and this one has "
                 f"{layers}."
             )
-        table = target.get_input_embeddings() if self.embedding is None else self.embedding
-        check_ids(who, self.vocabulary, self.target_vocab_size, config.vocab_size, self.mask_token, table.num_embeddings)
+        self._check_ids(who, target)
         if (most := self.most_drafts) is not None and self.speculation_config.num_draft_tokens > most:
             raise ValueError(
                 f"{who} guesses {most} tokens at most, but num_draft_tokens is "
@@ -244,14 +248,29 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         pair(self, target, target_head=target_head)
         self.target_head = target_head
 
+    def _check_ids(self, who: str, target: PreTrainedModel) -> None:
+        """Refuse a target of other ids, for which it would draft and never be right.
+
+        Raises:
+            ValueError: ids that the target does not have, another vocabulary, or a mask without an embedding.
+        """
+        ours, theirs = self.target_vocab_size, target.config.get_text_config().vocab_size
+        if self.vocabulary is not None and int(self.vocabulary.max()) >= theirs:
+            raise ValueError(f"{who} guesses ids up to {int(self.vocabulary.max())}; the target's end at {theirs - 1}.")
+        if self.vocabulary is None and abs(ours - theirs) > max(PADDING, theirs // 100):
+            raise ValueError(
+                f"{who} was made for a vocabulary of {ours}, and the target's has {theirs}: it was made for another target."
+            )
+        table = target.get_input_embeddings() if self.embedding is None else self.embedding
+        if self.mask_token is not None and not 0 <= self.mask_token < table.num_embeddings:
+            raise ValueError(
+                f"{who} guesses in place of mask token {self.mask_token}, and its embedding ends at {table.num_embeddings - 1}: "
+                "it was made for another target, or for one with more tokens."
+            )
+
     def beside(self, target: PreTrainedModel) -> Self:
         """As it stands beside `target`, whatever else it was attached to since."""
         return pair(self, target)
-
-    @property
-    @abstractmethod
-    def hidden_size(self) -> int:
-        """d, of its own layers."""
 
     def embed(self, ids: LongTensor) -> Tensor:
         """Embeddings `(…, hidden)` in its own dtype, by its own table or the target's."""
@@ -281,33 +300,25 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         return self.target_head
 
 
-def check_ids(
-    who: str, vocabulary: LongTensor | None, own_size: int | None, target_size: int, mask_token: int | None, table_size: int
-) -> None:
-    """Refuse a drafter of other ids, which would draft and never be right.
+def guessed_ids(tensors: dict[str, Tensor], size: int | None, vocab_size: int, folder: Path) -> LongTensor | None:
+    """The target's ids that the drafter in a folder guesses, int64 `(V',)`; None: all.
 
     Args:
-        who: begins a sentence about it.
-        vocabulary: int64 `(V',)`, the target's ids that it guesses; None: all.
-        own_size: of the vocabulary that it was made for, if it is known.
-        target_size: V.
-        mask_token: of its masks, or None.
-        table_size: rows of the embedding in which it looks that up.
+        tensors: of the folder.
+        size: V'; None: V.
+        vocab_size: V.
+        folder: for the message.
 
     Raises:
-        ValueError: ids that the target does not have, another vocabulary, or a mask without an embedding.
+        OSError: it guesses fewer than all, and nothing says which.
+        ValueError: what says so is no table of offsets.
     """
-    if vocabulary is not None and int(vocabulary.max()) >= target_size:
-        raise ValueError(f"{who} guesses ids up to {int(vocabulary.max())}; the target's end at {target_size - 1}.")
-    if vocabulary is None and own_size is not None and abs(own_size - target_size) > max(PADDING, target_size // 100):
-        raise ValueError(
-            f"{who} was made for a vocabulary of {own_size}, and the target's has {target_size}: it was made for another target."
-        )
-    if mask_token is not None and not 0 <= mask_token < table_size:
-        raise ValueError(
-            f"{who} guesses in place of mask token {mask_token}, and its embedding ends at {table_size - 1}: it was made for "
-            "another target, or for one with more tokens."
-        )
+    offsets = tensors.get("d2t")
+    if size is None:
+        return None
+    if offsets is None or not len(offsets):
+        raise OSError(f"{folder} guesses {size} ids and has no table of them (d2t): download it again.")
+    return vocabulary_of(offsets, tensors.get("t2d"), vocab_size)
 
 
 def feature_names(features: tuple) -> str:

@@ -20,8 +20,8 @@ from ...decoding.tree_attention import attention_windows
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..cache import compiled_method, make_room, plain_cache
-from ..feature_drafter import FeatureDrafter, feature_names
-from ..formats.files import check_width, load_strictly, offset_tables, vocabulary_of, weights_in
+from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
+from ..formats.files import check_width, load_strictly, weights_in
 from ..formats.identify import DFLASH
 from ..formats.speculators import blocks_config
 from ..formats.tensors import BLOCKS, published, renamed
@@ -52,8 +52,9 @@ class DFlashDrafter(FeatureDrafter):
         own_embedding: bool = False,
         own_head: bool = False,
     ):
-        super().__init__(config.features, config.target_hidden_size, config.target_layers, vocabulary)
         layers = config.layers
+        sizes = (layers.hidden_size, config.target_hidden_size, config.target_layers, config.vocab_size)
+        super().__init__(config.features, *sizes, vocabulary, config.mask_token_id)
         self.block = config
         self.fc = nn.Linear(len(config.features) * config.target_hidden_size, layers.hidden_size, bias=False)
         self.stack = decoder_stack(layers)
@@ -64,7 +65,7 @@ class DFlashDrafter(FeatureDrafter):
         if own_embedding:
             self.embedding = embedding_of(layers, layers.vocab_size)
         if own_head:
-            self.head = nn.Linear(layers.hidden_size, layers.vocab_size if vocabulary is None else len(vocabulary), bias=False)
+            self.head = nn.Linear(layers.hidden_size, self.num_guesses, bias=False)
         self.softcap, self.logit_scale = config.softcap, config.logit_scale
         self.speculation_config = SpeculationConfig(config.num_drafts)
         self.notes = list(config.notes)
@@ -111,12 +112,8 @@ class DFlashDrafter(FeatureDrafter):
         """As `FeatureDrafter.read_folder`; every layout that `BlockConfig` knows."""
         tensors = weights_in(folder)
         config = block_config(read_config(folder), tensors)
-        offsets, mask = tensors.get("d2t"), tensors.get("t2d")
         weights = renamed(tensors, BLOCKS)
-        padded = config.draft_vocab_size is None or not len(offsets if offsets is not None else ())
-        vocabulary = None if padded or offsets is None else vocabulary_of(offsets, mask, config.vocab_size)
-        if config.draft_vocab_size is not None and vocabulary is None:
-            raise OSError(f"{folder} guesses {config.draft_vocab_size} ids and has no table of them (d2t): download it again.")
+        vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder)
         if vocabulary is None:  # padded heads guess the target's ids, and more that mean nothing
             for name in ("head.weight", "markov.after.weight"):
                 if name in weights:
@@ -128,10 +125,7 @@ class DFlashDrafter(FeatureDrafter):
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """In the speculators layout."""
-        tensors = published(self.state_dict(), BLOCKS)
-        if self.vocabulary is not None:
-            tensors |= offset_tables(self.vocabulary, self.block.vocab_size)
-        return blocks_config(self.block, self.kind, self.num_guesses), tensors
+        return blocks_config(self.block, self.kind, self.num_guesses), published(self.state_dict(), BLOCKS)
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
@@ -152,29 +146,9 @@ class DFlashDrafter(FeatureDrafter):
         ]
 
     @property
-    def hidden_size(self) -> int:
-        """d."""
-        return self.block.layers.hidden_size
-
-    @property
-    def num_guesses(self) -> int:
-        """V', ids that it guesses."""
-        return self.block.vocab_size if self.vocabulary is None else len(self.vocabulary)
-
-    @property
     def most_drafts(self) -> int:  # type: ignore[override]
         """What a block guesses."""
         return self.block.num_drafts
-
-    @property
-    def target_vocab_size(self) -> int:
-        """V."""
-        return self.block.vocab_size
-
-    @property
-    def mask_token(self) -> int:
-        """The id of its masks."""
-        return self.block.mask_token_id
 
     def attach(self, target: PreTrainedModel) -> None:
         """As `FeatureDrafter.attach`; a file that does not say which token its rows guess is settled here, once."""

@@ -18,9 +18,9 @@ from ...decoding.target_head import final_scale
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..drafter import pair
-from ..feature_drafter import FeatureDrafter, feature_names
+from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
 from ..feature_reader import FeatureDrafting, FeatureModel, guessed_along, read_whole
-from ..formats.files import check_width, load_strictly, offset_tables, vocabulary_of, weights_in
+from ..formats.files import check_width, load_strictly, weights_in
 from ..formats.identify import EAGLE3, PEAGLE
 from ..formats.speculators import eagle3_config as saved_config
 from ..formats.tensors import EAGLE3 as NAMES
@@ -52,8 +52,10 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         own_embedding: bool = False,
         own_head: bool = False,
     ):
-        super().__init__(config.features or (), config.target_hidden_size, config.target_layers, vocabulary)
-        layers, self.eagle = config.layers, config
+        layers = config.layers
+        sizes = (layers.hidden_size, config.target_hidden_size, config.target_layers, config.vocab_size)
+        super().__init__(config.features or (), *sizes, vocabulary, config.mask_token_id)
+        self.eagle = config
         width = config.num_features * config.target_hidden_size
         self.fc = nn.Linear(width, layers.hidden_size, bias=False)
         self.stack = decoder_stack(layers)
@@ -71,8 +73,7 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         if own_embedding:
             self.embedding = embedding_of(layers, config.vocab_size)
         if own_head:
-            num_guesses = (config.draft_vocab_size or config.vocab_size) if vocabulary is None else len(vocabulary)
-            self.head = nn.Linear(layers.hidden_size, num_guesses, bias=False)
+            self.head = nn.Linear(layers.hidden_size, self.num_guesses, bias=False)
         self.softcap = config.softcap
         self.speculation_config = SpeculationConfig(config.num_draft_tokens or (8 if config.parallel else 5))
         self.settled: set[tuple[FeatureKey, ...]] = {()}  # what targets' numbers of layers decided
@@ -112,14 +113,7 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         tensors = weights_in(folder)
         weights = renamed(tensors, NAMES)
         config = eagle3_config(read_config(folder), [*weights, *tensors])
-        offsets = tensors.get("d2t")
-        vocabulary = None
-        if config.draft_vocab_size is not None:
-            if offsets is None:
-                raise OSError(
-                    f"{folder} guesses {config.draft_vocab_size} ids and has no table of them (d2t): download it again."
-                )
-            vocabulary = vocabulary_of(offsets, tensors.get("t2d"), config.vocab_size)
+        vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder)
         if (mask := weights.get("mask_hidden")) is not None:
             weights["mask_hidden"] = mask.reshape(1, 1, -1)
         check_width(weights, config.num_features, config.target_hidden_size, cls.title)
@@ -131,11 +125,8 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """In the speculators layout."""
-        tensors, num_guesses = published(self.state_dict(), NAMES), self.eagle.vocab_size
-        if self.vocabulary is not None:
-            tensors |= offset_tables(self.vocabulary, self.eagle.vocab_size)
-            num_guesses = len(self.vocabulary)
-        return saved_config(self.eagle, self.features, num_guesses, self.embedding is not None), tensors
+        config = saved_config(self.eagle, self.features, self.num_guesses, self.embedding is not None)
+        return config, published(self.state_dict(), NAMES)
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
@@ -151,21 +142,6 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
             *([("mask token", eagle.mask_token_id)] if eagle.parallel else []),
             *eagle.notes,
         ]
-
-    @property
-    def hidden_size(self) -> int:
-        """d."""
-        return self.eagle.layers.hidden_size
-
-    @property
-    def target_vocab_size(self) -> int:
-        """V."""
-        return self.eagle.vocab_size
-
-    @property
-    def mask_token(self) -> int | None:
-        """The id of P-EAGLE's masks."""
-        return self.eagle.mask_token_id
 
     def attach(self, target: PreTrainedModel) -> None:
         """As `FeatureDrafter.attach`; layers that a file does not name are settled here."""

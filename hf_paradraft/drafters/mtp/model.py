@@ -21,7 +21,7 @@ from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter
 from ..feature_reader import FeatureDrafting, FeatureModel, guessed_along
-from ..formats.files import offset_tables, vocabulary_of, weights_in
+from ..formats.files import vocabulary_of, weights_in
 from ..formats.identify import MTP
 from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_counts
 from ..formats.speculators import mtp_config as saved_config
@@ -101,7 +101,10 @@ class MtpDrafter(FeatureDrafter):
     training_options = "MtpTraining"
 
     def __init__(self, config: MtpConfig, weights: list[dict[str, Tensor]] | None = None, vocabulary: LongTensor | None = None):
-        super().__init__(("normed",), config.target.hidden_size, config.target.num_hidden_layers, vocabulary)
+        target = config.target
+        super().__init__(
+            ("normed",), target.hidden_size, target.hidden_size, target.num_hidden_layers, target.vocab_size, vocabulary
+        )
         self.mtp = config
         self.layers = nn.ModuleList(
             MtpLayer(config, None if weights is None else weights[number]) for number in range(config.num_layers)
@@ -209,8 +212,6 @@ class MtpDrafter(FeatureDrafter):
             if name.startswith("layers.0."):
                 tensors[FOLDER + name.removeprefix("layers.0.")] = tensor
         tensors[f"{FOLDER}{NAMES['norm']}.weight"] = final_norm(layer.stack).weight
-        if self.vocabulary is not None:
-            tensors |= offset_tables(self.vocabulary, self.mtp.target.vocab_size)
         return saved_config(self.mtp.target), tensors
 
     @classmethod
@@ -240,19 +241,9 @@ class MtpDrafter(FeatureDrafter):
         ]
 
     @property
-    def hidden_size(self) -> int:
-        """d."""
-        return self.mtp.target.hidden_size
-
-    @property
     def most_drafts(self) -> int | None:  # type: ignore[override]
         """D, where there are several layers."""
         return None if len(self.layers) == 1 else len(self.layers)
-
-    @property
-    def target_vocab_size(self) -> int:
-        """V."""
-        return self.mtp.target.vocab_size
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own."""
