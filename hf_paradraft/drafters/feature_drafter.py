@@ -13,7 +13,7 @@ from torch import LongTensor, Tensor, nn
 from transformers import PreTrainedModel
 
 from ..decoding.features import layers_of
-from ..decoding.target_head import TargetHead, finished
+from ..decoding.target_head import TargetHead, final_norm, final_scale, finished
 from ..hub.card import provenance_of
 from ..protocol import SpeculationConfig
 from ..protocol.drafter import FeatureKey
@@ -267,6 +267,13 @@ class FeatureDrafter(nn.Module, SavedDrafter):
                 f"{who} guesses in place of mask token {self.mask_token}, and its embedding ends at {table.num_embeddings - 1}: "
                 "it was made for another target, or for one with more tokens."
             )
+
+    def started_beside(self, target: PreTrainedModel) -> Self:
+        """Itself, untrained, attached to `target`: its last norm makes states of the size that the target's head is used to."""
+        with torch.no_grad():
+            final_norm(self.stack).weight.copy_(final_scale(target))
+        self.to(target.get_input_embeddings().weight.device).attach(target)
+        return self
 
     def beside(self, target: PreTrainedModel) -> Self:
         """As it stands beside `target`, whatever else it was attached to since."""

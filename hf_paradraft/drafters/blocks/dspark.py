@@ -66,14 +66,10 @@ class DSparkDrafter(DFlashDrafter):
         Raises:
             ValueError: options that do not fit the target.
         """
-        size = None if vocabulary is None else len(vocabulary)
-        sizes = {"block_size": block_size, "mask_token_id": mask_token_id, "draft_vocab_size": size}
+        sizes = {"block_size": block_size, "mask_token_id": mask_token_id, "fill_in": False}
         heads = {"markov_rank": markov_rank, "markov_type": markov_type, "confidence": confidence}
         both = confidence and markov_rank > 0
-        config = BlockConfig.for_target(
-            target, num_layers, num_features, fill_in=False, confidence_with_markov=both, **sizes, **heads
-        )
-        drafter = cls._for(target, config, vocabulary)
+        drafter = cls._untrained(target, num_layers, num_features, vocabulary, **sizes, **heads, confidence_with_markov=both)
         if drafter.markov is not None:  # says nothing at first, and learns as fast as its blocks
             with torch.no_grad():
                 drafter.markov.before.weight.normal_()

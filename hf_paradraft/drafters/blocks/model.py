@@ -15,7 +15,6 @@ from transformers import Cache, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ...decoding.cache import RaggedCache
-from ...decoding.target_head import final_scale
 from ...decoding.tree_attention import attention_windows
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
@@ -94,18 +93,17 @@ class DFlashDrafter(FeatureDrafter):
         Raises:
             ValueError: options that do not fit the target.
         """
-        size = None if vocabulary is None else len(vocabulary)
-        sizes = {"block_size": block_size, "mask_token_id": mask_token_id, "draft_vocab_size": size}
-        return cls._for(target, BlockConfig.for_target(target, num_layers, num_features, fill_in=True, **sizes), vocabulary)
+        sizes = {"block_size": block_size, "mask_token_id": mask_token_id}
+        return cls._untrained(target, num_layers, num_features, vocabulary, fill_in=True, **sizes)
 
     @classmethod
-    def _for(cls, target: PreTrainedModel, config: BlockConfig, vocabulary: LongTensor | None) -> Self:
-        """One with random layers, whose last norm makes states of the size that the target's head is used to."""
-        drafter = cls(config, vocabulary)
-        with torch.no_grad():
-            drafter.stack.norm.weight.copy_(final_scale(target))
-        drafter.to(target.get_input_embeddings().weight.device).attach(target)
-        return drafter
+    def _untrained(
+        cls, target: PreTrainedModel, num_layers: int, num_features: int, vocabulary: LongTensor | None, **options: Any
+    ) -> Self:
+        """One with random layers; `options` are further fields of its config."""
+        size = None if vocabulary is None else len(vocabulary)
+        config = BlockConfig.for_target(target, num_layers, num_features, draft_vocab_size=size, **options)
+        return cls(config, vocabulary).started_beside(target)
 
     @classmethod
     def read_folder(cls, folder: Path) -> DFlashDrafter:

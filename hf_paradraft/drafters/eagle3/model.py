@@ -14,7 +14,6 @@ from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from ...decoding.features import layers_of
-from ...decoding.target_head import final_scale
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..drafter import pair
@@ -101,11 +100,7 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         """
         size = None if vocabulary is None else len(vocabulary)
         config = Eagle3Config.for_target(target, num_layers, draft_vocab_size=size, num_draft_tokens=num_draft_tokens)
-        drafter = cls(config, vocabulary)
-        with torch.no_grad():
-            drafter.stack.norm.weight.copy_(final_scale(target))
-        drafter.to(target.get_input_embeddings().weight.device).attach(target)
-        return drafter
+        return cls(config, vocabulary).started_beside(target)
 
     @classmethod
     def read_folder(cls, folder: Path) -> Eagle3Drafter:
