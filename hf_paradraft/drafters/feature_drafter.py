@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..decoding.features import layers_of
 from ..decoding.target_head import TargetHead, final_norm, final_scale, finished
 from ..hub.card import provenance_of
-from ..protocol import SpeculationConfig
+from ..protocol import Drafting, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from ..whole_files import write_json
 from .drafter import SavedDrafter, pair
@@ -278,6 +278,31 @@ class FeatureDrafter(nn.Module, SavedDrafter):
     def beside(self, target: PreTrainedModel) -> Self:
         """As it stands beside `target`, whatever else it was attached to since."""
         return pair(self, target)
+
+    @abstractmethod
+    def drafting(self, config: SpeculationConfig, max_length: int) -> Any:
+        """One call's drafting beside the target that it was attached to last; arguments as for `FeatureDrafting`."""
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
+        """Begin a `generate` call; its state is its own."""
+        return self.beside(target).drafting(self.speculation_config, max_length)
+
+    def draft_logits(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """What is guessed behind a whole prefix, without caches from before.
+
+        Args:
+            input_ids: int64 `(B, n)`, n at least 2, without padding.
+            features: by key, `(B, n - 1, d_t)`: the newest token has none.
+            num_draft_tokens: K; default: as configured.
+
+        Returns:
+            `(B, K, V')`; row `d` guesses the token at distance `d + 1`. Where it guesses one token after the other, each stands
+            behind the most probable ones before.
+        """
+        count = num_draft_tokens or self.speculation_config.num_draft_tokens
+        return self.drafting(SpeculationConfig(), 0).logits_behind(input_ids.to(self.device), features, count)
 
     def embed(self, ids: LongTensor) -> Tensor:
         """Embeddings `(…, hidden)` in its own dtype, by its own table or the target's."""

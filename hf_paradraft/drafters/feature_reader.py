@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
@@ -17,6 +16,7 @@ from transformers import Cache, PreTrainedModel
 
 from ..decoding.cache import RaggedCache
 from ..decoding.growing import WIDTH
+from ..decoding.sampling import to_target
 from ..decoding.tree_attention import attention_windows
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
@@ -89,19 +89,17 @@ class FeatureReader:
         model: shared with other calls; nothing of it changes.
         config: how it is used; where it says so, rounds behind the prompt are compiled.
         max_length: tokens of a row at most, for these.
-        follower: another reader, whose features are this one's states.
+
+    Attributes:
+        follower: another reader, whose features are this one's states; None: there is none.
     """
 
-    def __init__(
-        self,
-        model: FeatureModel,
-        config: SpeculationConfig | None = None,
-        max_length: int = 0,
-        follower: FeatureReader | None = None,
-    ):
-        self.model, self.follower = model, follower
-        self.compiled_width = 0 if config is None else config.compiled_width  # tokens that such a round reads
-        self.width = 0 if not self.compiled_width else 1 if config.tree_size is None else WIDTH  # nodes, likewise
+    follower: FeatureReader | None = None
+
+    def __init__(self, model: FeatureModel, config: SpeculationConfig, max_length: int):
+        self.model = model
+        self.compiled_width = config.compiled_width  # tokens that such a round reads
+        self.width = 0 if not config.compile else 1 if config.tree_size is None else WIDTH  # nodes, likewise
         self.num_slots = self.compiled_width and max_length + self.compiled_width * (1 + self.width)
         self.cache: RaggedCache | None = None
         self.starts: list[int] = []  # of each row, the first token that is read
@@ -256,30 +254,6 @@ class FeatureReader:
         return [read[: len(new)] for read, new in zip(logits, tokens, strict=True)]
 
 
-def read_whole(model: FeatureModel, ids: LongTensor, fused: Tensor | None, count: int) -> tuple[FeatureReader, Tensor]:
-    """Logits `(B, count, V')` behind whole texts of equal length, as a reader with nothing read yet; and the reader.
-
-    Args:
-        model: as for `FeatureReader`.
-        ids: int64 `(B, n)`.
-        fused: `(B, n - 1, F)`, from `fuse`; None where no features are read.
-        count: K.
-
-    Raises:
-        ValueError: a text of one token, where features are read.
-    """
-    reader = FeatureReader(model)
-    if model.reads_features:
-        if ids.shape[1] < 2 or fused is None:
-            raise ValueError(
-                "Features belong to tokens that were read: give a text of two tokens at least, and features of all but the last."
-            )
-        reader._begin([0] * len(ids))
-        reader.fused = [torch.cat([first, rest]) for first, rest in zip(reader.fused, fused, strict=True)]
-    logits = reader.read([Prefix(row[None], count, 0) for row in ids], count)
-    return reader, torch.stack([row for row in logits if row is not None])
-
-
 class FeatureDrafting(Drafting):
     """One call's drafting by reading tokens with the features before them.
 
@@ -311,39 +285,44 @@ class FeatureDrafting(Drafting):
         """What follows each row; nothing behind a row whose features are not there."""
         most = self.reader.compiled_width - 1 if self.reader.compiled_width else max(prefix.room for prefix in prefixes)
         logits = self.reader.read(prefixes, 1 if self.extends else most)
-        extend = self.reader.read_nodes if self.extends else None
+        extend = self.extend if self.extends else None
         nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
         return [
             nothing if row is None else GuessedLogits(row[: prefix.room], self.vocabulary, extend=extend)
             for row, prefix in zip(logits, prefixes, strict=True)
         ]
 
+    def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
+        """Read guessed tokens; as `Extend`."""
+        return self.reader.read_nodes(tokens, parents)
 
-@torch.no_grad()
-def guessed_along(drafting: Drafting, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int) -> Tensor:
-    """Logits `(B, count, V')` behind whole texts of equal length, each guess behind the most probable ones before.
+    @torch.no_grad()
+    def logits_behind(self, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int) -> Tensor:
+        """Logits `(B, count, V')` behind whole texts of equal length, with nothing read yet.
 
-    Args:
-        drafting: of a drafter that goes on from tokens, with nothing read yet.
-        ids: int64 `(B, n)`.
-        features: by key, `(B, n - 1, d_t)`.
-        count: K.
+        Where it goes on from tokens, each guess stands behind the most probable ones before.
 
-    Raises:
-        ValueError: no features, or a text of one token.
-    """
-    if ids.shape[1] < 2 or features is None:
-        raise ValueError(
-            "Features belong to tokens that were read: give a text of two tokens at least, and features of all but the last."
-        )
-    drafting.observe(
-        [Observation(row, 0, {key: states[index] for key, states in features.items()}) for index, row in enumerate(ids)]
-    )
-    guesses: Any = drafting.propose([Prefix(row[None], count, 0) for row in ids])
-    logits, vocabulary, extend = torch.stack([guess.logits[:1] for guess in guesses]), guesses[0].vocabulary, guesses[0].extend
-    while logits.shape[1] < count:
-        best = logits[:, -1].max(-1).indices
-        token = best if vocabulary is None else vocabulary.to(best.device)[best]
-        parents = [[logits.shape[1] - 2]] * len(ids)
-        logits = torch.cat([logits, torch.stack(extend(list(token[:, None]), parents))], dim=1)
-    return logits
+        Args:
+            ids: int64 `(B, n)`.
+            features: by key, `(B, n - 1, d_t)`; None where none are read.
+            count: K.
+
+        Raises:
+            ValueError: where features are read, none, or a text of one token.
+        """
+        if self.reader.model.reads_features:
+            if ids.shape[1] < 2 or features is None:
+                raise ValueError(
+                    "Features belong to tokens that were read: give a text of two tokens at least, and features of all but the "
+                    "last."
+                )
+            self.observe(
+                [Observation(row, 0, {key: states[index] for key, states in features.items()}) for index, row in enumerate(ids)]
+            )
+        guesses = self.propose([Prefix(row[None], count, 0) for row in ids])
+        logits = torch.stack([guess.logits for guess in guesses])
+        while logits.shape[1] < count:
+            token = to_target(logits[:, -1].max(-1).indices, self.vocabulary)
+            parents = [[logits.shape[1] - 2]] * len(ids)
+            logits = torch.cat([logits, torch.stack(self.extend(list(token[:, None]), parents))], dim=1)
+        return logits

@@ -8,6 +8,8 @@ from reference import block_logits, eagle_logits, gemma4_block_logits, gemma4_ea
 from transformers import MuseGlimmerAssistantConfig
 from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
 
+import hf_paradraft as pd
+
 
 def close(logits, expected):
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4, check_dtype=False)
@@ -38,14 +40,13 @@ def test_blocks_are_those_of_speculators(name, load):
 @torch.no_grad()
 def test_eagle_is_that_of_speculators(name, load):
     """Behind every pair, and one step further behind the true next token."""
-    from hf_paradraft.drafters.feature_reader import read_whole
-
     drafter = load(name)
     for length in (2, 5, LENGTH):
         ids, features = EXPECTED["ids"][None], features_of(drafter, length - 1)
-        reader, logits = read_whole(drafter, ids[:, :length], drafter.fuse(features), 1)
+        drafting = drafter.drafting(pd.SpeculationConfig(), 0)
+        logits = drafting.logits_behind(ids[:, :length], features, 1)
         close(logits[0, 0], EXPECTED[f"{name}: logits"][length - 2])
-        further = reader.read_nodes([ids[0, length : length + 1]], [[-1]])
+        further = drafting.extend([ids[0, length : length + 1]], [[-1]])
         if "sliding" not in name or length < 5:  # in training their windows stay behind with the row that a step began at
             close(further[0][0], EXPECTED[f"{name}: second"][length - 2])
 

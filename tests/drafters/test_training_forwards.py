@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, Gemma4TextConfig, TrainingArgumen
 
 import hf_paradraft as pd
 from hf_paradraft.drafters.blocks.slots import block_mask, slots
-from hf_paradraft.drafters.feature_reader import read_whole
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer
 from hf_paradraft.protocol import Prefix
 from hf_paradraft.training.anchors import AnchorCollator
@@ -123,11 +122,12 @@ def test_training_steps_are_what_is_drafted():
                 continue
             text = batch["input_ids"][row : row + 1, : anchor + 1]
             given = states_of(target, drafter.features, text, torch.ones_like(text, dtype=torch.bool))
-            reader, logits = read_whole(drafter, text, drafter.fuse({key: states[:, :-1] for key, states in given.items()}), 1)
+            drafting = drafter.drafting(pd.SpeculationConfig(), 0)
+            logits = drafting.logits_behind(text, {key: states[:, :-1] for key, states in given.items()}, 1)
             expected = [logits[0, -1]]
             for step in (1, 2):
                 token = batch["input_ids"][row, anchor + step : anchor + step + 1]
-                expected.append(reader.read_nodes([token], [[step - 2]])[0][0])
+                expected.append(drafting.extend([token], [[step - 2]])[0][0])
             torch.testing.assert_close(guesses["logits"][row, index], torch.stack(expected), rtol=1e-4, atol=1e-4)
             checked += 1
     assert checked > 4

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...decoding.cache import RaggedCache
-from ...protocol import Drafting, GuessedLogits, Observation, Prefix
+from ...protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..cache import compiled_method, make_room, plain_cache
 from ..layers import StackMasks
 
@@ -18,12 +18,13 @@ class BlockDrafting(Drafting):
 
     Args:
         drafter: shared with other calls; nothing of it changes.
+        config: how it is used.
         max_length: tokens of a row at most.
     """
 
-    def __init__(self, drafter: Any, max_length: int):
+    def __init__(self, drafter: Any, config: SpeculationConfig, max_length: int):
         self.drafter = drafter
-        self.compiled_width = drafter.speculation_config.compiled_width  # tokens a compiled round reads; 0: none
+        self.compiled_width = config.compiled_width  # tokens a compiled round reads; 0: none
         self.num_slots = self.compiled_width and max_length + self.compiled_width + drafter.block.block_size
         self.cache: RaggedCache | None = None
         self.masks: StackMasks
@@ -58,7 +59,7 @@ class BlockDrafting(Drafting):
             for begin, length, prefix in zip(self.begins, lengths, prefixes, strict=True)
         ]
         return [
-            self.guess(rows, anchor, prefix.room) if fits else nothing
+            self.drafter.guess(rows, anchor, prefix.room) if fits else nothing
             for rows, anchor, fits, prefix in zip(states, anchors, ready, prefixes, strict=True)
         ]
 
@@ -80,8 +81,3 @@ class BlockDrafting(Drafting):
         inject(context, positions.to(drafter.device), self.cache.cache)
         self.cache.keep([list(range(count)) for count in counts], size)
         self.waiting = [[] for _ in new]
-
-    def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
-        """What the states `(block size, d)` of one row's block say behind its newest token, at most `room` tokens far."""
-        logits = self.drafter.base_logits(self.drafter.guesses(states)[:room])
-        return GuessedLogits(logits, vocabulary=self.drafter.vocabulary)

@@ -12,7 +12,6 @@ from ...protocol import GuessedLogits
 from ...protocol.drafter import FeatureKey
 from ..formats.identify import DSPARK
 from .config import BlockConfig
-from .drafting import BlockDrafting
 from .markov import MarkovHead
 from .model import DFlashDrafter
 
@@ -81,10 +80,6 @@ class DSparkDrafter(DFlashDrafter):
         """One for each distance."""
         return self.paradraft.get("training", {}).get("temperatures") or [1.0] * self.most_drafts
 
-    def start_drafting(self, target: Any, max_length: int) -> DSparkDrafting:
-        """Begin a `generate` call; its state is its own."""
-        return DSparkDrafting(self.beside(target), max_length)
-
     def first_memory(self, anchors: LongTensor, states: Tensor) -> Tensor | None:
         """The recurrent head's memory before the first guess: a block that fills in has read a row that guesses nothing.
 
@@ -113,6 +108,24 @@ class DSparkDrafter(DFlashDrafter):
         heat = torch.tensor(self.temperatures[: len(logits)], device=logits.device)
         return torch.sigmoid(logits / heat).tolist()
 
+    def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
+        """What the states of one row's block say, and what the token before adds."""
+        guess, first, markov = super().guess(states, anchor, room), self.first_memory(anchor, states), self.markov
+        states = self.guesses(states)[:room]
+        if markov is not None:
+
+            def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
+                begin = torch.zeros(markov.rank, device=states.device, dtype=states.dtype) if first is None else first
+                before = [begin if memory is None else memory for memory in memories]
+                with torch.no_grad():
+                    biases, memory = markov(tokens.to(states.device), states[depths.to(states.device)], torch.stack(before))
+                return biases[..., : guess.logits.shape[-1]], [None] * len(tokens) if memory is None else list(memory)
+
+            guess.bias = bias
+        if self.confidence is not None:
+            guess.confidences = lambda before: self.chances(states[: len(before)], before.to(states.device))
+        return guess
+
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
     ) -> Tensor:
@@ -124,29 +137,3 @@ class DSparkDrafter(DFlashDrafter):
             return logits
         memory = self.first_memory(input_ids[:, -1], whole)
         return self.markov.chain(logits, input_ids[:, -1], self.vocabulary, states, memory)
-
-
-class DSparkDrafting(BlockDrafting):
-    """As `BlockDrafting`, with the heads."""
-
-    drafter: DSparkDrafter
-
-    def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
-        """What the states of one row's block say, and what the token before adds."""
-        drafter, markov = self.drafter, self.drafter.markov
-        guess = super().guess(states, anchor, room)
-        first = drafter.first_memory(anchor, states)
-        states = drafter.guesses(states)[:room]
-        if markov is not None:
-
-            def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
-                begin = torch.zeros(markov.rank, device=states.device, dtype=states.dtype) if first is None else first
-                before = [begin if memory is None else memory for memory in memories]
-                with torch.no_grad():
-                    biases, memory = markov(tokens.to(states.device), states[depths.to(states.device)], torch.stack(before))
-                return biases[..., : guess.logits.shape[-1]], [None] * len(tokens) if memory is None else list(memory)
-
-            guess.bias = bias
-        if drafter.confidence is not None:
-            guess.confidences = lambda before: drafter.chances(states[: len(before)], before.to(states.device))
-        return guess

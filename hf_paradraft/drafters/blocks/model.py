@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ...decoding.cache import RaggedCache
 from ...decoding.tree_attention import attention_windows
-from ...protocol import SpeculationConfig
+from ...protocol import GuessedLogits, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..cache import compiled_method, make_room, plain_cache
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
@@ -156,9 +156,9 @@ class DFlashDrafter(FeatureDrafter):
 
             settle(self, target)
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> BlockDrafting:
-        """Begin a `generate` call; its state is its own."""
-        return BlockDrafting(self.beside(target), max_length)
+    def drafting(self, config: SpeculationConfig, max_length: int) -> BlockDrafting:
+        """One call's drafting; arguments as for `BlockDrafting`."""
+        return BlockDrafting(self, config, max_length)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Context features `(…, hidden)` of tokens."""
@@ -227,6 +227,10 @@ class DFlashDrafter(FeatureDrafter):
     def guesses(self, states: Tensor) -> Tensor:
         """The states of a block that guess, in their order: `(…, drafts, hidden)`."""
         return states[..., 1:, :] if self.block.fill_in else states
+
+    def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
+        """What the states `(block size, d)` of one row's block say behind its newest token, at most `room` tokens far."""
+        return GuessedLogits(self.base_logits(self.guesses(states)[:room]), vocabulary=self.vocabulary)
 
     def base_logits(self, states: Tensor) -> Tensor:
         """Logits `(…, V')` of states, before any head that looks at the token before."""

@@ -7,7 +7,7 @@ the drafter's own state of the row before. P-EAGLE feeds masks there instead, al
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import LongTensor, Tensor, nn
@@ -18,7 +18,7 @@ from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..drafter import pair
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
-from ..feature_reader import FeatureDrafting, FeatureModel, guessed_along, read_whole
+from ..feature_reader import FeatureDrafting, FeatureModel
 from ..formats.files import check_width, load_strictly, weights_in
 from ..formats.identify import EAGLE3, PEAGLE
 from ..formats.speculators import eagle3_config as saved_config
@@ -159,10 +159,13 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         """What it reads, each once."""
         return tuple(dict.fromkeys(self.needed_of(target)))
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> FeatureDrafting:
-        """Begin a `generate` call; its state is its own."""
-        beside = pair(self, target, features=self.needed_of(target))
-        return FeatureDrafting(beside, self.speculation_config, max_length, self.vocabulary, extends=not self.eagle.parallel)
+    def beside(self, target: PreTrainedModel) -> Self:
+        """As `FeatureDrafter.beside`, with the layers that it reads of `target`."""
+        return pair(self, target, features=self.needed_of(target))
+
+    def drafting(self, config: SpeculationConfig, max_length: int) -> FeatureDrafting:
+        """One call's drafting: with P-EAGLE's masks, or token after token."""
+        return FeatureDrafting(self, config, max_length, self.vocabulary, extends=not self.eagle.parallel)
 
     def _normed(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:
@@ -220,23 +223,3 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
                 position_embeddings=turned,
             )
         return states
-
-    @torch.no_grad()
-    def draft_logits(
-        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
-    ) -> Tensor:
-        """What is guessed behind a whole prefix, without caches from before.
-
-        Args:
-            input_ids: int64 `(B, n)`, n at least 2, without padding.
-            features: by key, `(B, n - 1, d_t)`: the newest token has none.
-            num_draft_tokens: K; default: as configured.
-
-        Returns:
-            `(B, K, V')`; row `d` guesses the token at distance `d + 1`; EAGLE-3's behind the most probable tokens before.
-        """
-        count, ids = num_draft_tokens or self.speculation_config.num_draft_tokens, input_ids.to(self.device)
-        if not self.eagle.parallel:
-            drafting = FeatureDrafting(self, self.speculation_config, 0, self.vocabulary, extends=True)
-            return guessed_along(drafting, ids, features, count)
-        return read_whole(self, ids, None if features is None else self.fuse(features), count)[1]

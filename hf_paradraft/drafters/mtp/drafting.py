@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import LongTensor, Tensor
 
-from ...protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
-from ..feature_reader import FeatureModel, FeatureReader
+from ...protocol import GuessedLogits, Prefix, SpeculationConfig
+from ..feature_reader import FeatureDrafting, FeatureModel, FeatureReader
 
 
 @dataclass
@@ -26,35 +27,31 @@ class GuessedNode:
     states: dict[int, Tensor] = field(default_factory=dict)
 
 
-class StepDrafting(Drafting):
+class StepDrafting(FeatureDrafting):
     """Layer `k` reads each token beside what layer `k - 1` made of the token before; the first one, what the target did.
 
     Args:
         models: the D layers, in their order.
-        config: how they are used.
-        max_length: tokens of a row at most.
+        config, max_length, vocabulary: as for `FeatureDrafting`.
     """
 
-    def __init__(self, models: list[FeatureModel], config: SpeculationConfig, max_length: int):
-        self.readers: list[FeatureReader] = []
-        for model in reversed(models):
-            self.readers.insert(0, FeatureReader(model, config, max_length, self.readers[0] if self.readers else None))
+    def __init__(
+        self, models: Sequence[FeatureModel], config: SpeculationConfig, max_length: int, vocabulary: LongTensor | None = None
+    ):
+        super().__init__(models[0], config, max_length, vocabulary, extends=True)
+        self.readers = [self.reader]
+        for model in models[1:]:
+            self.readers[-1].follower = follower = FeatureReader(model, config, max_length)
+            self.readers.append(follower)
         self.nodes: list[list[GuessedNode]] = []
 
-    @torch.no_grad()
-    def observe(self, observations: list[Observation | None]) -> None:
-        """Keep the features of what the target has read."""
-        self.readers[0].observe(observations)
-
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """What follows each row, by the first layer; nothing behind a row whose features are not there."""
-        logits, *_ = [reader.read(prefixes, 1) for reader in self.readers]
+        """What follows each row, by the first layer; the others read what it made of the text."""
+        guesses = super().propose(prefixes)
+        for reader in self.readers[1:]:
+            reader.read(prefixes, 1)
         self.nodes = [[] for _ in prefixes]
-        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
-        return [
-            nothing if row is None else GuessedLogits(row[: prefix.room], extend=self.extend)
-            for row, prefix in zip(logits, prefixes, strict=True)
-        ]
+        return guesses
 
     @torch.no_grad()
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:

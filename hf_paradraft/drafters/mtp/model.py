@@ -17,10 +17,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from ...decoding.features import layers_of
 from ...decoding.target_head import final_norm, final_scale
 from ...files import names_folder
-from ...protocol import Drafting, SpeculationConfig
-from ...protocol.drafter import FeatureKey
+from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
-from ..feature_reader import FeatureDrafting, FeatureModel, guessed_along
+from ..feature_reader import FeatureDrafting, FeatureModel
 from ..formats.files import vocabulary_of, weights_in
 from ..formats.identify import MTP
 from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_counts
@@ -245,29 +244,9 @@ class MtpDrafter(FeatureDrafter):
         """D, where there are several layers."""
         return None if len(self.layers) == 1 else len(self.layers)
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """Begin a `generate` call; its state is its own."""
-        beside = self.beside(target)
-        return beside._drafting(max_length)
-
-    def _drafting(self, max_length: int = 0) -> Any:
-        steps: list[FeatureModel] = [MtpStep(self, layer) for layer in self.layers]
+    def drafting(self, config: SpeculationConfig, max_length: int) -> FeatureDrafting:
+        """One call's drafting: by one layer again and again, or by each at its own step."""
+        steps = [MtpStep(self, layer) for layer in self.layers]
         if len(steps) == 1:
-            return FeatureDrafting(steps[0], self.speculation_config, max_length, self.vocabulary, extends=True)
-        return StepDrafting(steps, self.speculation_config, max_length)
-
-    def draft_logits(
-        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
-    ) -> Tensor:
-        """What is guessed behind a whole prefix, each token behind the most probable ones before, without caches from before.
-
-        Args:
-            input_ids: int64 `(B, n)`, n at least 2, without padding.
-            features: `{"normed": (B, n - 1, hidden)}`: the newest token has none.
-            num_draft_tokens: K; default: as configured.
-
-        Returns:
-            `(B, K, V')`; row `d` guesses the token at distance `d + 1`.
-        """
-        count = num_draft_tokens or self.speculation_config.num_draft_tokens
-        return guessed_along(self._drafting(), input_ids.to(self.device), features, count)
+            return FeatureDrafting(steps[0], config, max_length, self.vocabulary, extends=True)
+        return StepDrafting(steps, config, max_length, self.vocabulary)

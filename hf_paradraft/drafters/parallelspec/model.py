@@ -27,7 +27,7 @@ from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ...training.target import refuse_missing
 from ..drafter import SavedDrafter, pair
-from ..feature_reader import FeatureDrafting, FeatureModel, read_whole
+from ..feature_reader import FeatureDrafting, FeatureModel
 from ..formats.values import read_config
 from ..layers import decoder_stack, describe_layers
 from .config import ParallelSpecConfig, Style, differences, identity
@@ -300,5 +300,4 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
         if count > self.most_drafts:
             raise ValueError(f"{count} guesses of a drafter with {self.config.num_masks} masks: at most {self.most_drafts}.")
-        fused = None if features is None else self.fuse(features)
-        return read_whole(self, input_ids.to(self.device), fused, count)[1]
+        return FeatureDrafting(self, SpeculationConfig(), 0).logits_behind(input_ids.to(self.device), features, count)

@@ -22,7 +22,7 @@ from ...hub.card import provenance_of
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..drafter import SavedDrafter, last_target, remember_target
-from ..feature_reader import FeatureDrafting, read_whole
+from ..feature_reader import FeatureDrafting
 from ..formats.files import names_in
 from ..formats.identify import PARD2, identify, refuse_foreign
 from ..formats.values import read_config, transformers_config
@@ -244,8 +244,8 @@ class PardDrafter(SavedDrafter):
         if self.projection is not None:
             if (target := last_target(self)) is None:
                 raise ValueError("A PARD-2 drafter reads its target's hidden states: attach(target) first.")
-            pairs = ProjectedFeatures(self, target)
-            return read_whole(pairs, input_ids.to(self.device), None if features is None else pairs.fuse(features), count)[1]
+            drafting = FeatureDrafting(ProjectedFeatures(self, target), SpeculationConfig(), 0)
+            return drafting.logits_behind(input_ids.to(self.device), features, count)
         return logits_behind(self, input_ids, [self.mask_token_id] * (count - 1))
 
     def draft_chain(
