@@ -99,14 +99,12 @@ class Node:
     Attributes:
         token: its id.
         parent: index into the row's nodes, -1 for the text's last token.
-        column: where its entries stand in the cache, behind the longest row's end.
-        depth: 0 for a child of the text's last token.
+        columns: where the entries of its ancestors and its own stand in the cache, behind the longest row's end.
     """
 
     token: int
     parent: int
-    column: int
-    depth: int
+    columns: list[int]
 
 
 class Nodes:
@@ -135,29 +133,24 @@ class Nodes:
         depths = torch.zeros((len(tokens), columns), dtype=torch.long)
         sees[:, range(size), range(self.columns, columns)] = True  # padding sees itself: no empty softmax
         for row, (nodes, new, above) in enumerate(zip(self.rows, tokens, parents, strict=True)):
-            begin = len(nodes)
             for offset, (token, parent) in enumerate(zip(new.tolist(), above, strict=True)):
-                nodes.append(Node(token, parent, self.columns + offset, 0 if parent < 0 else nodes[parent].depth + 1))
-            for index, node in enumerate(nodes):
-                depths[row, node.column] = node.depth
-                while index >= begin and node.parent >= 0:
-                    node = nodes[node.parent]
-                    sees[row, index - begin, node.column] = True
+                ancestors = nodes[parent].columns if parent >= 0 else []
+                nodes.append(Node(token, parent, [*ancestors, self.columns + offset]))
+                sees[row, offset, ancestors] = True
+            for node in nodes:
+                depths[row, node.columns[-1]] = len(node.columns) - 1
         self.columns = columns
         return sees, depths
 
     def path(self, row: int, tokens: Sequence[int]) -> list[int]:
         """Columns of the nodes that `tokens`, in a row behind the text, have become."""
-        columns: list[int] = []
-        last = -1
+        nodes, last = self.rows[row], -1
         for token in tokens:
-            nodes = self.rows[row]
             match = next((i for i, node in enumerate(nodes) if node.parent == last and node.token == token), None)
             if match is None:
                 break
-            columns.append(nodes[match].column)
             last = match
-        return columns
+        return nodes[last].columns if last >= 0 else []
 
 
 def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:

@@ -14,17 +14,15 @@ from ..feature_reader import FeatureDrafting, FeatureModel, FeatureReader
 
 @dataclass
 class GuessedNode:
-    """A guessed token that some layers have read: those behind the one that guessed it.
+    """A guessed token that some layers have read, those behind the one that guessed it; or the text's last one, which all have.
 
     Attributes:
-        depth: 0 behind the text.
-        indices: among the nodes of each of these layers.
-        states: `(hidden,)`, what each made of it, with which the next one reads its children.
+        depth: 0 behind the text, -1 for its last token.
+        indices: among the nodes of each of these layers, -1 for the text's last token.
     """
 
     depth: int
     indices: dict[int, int] = field(default_factory=dict)
-    states: dict[int, Tensor] = field(default_factory=dict)
 
 
 class StepDrafting(FeatureDrafting):
@@ -50,40 +48,33 @@ class StepDrafting(FeatureDrafting):
         guesses = super().propose(prefixes)
         for reader in self.readers[1:]:
             reader.read(prefixes, 1)
-        self.nodes = [[] for _ in prefixes]
+        self.nodes = [[GuessedNode(-1, dict.fromkeys(range(len(self.readers)), -1))] for _ in prefixes]
         return guesses
 
     @torch.no_grad()
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
         """Read guessed tokens; as `Extend`."""
-        above = [
-            [nodes[parent] if parent >= 0 else None for parent in row] for nodes, row in zip(self.nodes, parents, strict=True)
-        ]
-        new = [[GuessedNode(0 if parent is None else parent.depth + 1) for parent in row] for row in above]
+        above = [[nodes[1 + parent] for parent in row] for nodes, row in zip(self.nodes, parents, strict=True)]
+        new = [[GuessedNode(parent.depth + 1) for parent in row] for row in above]
         logits: list[list[Tensor]] = [[torch.empty(0)] * len(row) for row in new]
         for layer, reader in enumerate(self.readers[1:], 1):
             # What stands deeper has no state of the layer before: no guess behind it needs this layer.
             chosen = [[index for index, node in enumerate(row) if node.depth < layer] for row in new]
             if not any(chosen):
                 continue
-            lengths = [len(nodes) for nodes in reader.nodes.rows]
-            before = [[self._state(row, above[row][index], layer - 1) for index in places] for row, places in enumerate(chosen)]
-            indices = [
-                [-1 if (parent := above[row][index]) is None else parent.indices[layer] for index in places]
-                for row, places in enumerate(chosen)
-            ]
-            made = reader.read_nodes([row[places] for row, places in zip(tokens, chosen, strict=True)], indices, before)
+            states, lengths = self.readers[layer - 1].states, [len(nodes) for nodes in reader.nodes.rows]
+            parent_nodes = [[above[row][index] for index in places] for row, places in enumerate(chosen)]
+            made = reader.read_nodes(
+                [row[places] for row, places in zip(tokens, chosen, strict=True)],
+                [[parent.indices[layer] for parent in row] for row in parent_nodes],
+                [[states[row][1 + parent.indices[layer - 1]] for parent in nodes] for row, nodes in enumerate(parent_nodes)],
+            )
             for row, places in enumerate(chosen):
                 for order, index in enumerate(places):
                     node = new[row][index]
                     node.indices[layer] = lengths[row] + order
-                    node.states[layer] = reader.states[row][1 + lengths[row] + order]
                     if node.depth + 1 == layer:
                         logits[row][index] = made[row][order]
         for nodes, more in zip(self.nodes, new, strict=True):
             nodes += more
         return [torch.stack(row) if row else tokens[0].new_zeros((0, 1)) for row in logits]
-
-    def _state(self, row: int, parent: GuessedNode | None, layer: int) -> Tensor:
-        """What a layer made of the token above."""
-        return self.readers[layer].states[row][0] if parent is None else parent.states[layer]
