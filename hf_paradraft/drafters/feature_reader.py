@@ -128,7 +128,7 @@ class FeatureReader:
         if self.cache is None:
             self._begin([0 if seen is None else seen.begin for seen in observations])
         for row, seen in enumerate(observations):
-            if seen is not None and seen.features and len(next(iter(seen.features.values()))):
+            if seen is not None and seen.features:
                 self.fused[row] = torch.cat([self.fused[row], self.model.fuse(seen.features)])
 
     @torch.no_grad()

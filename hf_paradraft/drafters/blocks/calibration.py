@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ...decoding.sampling import to_target
 from ...training.anchors import AnchorCollator
 from ...training.data import IGNORED
 from ...training.target_states import states_of
@@ -27,12 +28,8 @@ def calibration_error(chances: Tensor, came_true: Tensor) -> float:
         came_true: bool `(n,)`.
     """
     places = (chances * BINS).long().clamp(max=BINS - 1)
-    error = 0.0
-    for index in range(BINS):
-        here = places == index
-        if bool(here.any()):
-            error += float(here.float().mean()) * abs(float(chances[here].mean()) - float(came_true[here].float().mean()))
-    return error
+    sums = torch.zeros(BINS, dtype=torch.double).index_add(0, places, chances.double() - came_true.double())
+    return float(sums.abs().sum()) / len(chances)
 
 
 def temperatures(logits: Tensor, right: Tensor) -> list[float]:
@@ -69,8 +66,7 @@ def calibrate(drafter: Any, target: PreTrainedModel, samples: Dataset, num_ancho
         seen = torch.arange(batch["input_ids"].shape[1], device=drafter.device) < batch["lengths"][:, None]
         states = states_of(target, drafter.features, batch["input_ids"], seen)
         guesses = slots(drafter, batch, {key: values.to(drafter.dtype) for key, values in states.items()})
-        best = guesses["logits"].argmax(-1)
-        best = best if drafter.vocabulary is None else drafter.vocabulary.to(best.device)[best]
+        best = to_target(guesses["logits"].argmax(-1), drafter.vocabulary)
         whole = (batch["labels"] != IGNORED).all(-1)
         logits.append(guesses["confidence"][whole].float().cpu())
         right.append((best == batch["labels"])[whole].cpu())

@@ -40,7 +40,7 @@ class BlockDrafting(Drafting):
             self.masks = self.drafter.masks(self.begins)
             self.waiting = [[] for _ in observations]
         for waiting, seen in zip(self.waiting, observations, strict=True):
-            if seen is not None and seen.features and len(next(iter(seen.features.values()))):
+            if seen is not None and seen.features:
                 waiting.append(self.drafter.fuse(seen.features))
 
     @torch.no_grad()

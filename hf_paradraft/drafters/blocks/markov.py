@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import LongTensor, Tensor, nn
 
+from ...decoding.sampling import to_target
+
 
 class MarkovHead(nn.Module):
     """`bias(v | u) = W2[v] · e(u)` of rank `r`: which of two good continuations goes with the token that was chosen before.
@@ -87,6 +89,5 @@ class MarkovHead(nn.Module):
             state = torch.empty(0) if states is None else states[:, distance]
             bias, memory = self(token.to(self.before.weight.device), state, memory)
             rows.append(row + bias.to(row)[..., : row.shape[-1]])
-            best = rows[-1].max(-1).indices
-            token = best if vocabulary is None else vocabulary.to(best.device)[best]
+            token = to_target(rows[-1].max(-1).indices, vocabulary)
         return torch.stack(rows, dim=1)

@@ -174,20 +174,16 @@ class DFlashDrafter(FeatureDrafter):
             cache: grows by f.
         """
         cos, sin = turns(self.stack, context, positions)
+        norms_keys = self.block.layers.model_type in ("qwen3", GEMMA4)
         for index, layer in enumerate(self.stack.layers):
             attention = layer.self_attn
             shape = (*context.shape[:-1], -1, attention.head_dim)
             keys = attention.k_proj(context).view(shape)
             values = keys if attention.v_proj is None else attention.v_proj(context).view(shape)
             values = attention.v_norm(values) if self.block.layers.model_type == GEMMA4 else values
-            keys = (attention.k_norm(keys) if self.norms_keys else keys).transpose(1, 2)
+            keys = (attention.k_norm(keys) if norms_keys else keys).transpose(1, 2)
             _, keys = apply_rotary_pos_emb(keys, keys, cos, sin)
             cache.update(keys, values.transpose(1, 2), index)
-
-    @property
-    def norms_keys(self) -> bool:
-        """Whether its layers norm queries and keys, as Qwen3's and Gemma 4's."""
-        return self.block.layers.model_type in ("qwen3", GEMMA4)
 
     def masks(self, offsets: list[int]) -> StackMasks:
         """Masks for rows whose first slot holds these positions."""

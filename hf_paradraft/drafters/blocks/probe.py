@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding.features import Features
+from ...decoding.sampling import to_target
 from ...hardware import input_device
 
 logger = logging.get_logger(__name__)
@@ -31,8 +32,7 @@ def settle(drafter: Any, target: PreTrainedModel) -> None:
     # Said out loud, for the target's own generation config may say otherwise.
     options = {"do_sample": False, "num_beams": 1, "return_dict_in_generate": False, "pad_token_id": 0}
     ids = target.generate(begin, max_new_tokens=TOKENS, min_new_tokens=TOKENS, **options)
-    features = Features(target, drafter.needs(target))
-    with features:
+    with Features(target, drafter.needs(target)) as features:
         target(ids, use_cache=False)
         rows = dict(features.rows)
     right = {True: 0, False: 0}
@@ -41,8 +41,7 @@ def settle(drafter: Any, target: PreTrainedModel) -> None:
         given = {key: states[:, : length - 1] for key, states in rows.items()}
         for fill_in in right:
             drafter.block.fill_in = fill_in
-            guessed = drafter.draft_logits(ids[:, :length], given, 2)[0].argmax(-1)
-            guessed = guessed if drafter.vocabulary is None else drafter.vocabulary.to(guessed.device)[guessed]
+            guessed = to_target(drafter.draft_logits(ids[:, :length], given, 2)[0].argmax(-1), drafter.vocabulary)
             right[fill_in] += int((guessed.to(ids.device) == ids[0, length : length + 2]).sum())
     drafter.block.fill_in = right[True] > right[False]
     drafter.block.assumed = drafter.block.fill_in if right[True] == right[False] else None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
-from torch import LongTensor, Tensor
+from torch import Tensor
 from transformers import TrainingArguments
 
 from ...training.data import IGNORED
@@ -20,19 +19,6 @@ from .config import Style
 from .model import ParallelSpecDrafter
 
 Loss = Literal["ce", "tv"]
-
-
-def text_states(states: TargetStates, inputs: dict[str, Tensor]) -> dict[Any, Tensor]:
-    """The target's states of a batch's texts: their rows, of depth 0, come first."""
-    text = inputs["depths"] == 0
-    return states(inputs["input_ids"][:, text.any(0)], text.sum(1))
-
-
-def before_each(states: Tensor, rows: LongTensor, dtype: torch.dtype) -> Tensor:
-    """`(B, R, hidden)`: beside each token of a text the state at the token before; nothing beside the first, and masks."""
-    features = torch.zeros((*rows.shape, states.shape[-1]), device=states.device, dtype=dtype)
-    features[:, 1 : states.shape[1]] = states[:, :-1].to(dtype)
-    return features
 
 
 class ParallelSpecTrainer(RowTrainer):
@@ -68,9 +54,12 @@ class ParallelSpecTrainer(RowTrainer):
         drafter: ParallelSpecDrafter = self.model
         states = features = None
         if drafter.reads_features or self.loss == "tv":
-            states = text_states(self.states, inputs)
+            text = inputs["depths"] == 0  # whose rows come first
+            states = self.states(inputs["input_ids"][:, text.any(0)], text.sum(1))
         if drafter.reads_features:
-            features = before_each(states["normed"], inputs["input_ids"], drafter.dtype)
+            # Beside each token of a text the state at the token before; nothing beside the first, and masks.
+            masks = inputs["input_ids"].shape[1] - states["normed"].shape[1]
+            features = F.pad(states["normed"][:, :-1].to(drafter.dtype), (0, 0, 1, masks))
         logits, guessed = model(**inputs, columns=columns, features=features)
         losses = cross_entropy(logits, labels)
         if states is not None:
