@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import LongTensor, Tensor
+from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 
 from ..decoding.cache import RaggedCache
@@ -103,7 +104,6 @@ class FeatureReader:
         self.num_slots = self.compiled_width and max_length + self.compiled_width * (1 + self.width)
         self.cache: RaggedCache | None = None
         self.starts: list[int] = []  # of each row, the first token that is read
-        self.lengths: list[int] = []  # of each row, the tokens before this one have been read
         self.fused: list[Tensor] = []  # of each row, what is kept of the tokens from `lengths - 1` on
         self.nodes = Nodes(0)
         self.states: list[list[Tensor]] = []  # of each row, of its last token and of its nodes
@@ -112,7 +112,6 @@ class FeatureReader:
         """Set up for rows whose features begin at these tokens."""
         model, stack = self.model, self.model.stack
         self.starts = [0 if begin == 0 and model.reads_first else begin + 1 for begin in begins]
-        self.lengths = list(self.starts)
         self.fused = [model.nothing(1 if start == 0 else 0) for start in self.starts]
         self.cache = RaggedCache(plain_cache(stack, self.num_slots), len(begins), 0)
         windows = attention_windows(stack)
@@ -152,22 +151,23 @@ class FeatureReader:
         self.nodes = Nodes(len(prefixes))
         rows = [prefix.ids[0].to(model.stack.device) for prefix in prefixes]
         self._forget([min(prefix.kept, len(ids)) for prefix, ids in zip(prefixes, rows, strict=True)])
+        new = [ids[length:] for ids, length in zip(rows, self.lengths, strict=True)]
         if not model.reads_features:
-            self.fused = [model.nothing(len(ids) - length) for ids, length in zip(rows, self.lengths, strict=True)]
-        ready = [
-            length < len(ids) and len(fused) >= len(ids) - length
-            for ids, length, fused in zip(rows, self.lengths, self.fused, strict=True)
-        ]
-        new = [ids[length:] if fits else ids[:0] for ids, length, fits in zip(rows, self.lengths, ready, strict=True)]
-        if not any(ready):
+            self.fused = [model.nothing(len(ids)) for ids in new]
+        new = [ids if len(fused) >= len(ids) else ids[:0] for ids, fused in zip(new, self.fused, strict=True)]
+        if not any(map(len, new)):
             return [None] * len(rows)
-        for begin in range(0, max(map(len, new)) - PIECE, PIECE):
-            # All but the last piece of each row; what is left of the longest fits one.
-            self._run([ids[begin : begin + PIECE] if len(ids) > begin + PIECE else ids[:0] for ids in new], 0)
-        read = [max(0, (len(ids) - 1) // PIECE) * PIECE for ids in new]
-        rooms = [min(count, prefix.room) for prefix in prefixes]
-        logits = self._run([ids[done:] for ids, done in zip(new, read, strict=True)], count, rooms)
-        return [row_logits if fits else None for row_logits, fits in zip(logits, ready, strict=True)]
+        while max(map(len, new)) > PIECE:  # all but the last piece of each row
+            pieces = [ids[:PIECE] if len(ids) > PIECE else ids[:0] for ids in new]
+            self._run(pieces, 0, [0] * len(rows))
+            new = [ids[len(piece) :] for ids, piece in zip(new, pieces, strict=True)]
+        logits = self._run(new, count, [min(count, prefix.room) for prefix in prefixes])
+        return [row_logits if len(ids) else None for row_logits, ids in zip(logits, new, strict=True)]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of each row: the tokens before this one have been read."""
+        return [start + count for start, count in zip(self.starts, self.cache.lengths, strict=True)]
 
     def _forget(self, lengths: list[int]) -> None:
         """Drop what was read behind so many tokens; their features went with them."""
@@ -176,27 +176,23 @@ class FeatureReader:
         ]
         if any(dropped):
             self.cache.forget(dropped)
-            self.lengths = [length - count for length, count in zip(self.lengths, dropped, strict=True)]
             self.fused = [fused[:0] if count else fused for fused, count in zip(self.fused, dropped, strict=True)]
 
-    def _run(self, rows: list[LongTensor], count: int, rooms: Sequence[int] = ()) -> Tensor:
+    def _run(self, rows: list[LongTensor], count: int, rooms: list[int]) -> Tensor:
         """Read `rows`, each the next tokens of its text, and `count - 1` masks behind; logits `(B, count, V')`.
 
         Args:
             rows: int64 `(m,)` each.
             count: K.
-            rooms: of each row, the guesses that are wanted; default: none.
+            rooms: of each row, the guesses that are wanted.
         """
         model, longest = self.model, max(map(len, rows))
         compiled = longest <= self.compiled_width and self.cache.end > 0
         longest = self.compiled_width if compiled else longest
         padding = torch.tensor([longest - len(ids) for ids in rows])[:, None]
-        ids = torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0)) for row in rows])
+        ids = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
         fused = torch.stack(
-            [
-                torch.nn.functional.pad(features[: len(row)], (0, 0, longest - len(row), 0))
-                for row, features in zip(rows, self.fused, strict=True)
-            ]
+            [pad(features[: len(row)], (0, 0, longest - len(row), 0)) for row, features in zip(rows, self.fused, strict=True)]
         )
         inputs = model.text(ids, fused)
         if count > 1:
@@ -207,12 +203,11 @@ class FeatureReader:
         # What nobody reads, masks beyond a row's own room and padding, stays where the model may have a position.
         lasts = [
             length + len(row) - 1 + max(0, room - 1) - model.shift
-            for length, row, room in zip(self.lengths, rows, rooms or [0] * len(rows), strict=True)
+            for length, row, room in zip(self.lengths, rows, rooms, strict=True)
         ]
         positions = positions.minimum(positions.new_tensor(lasts)[:, None]).clamp(min=0)
         logits, states = self._forward(compiled, inputs, mask, positions, max(1, count))
         self.cache.keep([list(range(longest - len(row), longest)) for row in rows], size)
-        self.lengths = [length + len(row) for length, row in zip(self.lengths, rows, strict=True)]
         self.fused = [features[len(row) :] for features, row in zip(self.fused, rows, strict=True)]
         self.states = [[state] for state in states[:, -max(1, count)]]
         if self.follower is not None:  # reads each token with what this reader made of the one before
