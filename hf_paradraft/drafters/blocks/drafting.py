@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...decoding.cache import RaggedCache
 from ...protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
@@ -29,7 +30,7 @@ class BlockDrafting(Drafting):
         self.cache: RaggedCache | None = None
         self.masks: StackMasks
         self.begins: list[int] = []  # of each row, the first token with features
-        self.waiting: list[list[Tensor]] = []  # of each row, context features that are not in the cache yet
+        self.waiting: list[Tensor] = []  # of each row, context features `(f, hidden)` that are not in the cache yet
 
     @torch.no_grad()
     def observe(self, observations: list[Observation | None]) -> None:
@@ -38,10 +39,11 @@ class BlockDrafting(Drafting):
             self.begins = [0 if seen is None else seen.begin for seen in observations]
             self.cache = RaggedCache(plain_cache(self.drafter.stack, self.num_slots), len(observations), 0)
             self.masks = self.drafter.masks(self.begins)
-            self.waiting = [[] for _ in observations]
-        for waiting, seen in zip(self.waiting, observations, strict=True):
+            nothing = torch.zeros((0, self.drafter.hidden_size), dtype=self.drafter.dtype, device=self.drafter.device)
+            self.waiting = [nothing] * len(observations)
+        for row, seen in enumerate(observations):
             if seen is not None and seen.features:
-                waiting.append(self.drafter.fuse(seen.features))
+                self.waiting[row] = torch.cat([self.waiting[row], self.drafter.fuse(seen.features)])
 
     @torch.no_grad()
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
@@ -65,19 +67,15 @@ class BlockDrafting(Drafting):
 
     def _inject(self) -> None:
         """Put what is waiting into the cache."""
-        drafter, new = self.drafter, [torch.cat(rows) if rows else None for rows in self.waiting]
-        counts = [0 if rows is None else len(rows) for rows in new]
+        drafter, counts = self.drafter, [len(rows) for rows in self.waiting]
         if not any(counts):
             return
         compiled = self.cache.end > 0 and max(counts) <= self.compiled_width
         size, inject = (self.compiled_width, compiled_method(drafter.inject)) if compiled else (max(counts), drafter.inject)
-        context = torch.zeros((len(new), size, drafter.hidden_size), dtype=drafter.dtype, device=drafter.device)
-        for row, rows in enumerate(new):
-            if rows is not None:
-                context[row, : len(rows)] = rows
+        context = torch.stack([pad(rows, (0, 0, 0, size - len(rows))) for rows in self.waiting])
         firsts = torch.tensor([begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)])
         positions = firsts[:, None] + torch.arange(size)
         make_room(self.cache, size)
         inject(context, positions.to(drafter.device), self.cache.cache)
         self.cache.keep([list(range(count)) for count in counts], size)
-        self.waiting = [[] for _ in new]
+        self.waiting = [rows[:0] for rows in self.waiting]

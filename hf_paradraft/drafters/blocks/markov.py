@@ -62,18 +62,13 @@ class MarkovHead(nn.Module):
         if self.kind != "rnn":
             return self(tokens, states)[0]
         memory, biases = None, []
-        for distance in range(tokens.shape[-1]):
-            bias, memory = self(tokens[..., distance], states[..., distance, :], memory)
+        for token, state in zip(tokens.unbind(-1), states.unbind(-2), strict=True):
+            bias, memory = self(token, state, memory)
             biases.append(bias)
         return torch.stack(biases, dim=-2)
 
     def chain(
-        self,
-        logits: Tensor,
-        last: LongTensor,
-        vocabulary: LongTensor | None,
-        states: Tensor | None = None,
-        memory: Tensor | None = None,
+        self, logits: Tensor, last: LongTensor, vocabulary: LongTensor | None, states: Tensor, memory: Tensor | None
     ) -> Tensor:
         """Logits `(B, K, V')`, with the bias of the most probable token before each.
 
@@ -81,12 +76,11 @@ class MarkovHead(nn.Module):
             logits: `(B, K, V')`.
             last: int64 `(B,)`, known tokens.
             vocabulary: int64 `(V',)`, or None.
-            states: `(B, K, d)`, of the rows that guess; `vanilla` wants none.
-            memory: `(B, r)` of the `rnn`, before the first guess.
+            states: `(B, K, d)`, of the rows that guess.
+            memory: `(B, r)` of the `rnn`, before the first guess; None: nothing yet.
         """
         rows, token = [], last
-        for distance, row in enumerate(logits.unbind(1)):
-            state = torch.empty(0) if states is None else states[:, distance]
+        for row, state in zip(logits.unbind(1), states.unbind(1), strict=True):
             bias, memory = self(token.to(self.before.weight.device), state, memory)
             rows.append(row + bias.to(row)[..., : row.shape[-1]])
             token = to_target(rows[-1].max(-1).indices, vocabulary)

@@ -158,10 +158,10 @@ class MtpDrafter(FeatureDrafter):
         return cls._made(config, brought, tensors)
 
     @classmethod
-    def _made(cls, config: PreTrainedConfig, brought: MtpTensors, tensors: dict[str, Tensor], **options: Any) -> MtpDrafter:
-        described = MtpConfig(config, len(brought.layers), brought.layout.hidden_first, layout=brought.layout.name)
-        for name, value in options.items():
-            setattr(described, name, value)
+    def _made(
+        cls, config: PreTrainedConfig, brought: MtpTensors, tensors: dict[str, Tensor], num_draft_tokens: int | None = None
+    ) -> MtpDrafter:
+        described = MtpConfig(config, len(brought.layers), brought.layout.hidden_first, num_draft_tokens, brought.layout.name)
         weights = [{ours: tensors[theirs] for ours, theirs in layer.items()} for layer in brought.layers]
         return cls(described, weights)
 
@@ -194,7 +194,7 @@ class MtpDrafter(FeatureDrafter):
         described, tensors = mtp_config(read_config(folder)), weights_in(folder)
         if (brought := mtp_tensors(tensors, described.target.num_hidden_layers)) is None:
             raise OSError(f"{folder} holds no MTP layer: download it again.")
-        drafter = cls._made(described.target, brought, tensors, num_draft_tokens=described.num_draft_tokens)
+        drafter = cls._made(described.target, brought, tensors, described.num_draft_tokens)
         if (offsets := tensors.get("d2t")) is not None:
             drafter.vocabulary = vocabulary_of(offsets, tensors.get("t2d"), described.target.vocab_size)
         return drafter
