@@ -38,8 +38,10 @@ def make_room(cache: RaggedCache, count: int) -> None:
             longer.cumulative_length.copy_(layer.cumulative_length)
 
 
-def compiled_method(method: Any) -> Any:
-    """A drafter's method, compiled as the target's forward is; its first argument is a tensor, and what it gives is copied."""
+def compiled_method(method: Any, compiled: bool) -> Any:
+    """A drafter's method, if wanted compiled as the target's forward is: its first argument is a tensor, its output is copied."""
+    if not compiled:
+        return method
 
     def forward(*inputs: Any) -> Any:
         outputs = compiled_on(inputs[0].device.type, method.__func__)(method.__self__, *inputs)

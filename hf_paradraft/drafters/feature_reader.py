@@ -206,7 +206,8 @@ class FeatureReader:
             for length, row, room in zip(self.lengths, rows, rooms, strict=True)
         ]
         positions = positions.minimum(positions.new_tensor(lasts)[:, None]).clamp(min=0)
-        logits, states = self._forward(compiled, inputs, mask, positions, max(1, count))
+        forward = compiled_method(model.forward_rows, compiled)
+        logits, states = forward(inputs, mask, positions, self.cache.cache, max(1, count))
         self.cache.keep([list(range(longest - len(row), longest)) for row in rows], size)
         self.fused = [features[len(row) :] for features, row in zip(self.fused, rows, strict=True)]
         self.states = [[state] for state in states[:, -max(1, count)]]
@@ -214,12 +215,6 @@ class FeatureReader:
             new = [read[len(read) - len(ids) :] for ids, read in zip(rows, states, strict=True)]
             self.follower.fused = [torch.cat(both) for both in zip(self.follower.fused, new, strict=True)]
         return logits
-
-    def _forward(
-        self, compiled: bool, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, count: int
-    ) -> tuple[Tensor, Tensor]:
-        forward = compiled_method(self.model.forward_rows) if compiled else self.model.forward_rows
-        return forward(inputs, mask, positions, self.cache.cache, count)
 
     @torch.no_grad()
     def read_nodes(
@@ -243,7 +238,8 @@ class FeatureReader:
             if above:
                 before[row, : len(new)] = torch.stack([*above])
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
-        logits, made = self._forward(size == self.width, self.model.text(ids, before), mask, positions, size)
+        forward = compiled_method(self.model.forward_rows, size == self.width)
+        logits, made = forward(self.model.text(ids, before), mask, positions, self.cache.cache, size)
         for row, new in enumerate(tokens):
             self.states[row] += list(made[row, : len(new)])
         return [read[: len(new)] for read, new in zip(logits, tokens, strict=True)]

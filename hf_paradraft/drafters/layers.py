@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import BoolTensor, LongTensor, Tensor, nn
+from torch import LongTensor, Tensor, nn
 from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextScaledWordEmbedding
@@ -159,8 +159,8 @@ def behind_attention(layer: nn.Module, states: Tensor, attended: Tensor) -> Tens
     return (states + layer.post_feedforward_layernorm(inner)) * layer.layer_scalar
 
 
-class StackMasks:
-    """Masks over a ragged cache whose slot `s` holds position `offsets[row] + s`.
+class StackMasks(TreeAttention):
+    """Masks over a ragged cache whose slot `s` holds position `offsets[row] + s`; always explicit.
 
     Args:
         windows: by the kind of layer, as from `attention_windows`.
@@ -170,16 +170,5 @@ class StackMasks:
 
     def __init__(self, windows: dict[str, int | None], offsets: list[int], dtype: torch.dtype, device: torch.device):
         nothing = torch.ones((len(offsets), 0), dtype=torch.bool, device=device)
-        last = torch.tensor(offsets, device=device) - 1
-        self.by_kind = {kind: TreeAttention({kind: window}, nothing, last, dtype) for kind, window in windows.items()}
-        for attention in self.by_kind.values():
-            attention.sees_all = False  # explicit masks always: a stack makes its own where it gets none
-
-    def inputs(
-        self, lengths: list[int], sees: BoolTensor | dict[str, BoolTensor], depths: LongTensor, num_slots: int | None = None
-    ) -> tuple[Tensor | dict[str, Tensor], LongTensor]:
-        """As `TreeAttention.inputs`; `sees` may differ from one kind of layer to the other."""
-        masks: dict[str, Tensor] = {}
-        for kind, attention in self.by_kind.items():
-            masks[kind], positions = attention.inputs(lengths, sees[kind] if isinstance(sees, dict) else sees, depths, num_slots)
-        return (masks.popitem()[1] if len(masks) == 1 else masks), positions
+        super().__init__(windows, nothing, torch.tensor(offsets, device=device) - 1, dtype)
+        self.sees_all = False  # a stack makes masks of its own where it gets none

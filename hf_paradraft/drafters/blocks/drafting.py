@@ -28,7 +28,7 @@ class BlockDrafting(Drafting):
         self.compiled_width = config.compiled_width  # tokens a compiled round reads; 0: none
         self.num_slots = self.compiled_width and max_length + self.compiled_width + drafter.block.block_size
         self.cache: RaggedCache | None = None
-        self.masks: StackMasks
+        self.masks: dict[str, StackMasks] = {}
         self.begins: list[int] = []  # of each row, the first token with features
         self.waiting: list[Tensor] = []  # of each row, context features `(f, hidden)` that are not in the cache yet
 
@@ -71,11 +71,11 @@ class BlockDrafting(Drafting):
         if not any(counts):
             return
         compiled = self.cache.end > 0 and max(counts) <= self.compiled_width
-        size, inject = (self.compiled_width, compiled_method(drafter.inject)) if compiled else (max(counts), drafter.inject)
+        size = self.compiled_width if compiled else max(counts)
         context = torch.stack([pad(rows, (0, 0, 0, size - len(rows))) for rows in self.waiting])
         firsts = torch.tensor([begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)])
         positions = firsts[:, None] + torch.arange(size)
         make_room(self.cache, size)
-        inject(context, positions.to(drafter.device), self.cache.cache)
+        compiled_method(drafter.inject, compiled)(context, positions.to(drafter.device), self.cache.cache)
         self.cache.keep([list(range(count)) for count in counts], size)
         self.waiting = [rows[:0] for rows in self.waiting]

@@ -185,12 +185,12 @@ class DFlashDrafter(FeatureDrafter):
             _, keys = apply_rotary_pos_emb(keys, keys, cos, sin)
             cache.update(keys, values.transpose(1, 2), index)
 
-    def masks(self, offsets: list[int]) -> StackMasks:
-        """Masks for rows whose first slot holds these positions."""
+    def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
+        """Masks by the kind of layer, for rows whose first slot holds these positions."""
         windows = dict.fromkeys(self.windows) if self.block.window_from_anchor else self.windows
-        return StackMasks(windows, offsets, self.dtype, self.device)
+        return {kind: StackMasks({kind: window}, offsets, self.dtype, self.device) for kind, window in windows.items()}
 
-    def fill(self, anchors: LongTensor, masks: StackMasks, cache: RaggedCache, compiled: bool = False) -> Tensor:
+    def fill(self, anchors: LongTensor, masks: dict[str, StackMasks], cache: RaggedCache, compiled: bool = False) -> Tensor:
         """Normed states `(B, block size, hidden)` of blocks.
 
         Args:
@@ -205,16 +205,18 @@ class DFlashDrafter(FeatureDrafter):
         ids[:, 0] = anchors
         depths = torch.arange(size).expand(len(anchors), -1)
         everything = torch.ones((len(anchors), size, size), dtype=torch.bool)
-        sees = {kind: everything.tril() if kind in self.block.causal else everything for kind in masks.by_kind}
-        mask, positions = masks.inputs(lengths, sees, depths, cache.num_slots)
-        if self.block.window_from_anchor and (window := self.windows.get("sliding_attention")) is not None:
-            sliding = mask["sliding_attention"] if isinstance(mask, dict) else mask
-            begins = torch.tensor(lengths, device=self.device)[:, None] - window
-            before = torch.arange(sliding.shape[-1], device=self.device) < begins
-            sliding = sliding.masked_fill(before[:, None, None], torch.finfo(self.dtype).min)
-            mask = {**mask, "sliding_attention": sliding} if isinstance(mask, dict) else sliding
-        forward = compiled_method(self.forward_block) if compiled and cache.end else self.forward_block
-        return forward(ids, mask, positions, cache.cache)
+        by_kind: dict[str, Tensor] = {}
+        mask: Any
+        for kind, attention in masks.items():
+            sees = everything.tril() if kind in self.block.causal else everything
+            mask, positions = attention.inputs(lengths, sees, depths, cache.num_slots)
+            if self.block.window_from_anchor and (window := self.windows[kind]) is not None:
+                begins = torch.tensor(lengths, device=self.device)[:, None] - window
+                before = torch.arange(mask.shape[-1], device=self.device) < begins
+                mask = mask.masked_fill(before[:, None, None], torch.finfo(self.dtype).min)
+            by_kind[kind] = mask
+        forward = compiled_method(self.forward_block, compiled and cache.end > 0)
+        return forward(ids, mask if len(by_kind) == 1 else by_kind, positions, cache.cache)
 
     def forward_block(self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
         """Normed states `(B, block size, hidden)` of tokens; the rest as for `run`."""
