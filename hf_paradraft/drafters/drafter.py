@@ -257,12 +257,10 @@ def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
         shared: what the pair has of its own; given where it is made, and again where that has changed.
     """
     pairs = _pairs.setdefault(drafter, weakref.WeakKeyDictionary())
-    if shared or target not in pairs:
-        view = pairs.get(target)
-        if view is None or any(getattr(view, name) != value for name, value in shared.items()):
-            pairs[target] = view = copy.copy(drafter if view is None else view)
-            view.__dict__.update(shared)
-    view = pairs[target]
+    view = pairs.get(target)
+    if view is None or any(getattr(view, name) != value for name, value in shared.items()):
+        pairs[target] = view = copy.copy(drafter if view is None else view)
+        view.__dict__.update(shared)
     view.__dict__["speculation_config"] = drafter.speculation_config
     return view
 

@@ -132,7 +132,7 @@ class LmReader:
         Returns:
             Logits `(B, k, V')`, k being at most K, or all of a compiled drafter; None where the context is too short for any.
         """
-        rows = [prefix.ids[0].to(self.model.device) for prefix in prefixes]
+        rows = [self._readable(prefix.ids[0]) for prefix in prefixes]
         count = len(self.masks) + 1 if self.compiled_width else min(count, len(self.masks) + 1)
         self.begins = self.begins or [0] * len(rows)
         self.forget([min(prefix.kept, len(ids) - 1) for prefix, ids in zip(prefixes, rows, strict=True)])
@@ -160,16 +160,21 @@ class LmReader:
         Returns:
             For each row logits `(n, V')` behind its tokens.
         """
+        tokens = [self._readable(new) for new in tokens]
         sees, depths = self.nodes.add(tokens, parents)
-        vocab_size = self.model.get_input_embeddings().num_embeddings
         fed = torch.full((len(tokens), sees.shape[1]), self.unknown, device=self.model.device)
         for row, new in enumerate(tokens):
-            fed[row, : len(new)] = new.to(fed.device).where(new.to(fed.device) < vocab_size, self.unknown)
+            fed[row, : len(new)] = new
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
         if self.context is not None:
             positions = positions.clamp(max=self.context - 1)
-        logits = self._forward(self.cache.cache, 0, input_ids=fed, attention_mask=mask, position_ids=positions)
+        logits = self._forward(fed, mask, positions, 0)
         return [read[: len(new)] for read, new in zip(logits, tokens, strict=True)]
+
+    def _readable(self, ids: LongTensor) -> LongTensor:
+        """Ids on the model's device, those that it has no embedding of as `unknown`."""
+        ids = ids.to(self.model.device)
+        return ids.where(ids < self.model.get_input_embeddings().num_embeddings, self.unknown)
 
     def _keep_nodes(self, rows: list[LongTensor]) -> None:
         """Of the nodes that were read, those that became text stay; the others go."""
@@ -212,16 +217,16 @@ class LmReader:
 
     def _fed(self, rows: list[LongTensor], masks: list[int], longest: int) -> tuple[LongTensor, LongTensor]:
         """The rows' ids `(B, longest + K - 1)`, padded on the left, with masks behind; and how long each row's padding is."""
-        vocab_size = self.model.get_input_embeddings().num_embeddings
         fed = rows[0].new_full((len(rows), longest + len(masks)), self.unknown)
         fed[:, longest:] = fed.new_tensor(masks)
         for index, ids in enumerate(rows):
-            fed[index, longest - len(ids) : longest] = ids.where(ids < vocab_size, self.unknown)
+            fed[index, longest - len(ids) : longest] = ids
         return fed, torch.tensor([longest - len(ids) for ids in rows], device=fed.device)[:, None]
 
-    def _forward(self, cache: Cache, count: int, compiled: bool = False, **inputs: Any) -> Tensor:
+    def _forward(self, ids: LongTensor, mask: Any, positions: LongTensor, count: int, compiled: bool = False) -> Tensor:
         forward = compiled_forward(self.model) if compiled else self.model
-        return forward(past_key_values=cache, use_cache=True, logits_to_keep=count, **inputs).logits
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": self.cache.cache}
+        return forward(**inputs, use_cache=True, logits_to_keep=count).logits
 
     def _read_compiled(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
         """For models that take no explicit masks; logits `(1, K, V')`."""
@@ -242,13 +247,8 @@ class LmReader:
         cache = plain_cache(self.model, self.max_length + 2 * self.compiled_width if self.compiled_width else 0)
         self.cache = RaggedCache(cache, len(rows), length)
         self.attention = TreeAttention(self.windows, seen[:, :length], length - 1 - padding[:, 0], self.model.dtype)
-        logits = self._forward(
-            cache,
-            len(masks) + 1,
-            input_ids=fed,
-            attention_mask=None if bool(seen.all()) else seen.long(),
-            position_ids=(slots - padding).clamp(min=0),
-        )
+        mask = None if bool(seen.all()) else seen.long()
+        logits = self._forward(fed, mask, (slots - padding).clamp(min=0), len(masks) + 1)
         self.cache.keep([[]] * len(rows), len(masks))
         return logits
 
@@ -260,9 +260,7 @@ class LmReader:
         size = fed.shape[1]
         make_room(self.cache, size)
         mask, positions = self.attention.inputs(self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots)
-        logits = self._forward(
-            self.cache.cache, len(masks) + 1, compiled, input_ids=fed, attention_mask=mask, position_ids=positions
-        )
+        logits = self._forward(fed, mask, positions, len(masks) + 1, compiled)
         longest = size - len(masks)
         self.cache.keep([list(range(longest - len(ids), longest)) for ids in rows], size)
         return logits
