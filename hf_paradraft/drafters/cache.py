@@ -1,6 +1,6 @@
 """A drafter's own cache: every layer keeps every token, and behind the text stand guessed tokens, each seeing its path."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,6 +14,7 @@ from transformers.cache_utils import StaticLayer
 from ..decoding.cache import SLOTS, RaggedCache, empty_cache, static_cache, use_plain_layers
 from ..decoding.compiled import compiled_on
 from ..hardware import input_device
+from ..protocol import GuessedLogits, Prefix
 
 
 def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
@@ -48,6 +49,21 @@ def compiled_method(method: Any, compiled: bool) -> Any:
         return tree_map_only(Tensor, Tensor.clone, outputs)
 
     return forward
+
+
+def guesses_of(logits: Iterable[Tensor | None], prefixes: Sequence[Prefix], **options: Any) -> list[GuessedLogits]:
+    """Guesses behind each prefix, as many as there is room for; none where it has no logits.
+
+    Args:
+        logits: `(K, V')` of each.
+        prefixes: of the rows.
+        options: further fields of the guesses.
+    """
+    nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
+    return [
+        nothing if row is None else GuessedLogits(row[: prefix.room], **options)
+        for row, prefix in zip(logits, prefixes, strict=True)
+    ]
 
 
 _continues: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()

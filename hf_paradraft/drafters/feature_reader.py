@@ -21,7 +21,7 @@ from ..decoding.sampling import to_target
 from ..decoding.tree_attention import attention_windows
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from .cache import Nodes, compiled_method, make_room, plain_cache, ragged_rows
+from .cache import Nodes, compiled_method, guesses_of, make_room, plain_cache, ragged_rows
 from .layers import StackMasks, run
 
 PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
@@ -32,12 +32,13 @@ class FeatureModel(ABC):
 
     Attributes:
         stack: the transformer.
-        reads_first: whether the text's first token is read, with nothing before it; else rows begin with the second one.
+        shift: how much earlier a row stands than its token: 0 where the text's first token is read, with nothing before it; 1
+            where rows begin with the second one.
         reads_features: whether it needs any.
     """
 
     stack: PreTrainedModel
-    reads_first: bool = True
+    shift: int = 0
     reads_features: bool = True
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
@@ -77,11 +78,6 @@ class FeatureModel(ABC):
         width = self.stack.config.hidden_size if self.reads_features else 0
         return torch.zeros((size, width), device=self.stack.device, dtype=self.stack.dtype)
 
-    @property
-    def shift(self) -> int:
-        """How much earlier a row stands than its token."""
-        return 0 if self.reads_first else 1
-
 
 class FeatureReader:
     """One call's reading.
@@ -111,12 +107,11 @@ class FeatureReader:
     def _begin(self, begins: Sequence[int]) -> None:
         """Set up for rows whose features begin at these tokens."""
         model, stack = self.model, self.model.stack
-        self.starts = [0 if begin == 0 and model.reads_first else begin + 1 for begin in begins]
+        self.starts = [0 if begin == 0 and model.shift == 0 else begin + 1 for begin in begins]
         self.fused = [model.nothing(1 if start == 0 else 0) for start in self.starts]
         self.cache = RaggedCache(plain_cache(stack, self.num_slots), len(begins), 0)
-        windows = attention_windows(stack)
         offsets = [start - model.shift for start in self.starts]
-        self.attention = StackMasks(windows or {}, offsets, stack.dtype, stack.device)
+        self.attention = StackMasks(attention_windows(stack) or {}, offsets, stack.dtype, stack.device)
         if self.follower is not None:
             self.follower._begin(self.starts)
 
@@ -277,11 +272,7 @@ class FeatureDrafting(Drafting):
         most = self.reader.compiled_width - 1 if self.reader.compiled_width else max(prefix.room for prefix in prefixes)
         logits = self.reader.read(prefixes, 1 if self.extends else most)
         extend = self.extend if self.extends else None
-        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
-        return [
-            nothing if row is None else GuessedLogits(row[: prefix.room], self.vocabulary, extend=extend)
-            for row, prefix in zip(logits, prefixes, strict=True)
-        ]
+        return guesses_of(logits, prefixes, vocabulary=self.vocabulary, extend=extend)
 
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
         """Read guessed tokens; as `Extend`."""

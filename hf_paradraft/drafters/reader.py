@@ -24,7 +24,7 @@ from ..decoding.cache import (
 from ..decoding.compiled import compiled_forward
 from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
 from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
-from .cache import Nodes, check_continues, make_room, plain_cache, ragged_rows
+from .cache import Nodes, check_continues, guesses_of, make_room, plain_cache, ragged_rows
 
 
 def check_drafts(model: PreTrainedModel) -> None:
@@ -293,8 +293,4 @@ class MaskDrafting(Drafting):
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Logits for what follows each row; none where the drafter's context is too short."""
         logits = self.reader.read(prefixes, max(prefix.room for prefix in prefixes))
-        if logits is None:
-            return [GuessedLogits(prefix.ids.new_zeros((0, 1)).float()) for prefix in prefixes]
-        return [
-            GuessedLogits(row[: prefix.room], vocabulary=self.vocabulary) for row, prefix in zip(logits, prefixes, strict=True)
-        ]
+        return guesses_of([None] * len(prefixes) if logits is None else logits, prefixes, vocabulary=self.vocabulary)

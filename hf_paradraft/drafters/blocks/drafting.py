@@ -52,18 +52,18 @@ class BlockDrafting(Drafting):
         if self.cache is None:
             return [nothing] * len(prefixes)
         self._inject()
-        lengths = self.cache.lengths
+        ends = self._ends()
         anchors = torch.stack([prefix.ids[0, -1] for prefix in prefixes]).to(self.drafter.device)
         states = self.drafter.fill(anchors, self.masks, self.cache, self.compiled_width > 0)
         self.cache.keep([[]] * len(prefixes), states.shape[1])
-        ready = [
-            begin + length == prefix.ids.shape[1] - 1
-            for begin, length, prefix in zip(self.begins, lengths, prefixes, strict=True)
-        ]
         return [
-            self.drafter.guess(rows, anchor, prefix.room) if fits else nothing
-            for rows, anchor, fits, prefix in zip(states, anchors, ready, prefixes, strict=True)
+            self.drafter.guess(rows, anchor, prefix.room) if end == prefix.ids.shape[1] - 1 else nothing
+            for rows, anchor, end, prefix in zip(states, anchors, ends, prefixes, strict=True)
         ]
+
+    def _ends(self) -> list[int]:
+        """Of each row, how many tokens there are up to the last one whose features are in the cache."""
+        return [begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)]
 
     def _inject(self) -> None:
         """Put what is waiting into the cache."""
@@ -73,8 +73,7 @@ class BlockDrafting(Drafting):
         compiled = self.cache.end > 0 and max(counts) <= self.compiled_width
         size = self.compiled_width if compiled else max(counts)
         context = torch.stack([pad(rows, (0, 0, 0, size - len(rows))) for rows in self.waiting])
-        firsts = torch.tensor([begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)])
-        positions = firsts[:, None] + torch.arange(size)
+        positions = torch.tensor(self._ends())[:, None] + torch.arange(size)
         make_room(self.cache, size)
         compiled_method(drafter.inject, compiled)(context, positions.to(drafter.device), self.cache.cache)
         self.cache.keep([list(range(count)) for count in counts], size)

@@ -42,7 +42,7 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
     title = "EAGLE-3 drafter"
     known_as = (EAGLE3, PEAGLE)
     training_options = "Eagle3Training"
-    reads_first = False
+    shift = 1
 
     def __init__(
         self,

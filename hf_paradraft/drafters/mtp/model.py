@@ -71,7 +71,7 @@ class MtpStep(FeatureModel):
         layer: one of its.
     """
 
-    reads_first = False
+    shift = 1
 
     def __init__(self, drafter: MtpDrafter, layer: MtpLayer):
         self.drafter, self.layer, self.stack = drafter, layer, layer.stack
