@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..files import hub_name
-from ..hardware import fast_dtype
+from ..hardware import fast_dtype, trains_in_bf16
 from ..protocol.drafter import FeatureKey
 from .metrics import acceptance
 from .run import RunInputs, TrainingOptions, option
@@ -48,10 +48,8 @@ class TargetTraining(TrainingOptions):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Autocast to bf16 on GPUs and on CPUs with AMX; without it bf16 is slower over a thousand rows. Weights stay in fp32."""
-        gpu = torch.cuda.is_available()
-        fast = torch.cuda.is_bf16_supported() if gpu else torch.cpu._is_amx_tile_supported()
-        return {"bf16": True, "use_cpu": not gpu} if fast else {}
+        """Autocast to bf16 where that is faster. Weights stay in fp32."""
+        return {"bf16": True, "use_cpu": not torch.cuda.is_available()} if trains_in_bf16() else {}
 
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
         """The target, frozen, in the number format that this hardware is fast at."""
