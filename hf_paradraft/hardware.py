@@ -5,7 +5,6 @@ from time import perf_counter
 
 import torch
 
-
 FASTER = 0.8  # of the seconds in float32: less is worth another format
 
 
@@ -18,7 +17,7 @@ def fast_dtype() -> torch.dtype:
 
 @cache
 def trains_in_bf16() -> bool:
-    """Whether a thousand rows are multiplied faster in bfloat16 than in float32; a CPU with instructions for it is timed, once."""
+    """Whether a thousand rows are multiplied faster in bfloat16 than in float32; a CPU with such instructions is timed, once."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported()
     return fast_dtype() == torch.bfloat16 and _seconds(torch.bfloat16) < FASTER * _seconds(torch.float32)

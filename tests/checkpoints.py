@@ -94,14 +94,14 @@ def with_mtp(family, count=1):
     target.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    place = max(index for index, kind in enumerate(kinds) if kind == "full_attention")
+    host_layer = max(index for index, kind in enumerate(kinds) if kind == "full_attention")
     for number, layer in enumerate(layers.layers):
         prefix, names = published_names(family, number, config.num_hidden_layers)
         tensors |= {f"{theirs}.weight": getattr(layer, ours).weight.clone() for ours, theirs in names.items()}
         host = copy.deepcopy(target)  # saves the layer's own tensors by the names that checkpoints have
-        host.model.layers[place].load_state_dict(layer.mtp_block.state_dict())
+        host.model.layers[host_layer].load_state_dict(layer.mtp_block.state_dict())
         host.save_pretrained(folder.parent / "host")
-        before = f"model.layers.{place}."
+        before = f"model.layers.{host_layer}."
         tensors |= {
             prefix + name.removeprefix(before): tensor
             for name, tensor in load_file(folder.parent / "host" / "model.safetensors").items()

@@ -237,7 +237,7 @@ def _gemma4_layer(prefix, width=D, shared=True):
 
 def deepspec_gemma4(rank=4, shared=True, **config):
     options, _ = deepspec(rank)
-    options = {**{name: own for name, own in options.items() if name not in SIZES}, **G4, "attention_k_eq_v": shared}
+    options = {**{name: value for name, value in options.items() if name not in SIZES}, **G4, "attention_k_eq_v": shared}
     shapes = {"fc.weight": (D, 3 * D), "hidden_norm.weight": (D,), "norm.weight": (D,), **OWN}
     for index in range(2):
         shapes |= _gemma4_layer(f"layers.{index}", shared=shared)
@@ -250,7 +250,11 @@ def deepspec_gemma4(rank=4, shared=True, **config):
 
 def deepspec_gemma4_eagle():
     config, _ = deepspec_eagle()
-    config = {**{name: own for name, own in config.items() if name not in SIZES}, **G4, "architectures": ["Gemma4Eagle3Model"]}
+    config = {
+        **{name: value for name, value in config.items() if name not in SIZES},
+        **G4,
+        "architectures": ["Gemma4Eagle3Model"],
+    }
     shapes = {"fc.weight": (D, 5 * D), "norm.weight": (D,), "layers.0.hidden_norm.weight": (D,), **OWN}
     tensors = _fill({**shapes, **_gemma4_layer("layers.0", 2 * D)}, 3)
     return config, {**tensors, "layers.0.layer_scalar": torch.tensor([0.7])}

@@ -63,7 +63,7 @@ def listen(drafter, answer=None):
 
         def proposed(prefixes):
             guesses = propose(prefixes)
-            heard.extend(Heard(one.ids.clone(), one.room, guess) for one, guess in zip(prefixes, guesses, strict=True))
+            heard.extend(Heard(prefix.ids.clone(), prefix.room, guess) for prefix, guess in zip(prefixes, guesses, strict=True))
             return guesses if answer is None else answer(prefixes, guesses)
 
         drafting.propose = proposed

@@ -19,7 +19,7 @@ LENGTH = 12
 def features_of(drafter, length=LENGTH - 1):
     """The expected text's features, by the keys that the drafter asks for; further ones at random."""
     rows = EXPECTED["features"][:length].split(D, dim=-1)
-    return {key: rows[place % 3][None] + place // 3 for place, key in enumerate(drafter.features)}
+    return {key: rows[index % 3][None] + index // 3 for index, key in enumerate(drafter.features)}
 
 
 @torch.no_grad()
@@ -36,12 +36,15 @@ def guesses_of_a_call(drafter, target, ids, answers=None, **options):
     def by_turns(prefixes, guesses):
         if answers is None or len(heard) // len(prefixes) % 2:
             return guesses
-        return [pd.GuessedTokens(own[one.ids.shape[1] :][: one.room]) for one, own in zip(prefixes, answers, strict=True)]
+        return [
+            pd.GuessedTokens(answer[question.ids.shape[1] :][: question.room])
+            for question, answer in zip(prefixes, answers, strict=True)
+        ]
 
     options = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, **options}
     with listen(drafter, by_turns) as heard:
         target.generate(ids, assistant_model=drafter, **options)
-    return [(one.ids, one.room, one.guess) for one in heard]
+    return [(question.ids, question.room, question.guess) for question in heard]
 
 
 def check_guesses(drafter, target, seen, tolerance=1e-3):
@@ -57,10 +60,10 @@ def check_guesses(drafter, target, seen, tolerance=1e-3):
         given = guess.logits[:count]
         if guess.bias is not None:  # draft_logits goes along the most probable tokens
             token, states = ids[0, -1:], [None]
-            for place in range(len(given)):
-                bias, states = guess.bias(torch.tensor([place]), token, states)
-                row = guess.logits[place] + bias[0]
-                torch.testing.assert_close(row, expected[place], rtol=tolerance, atol=tolerance)
+            for index in range(len(given)):
+                bias, states = guess.bias(torch.tensor([index]), token, states)
+                row = guess.logits[index] + bias[0]
+                torch.testing.assert_close(row, expected[index], rtol=tolerance, atol=tolerance)
                 best = row.argmax()
                 token = (best if guess.vocabulary is None else guess.vocabulary[best])[None]
         else:

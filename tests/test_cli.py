@@ -70,8 +70,8 @@ def test_bench_writes_records(tmp_path, tmp_path_factory):
     assert result.exit_code == 0, result.output
     rows = {row["method"]: row for row in json.loads(file.read_text())}
     assert rows["pard-chain-k8"]["matches_reference"] == 1
-    promised = "method tokens seconds tokens_per_second speedup tau matches_reference by_category".split()
-    assert set(promised) <= set(rows["plain"])
+    fields = "method tokens seconds tokens_per_second speedup tau matches_reference by_category".split()
+    assert set(fields) <= set(rows["plain"])
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
     assert run(app, ["bench", *short, "--only", "pard-chain", "--json", str(file)]).exit_code == 0
     assert [row["method"] for row in json.loads(file.read_text())] == ["plain", "pard-chain-k8"]

@@ -127,8 +127,8 @@ def write_gguf(file, model):
         ).split()
     )
     for name, tensor in model.state_dict().items():
-        for own, theirs in parts.items():
-            name = name.replace(own, theirs)
+        for ours, theirs in parts.items():
+            name = name.replace(ours, theirs)
         for part, heads in (("attn_q", config.num_attention_heads), ("attn_k", config.num_key_value_heads)):
             if part in name:  # llama.cpp has the halves of a head's rotation side by side
                 tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
@@ -185,8 +185,8 @@ class Oracle(pd.Drafter, pd.Drafting):
         tokens[(length + torch.arange(len(tokens))) % 5 == 0] ^= 1
         if not len(tokens):
             return pd.GuessedTokens(tokens)
-        parents, beliefs = [-1, -1, *range(1, len(tokens))], [0.1] + [0.9] * len(tokens)
-        return pd.GuessedTokens(torch.cat([tokens[:1] ^ 1, tokens]), parents, beliefs)
+        parents, acceptance = [-1, -1, *range(1, len(tokens))], [0.1] + [0.9] * len(tokens)
+        return pd.GuessedTokens(torch.cat([tokens[:1] ^ 1, tokens]), parents, acceptance)
 
 
 def same_with_an_oracle(target, **inputs):

@@ -209,21 +209,21 @@ class RaggedCache:
         """The width of a static cache, None for a dynamic one."""
         return self.cache.layers[0].max_cache_len if self.cache.is_compileable else None
 
-    def keep(self, kept: list[list[int]], written: int) -> None:
+    def keep(self, paths: list[list[int]], written: int) -> None:
         """Keep some of the last forward's entries; the rest is dropped, and nothing is computed again.
 
         Args:
-            kept: for each row, indices of its new entries in the order of its tokens.
+            paths: for each row, indices of its new entries in the order of its tokens.
             written: new entries per row of that forward.
         """
         begin = self.end
         moves = [
             (row, begin + entry, length + offset)
-            for row, (length, entries) in enumerate(zip(self.lengths, kept, strict=True))
+            for row, (length, entries) in enumerate(zip(self.lengths, paths, strict=True))
             for offset, entry in enumerate(entries)
             if begin + entry != length + offset
         ]
-        self.lengths = [length + len(entries) for length, entries in zip(self.lengths, kept, strict=True)]
+        self.lengths = [length + len(entries) for length, entries in zip(self.lengths, paths, strict=True)]
         index = torch.tensor(moves).T if moves else None
         for layer in self._layers() if moves else ():
             rows, sources, targets = index.to(layer.keys.device)

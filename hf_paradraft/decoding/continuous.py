@@ -130,7 +130,7 @@ def continuous_batching(
     with ExitStack() as hooks:
         while waiting or open_:
             group: list[tuple[int, list[int]]] = []
-            longest = max((one.sequence.ids.shape[1] for one in open_), default=0)
+            longest = max((answer.sequence.ids.shape[1] for answer in open_), default=0)
             while waiting and (group or len(open_) <= (1 - FREE) * batch_size) and len(open_) + len(group) < batch_size:
                 longest, count = max(longest, len(waiting[0][1]) + max_new_tokens), len(open_) + len(group)
                 if count and num_slots is not None and (count + 1) * longest > num_slots:
@@ -150,10 +150,10 @@ def continuous_batching(
                 open_ += [Open(number, sequence, width) for (number, _), sequence in zip(group, call.sequences, strict=True)]
             elif batch is not None:
                 step(batch)
-            for one in open_:
-                if one.sequence.finished:
-                    yield one.number, one.sequence.ids[0, one.begin : one.sequence.length].tolist()
-            open_ = [one for one in open_ if not one.sequence.finished]
+            for answer in open_:
+                if answer.sequence.finished:
+                    yield answer.number, answer.sequence.ids[0, answer.begin : answer.sequence.length].tolist()
+            open_ = [answer for answer in open_ if not answer.sequence.finished]
 
 
 def _together(batch: Batch | None, joining: Batch) -> Batch:

@@ -20,10 +20,10 @@ def test_cod_keeps_the_right_number_of_whole_chains(seq_len, num_depths, ratio, 
     assert keep.dtype == torch.bool
     assert keep[0].all()
     for depth in range(1, num_depths):
-        kept = set(keep[depth].nonzero()[:, 0].tolist())
+        positions = set(keep[depth].nonzero()[:, 0].tolist())
         possible = {t + 1 for t in keep[depth - 1].nonzero()[:, 0].tolist() if t + 1 < seq_len}
-        assert kept <= possible
-        assert len(kept) == min(len(possible), math.floor(seq_len * max(ratio**depth, min_ratio)))
+        assert positions <= possible
+        assert len(positions) == min(len(possible), math.floor(seq_len * max(ratio**depth, min_ratio)))
 
 
 def test_cod_is_random_and_repeatable():

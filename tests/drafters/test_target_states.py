@@ -23,11 +23,11 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
     expected = fresh(ids, lengths)
     torch.testing.assert_close(fresh.probabilities(expected, rows, places), wanted)
 
-    def same(found, states):
+    def same(given, states):
         for key in (0, 1, "normed"):
             for row, length in enumerate(lengths):
-                torch.testing.assert_close(found[key][row, :length], expected[key][row, :length])
-        torch.testing.assert_close(states.probabilities(found, rows, places), wanted)
+                torch.testing.assert_close(given[key][row, :length], expected[key][row, :length])
+        torch.testing.assert_close(states.probabilities(given, rows, places), wanted)
 
     monkeypatch.setattr("hf_paradraft.training.target_states.ROWS", 3)  # logits in pieces
     cached = TargetStates(target, (0, 1), vocabulary, tmp_path / "cache", 1e9)
@@ -43,11 +43,11 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
     same(again(ids, lengths), again)
     with pytest.raises(ValueError, match="another target, or of other layers"):
         TargetStates(target, (-1,), vocabulary, tmp_path / "cache", 1e9)
-    some = TargetStates(target, (1,), vocabulary, tmp_path / "cache", 1e9)  # a drafter that reads less
-    found = some(ids, lengths)
-    assert found.keys() == {1, "normed", "normaliser"}
-    torch.testing.assert_close(found[1][0], expected[1][0])
-    torch.testing.assert_close(some.probabilities(found, rows, places), wanted)
+    fewer = TargetStates(target, (1,), vocabulary, tmp_path / "cache", 1e9)  # a drafter that reads less
+    given = fewer(ids, lengths)
+    assert given.keys() == {1, "normed", "normaliser"}
+    torch.testing.assert_close(given[1][0], expected[1][0])
+    torch.testing.assert_close(fewer.probabilities(given, rows, places), wanted)
     target.config.rms_norm_eps = 0.1
     with pytest.raises(ValueError, match="another target"):
         TargetStates(target, (0, 1), vocabulary, tmp_path / "cache", 1e9)
@@ -59,8 +59,8 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
 @pytest.mark.parametrize("train", [train_dspark, train_parallelspec])
 def test_a_cache_changes_nothing(train, folder, tmp_path):
     """The same drafter comes of it, two epochs of texts that lie on disk after the first."""
-    own = {"block_size": 3} if train is train_dspark else {"style": "eagle", "loss": "tv", "num_masks": 2}
-    options = {**OPTIONS, **own, "vocab": 24, "num_train_epochs": 2.0, "max_steps": 8}
+    options = {"block_size": 3} if train is train_dspark else {"style": "eagle", "loss": "tv", "num_masks": 2}
+    options = {**OPTIONS, **options, "vocab": 24, "num_train_epochs": 2.0, "max_steps": 8}
     plain = train(folder / "target", folder / "some.jsonl", tmp_path / "plain", **options)
     cached = train(folder / "target", folder / "some.jsonl", tmp_path / "cached", cache_dir=tmp_path / "states", **options)
     assert list((tmp_path / "states").glob("*.safetensors"))

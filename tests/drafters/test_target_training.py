@@ -112,7 +112,8 @@ def test_the_mtp_layer_that_a_target_brings_is_trained_on(folder):
     """It begins where the checkpoint's stands, and not anew."""
     made, _ = with_mtp("mimo")
     tensors = {
-        name.removeprefix("model.") if "mtp" in name else name: own for name, own in load_file(made / "model.safetensors").items()
+        name.removeprefix("model.") if "mtp" in name else name: tensor
+        for name, tensor in load_file(made / "model.safetensors").items()
     }
     shutil.copytree(made, folder / "brings")
     save_file(tensors, folder / "brings" / "model.safetensors", metadata={"format": "pt"})
@@ -156,7 +157,7 @@ def test_a_target_in_bf16_and_a_drafter_in_fp32(what, folder, bf16, caplog):
         tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(folder / "target")
     drafter = RUNS[what](folder / "target", folder / "rows.jsonl", folder / "out", max_steps=2, **OPTIONS, **SMALL[what])
     assert "run in bfloat16" in caplog.text
-    assert all(own.dtype == torch.float32 and own.isfinite().all() for own in drafter.parameters())
+    assert all(parameter.dtype == torch.float32 and parameter.isfinite().all() for parameter in drafter.parameters())
     target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
     again = pd.AutoDrafter.from_pretrained(folder / "out", dtype=torch.float32)
     ids = torch.tensor([[1, 2, 3]])
@@ -240,7 +241,7 @@ def test_temperatures_mend_confidences():
     right = (torch.rand(4000, 3) < chances).int()
     logits = 3 * torch.logit(chances.clamp(1e-3, 1 - 1e-3))  # three times too sure
     heat = temperatures(logits, right.cumprod(1))
-    assert all(2.2 < one < 4 for one in heat[:2])
+    assert all(2.2 < value < 4 for value in heat[:2])
     before = calibration_error(torch.sigmoid(logits[:, 0]), right[:, 0])
     assert calibration_error(torch.sigmoid(logits[:, 0] / heat[0]), right[:, 0]) < 0.3 * before
 

@@ -23,12 +23,12 @@ def ratios(results: dict) -> Ratios:
     """Median times ÷ the reference's."""
     every = [(entry["extra_info"], entry["stats"]["median"]) for entry in results["benchmarks"]]
     reference = next(seconds for info, seconds in every if info["operation"] == "reference")
-    found: Ratios = {}
+    measured: Ratios = {}
     for info, seconds in every:
         if info["operation"] != "reference":
-            line = found.setdefault(info["operation"], {}).setdefault(info["dimension"], {})
+            line = measured.setdefault(info["operation"], {}).setdefault(info["dimension"], {})
             line[int(info["value"])] = seconds / reference
-    return found
+    return measured
 
 
 def exponent(line: dict[int, float]) -> float:
@@ -37,9 +37,9 @@ def exponent(line: dict[int, float]) -> float:
     return float(numpy.log(longer / y) / numpy.log(larger / x))
 
 
-def worse_than_linear(found: Ratios) -> list[str]:
+def worse_than_linear(measured: Ratios) -> list[str]:
     """Operations of a round that grow faster than its context; training rows have a mask as large as its square."""
-    lines = {name: by["context"] for name, by in found.items() if "context" in by and name != "training_rows"}
+    lines = {name: by["context"] for name, by in measured.items() if "context" in by and name != "training_rows"}
     return [name for name, line in lines.items() if exponent(line) > 1.1]
 
 
@@ -51,22 +51,22 @@ def load(file: Path) -> Ratios:
     }
 
 
-def plot(found: Ratios) -> Figure:
+def plot(measured: Ratios) -> Figure:
     """Time over size, both logarithmic, a panel for each dimension."""
-    dimensions = list(dict.fromkeys(dimension for lines in found.values() for dimension in lines))
+    dimensions = list(dict.fromkeys(dimension for lines in measured.values() for dimension in lines))
     figure = Figure(figsize=(3.2 * len(dimensions), 3.6), layout="constrained")
     for axes, dimension in zip(figure.subplots(1, len(dimensions), sharey=True), dimensions, strict=True):
-        for number, (operation, lines) in enumerate(found.items()):
+        for number, (operation, lines) in enumerate(measured.items()):
             if dimension in lines:
                 label = operation.replace("_", " ")
                 axes.loglog(*zip(*lines[dimension].items(), strict=True), marker="o", color=f"C{number}", label=label)
         axes.set_xlabel(dimension)
-        axes.set_xticks(values := sorted({value for lines in found.values() for value in lines.get(dimension, ())}), values)
+        axes.set_xticks(values := sorted({value for lines in measured.values() for value in lines.get(dimension, ())}), values)
         axes.minorticks_off()
         axes.tick_params(axis="x", rotation=60)
     figure.axes[0].set_ylabel("time ÷ reference")
     handles = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(found))
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(measured))
     return figure
 
 
@@ -76,20 +76,20 @@ def main(
     figure: Annotated[Path | None, typer.Option(help="Draw the growth here.")] = None,
 ) -> None:
     """Show how operations grow and how they compare with the baseline."""
-    found = ratios(json.loads(results.read_text()))
-    baseline = found if write else load(BASELINE)
+    measured = ratios(json.loads(results.read_text()))
+    baseline = measured if write else load(BASELINE)
     table = Table("operation", "by", "grows as", "slowest ÷ baseline", title="Micro-benchmarks")
-    late = [] if write else worse_than_linear(found)
-    for operation, lines in found.items():
+    late = [] if write else worse_than_linear(measured)
+    for operation, lines in measured.items():
         for dimension, line in lines.items():
             worst = max(ratio / baseline[operation][dimension][value] for value, ratio in line.items())
             table.add_row(operation, dimension, f"{dimension}^{exponent(line):.2f}", f"{worst:.2f}")
             late += [f"{operation} by {dimension}"] if worst > SLOWER else []
     Console().print(table)
     if write:
-        BASELINE.write_text(json.dumps(found, indent=1) + "\n")
+        BASELINE.write_text(json.dumps(measured, indent=1) + "\n")
     if figure is not None:
-        plot(found).savefig(figure, dpi=110)
+        plot(measured).savefig(figure, dpi=110)
     if late:
         raise SystemExit(f"Slower than {SLOWER} times the baseline, or worse than linear in context: {', '.join(late)}")
 

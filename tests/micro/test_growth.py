@@ -24,7 +24,7 @@ def test_ratios_and_exponents():
     def entry(operation, value, seconds):
         return {"extra_info": {"operation": operation, "dimension": "N", "value": value}, "stats": {"median": seconds}}
 
-    found = ratios({"benchmarks": [entry("reference", 0, 2.0), entry("a", 8, 4.0), entry("a", 16, 16.0)]})
-    assert found == {"a": {"N": {8: 2.0, 16: 8.0}}}
-    assert exponent(found["a"]["N"]) == pytest.approx(2.0)
-    assert plot({**found, "b": {"K": {1: 1.0, 2: 2.0}}}).axes
+    measured = ratios({"benchmarks": [entry("reference", 0, 2.0), entry("a", 8, 4.0), entry("a", 16, 16.0)]})
+    assert measured == {"a": {"N": {8: 2.0, 16: 8.0}}}
+    assert exponent(measured["a"]["N"]) == pytest.approx(2.0)
+    assert plot({**measured, "b": {"K": {1: 1.0, 2: 2.0}}}).axes

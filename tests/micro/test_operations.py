@@ -76,10 +76,10 @@ def kept_path(sizes: Sizes) -> Callable[[], object]:
         cache.update(*torch.randn(2, sizes.batch, 4, sizes.context + sizes.N, 64), layer)
     ragged = RaggedCache(cache, sizes.batch, sizes.context)
     full = [(layer.keys, layer.values) for layer in cache.layers]
-    kept = [list(range(0, sizes.N, 2))] * sizes.batch
+    paths = [list(range(0, sizes.N, 2))] * sizes.batch
 
     def run() -> None:
-        ragged.keep(kept, sizes.N)
+        ragged.keep(paths, sizes.N)
         ragged.lengths = [sizes.context] * sizes.batch
         for layer, (keys, values) in zip(cache.layers, full, strict=True):
             layer.keys, layer.values = keys, values
