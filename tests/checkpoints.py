@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    Ernie4_5_MoeConfig,
+    Exaone4Config,
     Glm4MoeConfig,
     MellumConfig,
     Qwen2Config,
@@ -52,6 +54,11 @@ def config_of(family, count=1):
             return MellumConfig(**SIZES, **EXPERTS, **kinds, num_experts=4, head_dim=8, num_key_value_heads=2)
         case "mimo":
             return Qwen2Config(**SIZES, num_key_value_heads=2)
+        case "exaone":  # norms behind each part
+            return Exaone4Config(**SIZES, num_key_value_heads=2, layer_types=["full_attention"] * 2, sliding_window=None)
+        case "ernie":  # a layer without experts, and no norm behind it
+            experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_layer_end_index": 1}
+            return Ernie4_5_MoeConfig(**SIZES, **experts, num_key_value_heads=2)
 
 
 def published_names(family, number, num_layers):
@@ -60,6 +67,9 @@ def published_names(family, number, num_layers):
         prefix = f"model.layers.{num_layers + number}."
         names = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "post_norm": "shared_head.norm"}
         return prefix, {ours: prefix + theirs for ours, theirs in names.items()}
+    if family == "ernie":
+        names = {"enorm": "emb_norm", "hnorm": "hidden_norm", "eh_proj": "linear_proj"}
+        return f"model.mtp_block.{number}.", {ours: f"model.mtp_{theirs}.{number}" for ours, theirs in names.items()}
     if family == "mimo":
         prefix = f"model.mtp_layers.{number}."
         names = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "post_norm": "final_layernorm"}
@@ -81,9 +91,14 @@ def with_mtp(family, count=1):
     target = AutoModelForCausalLM.from_config(config).float().eval()
     described = copy.deepcopy(target)
     described.config.num_mtp_layers = count
+    if family == "ernie":
+        described.config.moe_layer_start_index = config.num_hidden_layers + count
     if getattr(config, "layer_types", None):
         described.config.mtp_layer_types = getattr(config, "mtp_layer_types", None) or ["full_attention"] * count
     layers = MtpModel(described, count).float().eval()
+    if family == "ernie":
+        for layer in layers.layers:
+            layer.post_norm = torch.nn.Identity()
     centred = family.startswith("qwen3")  # norms that count from one
     for name, weight in layers.layers.named_parameters():
         if "norm" in name:
@@ -94,7 +109,7 @@ def with_mtp(family, count=1):
     target.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    host_layer = max(index for index, kind in enumerate(kinds) if kind == "full_attention")
+    host_layer = max(index for index, kind in enumerate(kinds) if kind == "full_attention") if family != "ernie" else 0
     for number, layer in enumerate(layers.layers):
         prefix, names = published_names(family, number, config.num_hidden_layers)
         tensors |= {f"{theirs}.weight": getattr(layer, ours).weight.clone() for ours, theirs in names.items()}

@@ -126,8 +126,9 @@ def describe_layers(config: PreTrainedConfig, num_layers: int, dense: bool = Tru
         config.mlp_layer_types = ["dense" if dense else experts[-1]] * num_layers
     if getattr(config, "mlp_only_layers", None) is not None:
         config.mlp_only_layers = list(range(num_layers)) if dense else []
-    if getattr(config, "first_k_dense_replace", None) is not None:
-        config.first_k_dense_replace = num_layers if dense else 0
+    for key in ("first_k_dense_replace", "moe_layer_start_index"):  # the first layer with experts
+        if getattr(config, key, None) is not None:
+            setattr(config, key, num_layers if dense else 0)
     config.num_hidden_layers = num_layers
     described = config.to_dict()
     if overrides := described.get("per_layer_config"):  # Gemma 4's: by the target's layers, of which one kind is left

@@ -14,9 +14,9 @@ from torch import Tensor
 from ...files import read_json
 
 PARTS = {
-    "enorm": ("enorm", "pre_fc_norm_embedding", "token_layernorm"),
-    "hnorm": ("hnorm", "pre_fc_norm_hidden", "hidden_layernorm"),
-    "eh_proj": ("eh_proj", "fc", "input_proj"),
+    "enorm": ("enorm", "pre_fc_norm_embedding", "token_layernorm", "mtp_emb_norm"),
+    "hnorm": ("hnorm", "pre_fc_norm_hidden", "hidden_layernorm", "mtp_hidden_norm"),
+    "eh_proj": ("eh_proj", "fc", "input_proj", "mtp_linear_proj"),
     "norm": ("shared_head.norm", "norm", "final_layernorm"),
 }
 SHARED = ("embed_tokens.", "shared_head.head.")  # copies of the target's own
@@ -32,17 +32,20 @@ class Layout:
         prefix: a regular expression of what stands before a part; its group is the layer's number.
         hidden_first: the projection reads the state before the embedding.
         numbered_on: layers are numbered on from the target's.
+        bare: the layer has no experts, whatever the target has, and no norm stands behind it.
     """
 
     name: str
     prefix: str
     hidden_first: bool = False
     numbered_on: bool = False
+    bare: bool = False
 
 
 LAYOUTS = (
     Layout("speculators", r"mtp_layers\.(\d+)\."),
     Layout("MiMo", r"model\.mtp_layers\.(\d+)\.", hidden_first=True),
+    Layout("ERNIE", r"model\.(?=mtp_(?:block|emb_norm|hidden_norm|linear_proj)\.(\d+)\.)", bare=True),
     Layout("Qwen", r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?"),
     Layout("DeepSeek", r"(?:model\.)?(?:language_model\.)?layers\.(\d+)\.", numbered_on=True),
 )
@@ -83,7 +86,8 @@ def mtp_tensors(names: Iterable[str], num_layers: int) -> MtpTensors | None:
             if number >= 0 and not part.startswith(SHARED):
                 layers.setdefault(number, {})[_ours(part)] = name
         whole = [layers[number] for number in sorted(layers)]
-        if whole and all({f"{part}.weight" for part in PARTS} <= layer.keys() for layer in whole):
+        parts = {f"{part}.weight" for part in PARTS} - ({"norm.weight"} if layout.bare else set())
+        if whole and all(parts <= layer.keys() for layer in whole):
             return MtpTensors(layout, whole)
     if others := [name for name in names if re.search(r"(^|[._])mtp", name)]:
         raise ValueError(f"This model's MTP layers have names ({others[0]}, …) of a layout that is not served.")
@@ -91,11 +95,12 @@ def mtp_tensors(names: Iterable[str], num_layers: int) -> MtpTensors | None:
 
 
 def _ours(part: str) -> str:
+    part = re.sub(r"^(mtp_\w+)\.\d+\.", r"\1.", part)  # ERNIE's layers are numbered there
     for ours, theirs in PARTS.items():
         for name in theirs:
             if part.startswith(f"{name}."):
                 return ours + part.removeprefix(name)
-    return f"layers.0.{part}"
+    return f"layers.0.{part.removeprefix('mtp_block.')}"
 
 
 def parameter_counts(folder: Path) -> dict[str, int]:

@@ -21,6 +21,7 @@ class MtpConfig:
         target: the text config of the target that they belong to.
         num_layers: D. One layer guesses at every step; of several, each at its own.
         hidden_first: the projection reads `[state; embedding]` instead of `[embedding; state]`.
+        bare: the layers have no experts, whatever the target has, and no norm stands behind them.
         num_draft_tokens: K as trained, if it is written.
         layout: whose names the tensors had.
     """
@@ -28,6 +29,7 @@ class MtpConfig:
     target: PreTrainedConfig
     num_layers: int = 1
     hidden_first: bool = False
+    bare: bool = False
     num_draft_tokens: int | None = None
     layout: str = "speculators"
 
@@ -38,7 +40,7 @@ class MtpConfig:
         Raises:
             ValueError: the target has no layers of ordinary attention.
         """
-        described = describe_layers(self.target, 1, dense=False)
+        described = describe_layers(self.target, 1, dense=self.bare)
         experts = self.target._experts_implementation  # by which kernel the target runs its own
         return transformers_config(AutoConfig.for_model, {**described, "experts_implementation": experts})
 

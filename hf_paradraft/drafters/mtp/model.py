@@ -46,10 +46,14 @@ class MtpLayer(nn.Module):
     def __init__(self, config: MtpConfig, weights: dict[str, Tensor] | None = None):
         super().__init__()
         inner = None if weights is None else {k: v for k, v in weights.items() if not k.startswith(PROJECTED)}
+        if inner is not None and config.bare:
+            inner["norm.weight"] = weights["enorm.weight"]  # for there is none
         self.stack = decoder_stack(config.layer, inner)
         self.hidden_first = config.hidden_first
         norm = final_norm(self.stack)
         self.enorm, self.hnorm = copy.deepcopy(norm), copy.deepcopy(norm)
+        if config.bare:
+            self.stack.norm = nn.Identity()
         size = config.target.hidden_size
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
         if weights is not None:
@@ -161,7 +165,8 @@ class MtpDrafter(FeatureDrafter):
     def _made(
         cls, config: PreTrainedConfig, brought: MtpTensors, tensors: dict[str, Tensor], num_draft_tokens: int | None = None
     ) -> MtpDrafter:
-        described = MtpConfig(config, len(brought.layers), brought.layout.hidden_first, num_draft_tokens, brought.layout.name)
+        layout = brought.layout
+        described = MtpConfig(config, len(brought.layers), layout.hidden_first, layout.bare, num_draft_tokens, layout.name)
         weights = [{ours: tensors[theirs] for ours, theirs in layer.items()} for layer in brought.layers]
         return cls(described, weights)
 
@@ -201,6 +206,10 @@ class MtpDrafter(FeatureDrafter):
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """In speculators' layout, which has one layer and reads the embedding first."""
+        if self.mtp.bare:
+            raise ValueError(
+                f"Speculators' layout has a norm behind the layer, and {self.mtp.layout}'s none: keep its own files."
+            )
         if len(self.layers) > 1:
             raise ValueError(f"Speculators' layout has one MTP layer, and this drafter {len(self.layers)}: keep its own files.")
         layer = self.layers[0]
