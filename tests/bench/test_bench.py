@@ -136,7 +136,7 @@ def test_prompt_tokens_their_trees_and_sizes():
             with method.using():
                 drafting = method.drafter.start_drafting(tiny_model(dtype=torch.float32), 64)
             drafting.propose([pd.Prefix(torch.tensor([[1]]), 3, 0)])
-            trees[method.name] = drafting.trees
+            trees[method.name] = [tree for tree, _ in drafting.trees]
     assert all(max(tree.paths.ranks, default=0) == 0 for tree in trees["ppd-chain-n15"])
     assert all(set(tree.prompts) == {3} for tree in trees["ppd-static-n15"])
     assert all(len(tree.paths.parents) + sum(tree.prompts) <= 15 for tree in trees["ppd-static-n15"])

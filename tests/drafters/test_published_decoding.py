@@ -96,7 +96,7 @@ def test_confidences_cut_chains(load, monkeypatch):
         drafter.speculation_config = pd.SpeculationConfig(4, None, trace=True)
         options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
         assert_lossless(TARGET, drafter, PROMPTS[1:2], **options)
-        guess = drafter.start_drafting(TARGET, 60).guess(torch.zeros(4, D), torch.tensor(1), 4)
+        guess = drafter.guess(torch.zeros(4, D), torch.tensor(1), 4)
         assert guess.confidences(torch.arange(4)) == pytest.approx([1 / (1 + 2.718281828**-bias)] * 4)
         lengths[bias] = drafter.last_stats.num_drafted
     assert lengths[-20.0] < lengths[20.0]

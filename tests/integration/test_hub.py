@@ -100,7 +100,7 @@ def test_folders_that_cannot_be_published(hub, tmp_path):
     for other, message in (
         (plain, "no mask token"),
         ({**config, "pard2": True}, "PARD-2"),
-        ({**config, "dflash_config": {}}, "DFlash"),
+        ({**config, "dflash_config": {}}, "block_size"),
     ):
         (folder / "config.json").write_text(json.dumps(other))
         with pytest.raises(ValueError, match=message):
