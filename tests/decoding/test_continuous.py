@@ -1,0 +1,58 @@
+"""Prompts that take the places of those that have ended: each text is what `generate` writes to it alone."""
+
+import pytest
+import torch
+from tiny import near_copy, tiny_model
+from transformers import AutoModelForCausalLM, Lfm2Config
+
+from hf_paradraft.decoding.continuous import can_join, continuous_batching
+
+
+def prompts_of(count):
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, 12, (count,), generator=generator).tolist()
+    return [torch.randint(1, 30, (length,), generator=generator).tolist() for length in lengths]
+
+
+def alone(target, prompts, count, **options):
+    texts = []
+    for prompt in prompts:
+        ids = target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=count, pad_token_id=0, **options)
+        texts.append(ids[0, len(prompt) :].tolist())
+    return texts
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("num_slots", [None, 60])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_every_prompt_has_the_text_that_it_has_alone(batch_size, num_slots, drafted):
+    target, prompts = tiny_model(dtype=torch.float64), prompts_of(11)
+    ends = alone(target, prompts, 20, eos_token_id=None)[0][7]
+    options = {"eos_token_id": ends, "drafter": near_copy(target) if drafted else None}
+    expected = alone(target, prompts, 20, eos_token_id=ends)
+    assert len({len(text) for text in expected}) > 1
+    made = dict(continuous_batching(target, prompts, 20, batch_size, num_slots, **options))
+    assert [made[number] for number in range(len(prompts))] == expected
+
+
+def test_places_that_become_free_are_taken():
+    """A batch of four with one long answer: twelve short ones pass beside it, where `generate` would wait for it."""
+    target, prompts = tiny_model(dtype=torch.float64), prompts_of(40)
+    texts = alone(target, prompts, 24, eos_token_id=None)
+    ends = max(range(32), key=lambda token: sum(token in text for text in texts))
+    by_length = sorted(range(40), key=lambda number: (texts[number] + [ends]).index(ends))
+    chosen = [by_length[-1], *by_length[:12]]  # one goes on for long
+    forwards = []
+    target.register_forward_hook(lambda *_: forwards.append(1))
+    list(continuous_batching(target, [prompts[number] for number in chosen], 24, 4, eos_token_id=ends))
+    lengths = [min(24, 1 + (texts[number] + [ends]).index(ends)) for number in chosen]
+    together = sum(max(lengths[begin : begin + 4]) for begin in range(0, 13, 4))
+    assert max(lengths) > 2 * sorted(lengths)[-2]
+    assert len(forwards) < together
+
+
+def test_targets_that_take_no_masks_are_not_joined():
+    config = Lfm2Config(vocab_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                        intermediate_size=32, layer_types=["conv", "full_attention"])  # fmt: skip
+    assert not can_join(AutoModelForCausalLM.from_config(config))
+    assert can_join(tiny_model())

@@ -1,0 +1,112 @@
+"""`regenerate --base-url`: a server that speaks OpenAI's protocol answers."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_paradraft.cli import app
+from hf_paradraft.training.answers import Server
+from hf_paradraft.training.regenerate import regenerate
+
+
+class OpenAi(ThreadingHTTPServer):
+    """Says every prompt again, in capitals; a prompt with `fail` in it is refused as long as `fails`."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked, self.open, self.most_open, self.fails, self.lock = [], 0, 0, True, threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        self.together = threading.Barrier(2)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = body["messages"][-1]["content"]
+        with self.server.lock:
+            self.server.asked.append((self.path, self.headers.get("Authorization"), body))
+            self.server.open += 1
+            self.server.most_open = max(self.server.most_open, self.server.open)
+        if "together" in text:
+            self.server.together.wait(20)
+        reason = "length" if "long" in text else "stop"
+        answer = {"choices": [{"message": {"role": "assistant", "content": text.upper()}, "finish_reason": reason}]}
+        refused = "fail" in text and self.server.fails
+        with self.server.lock:
+            self.server.open -= 1
+        content = json.dumps({"error": "no such model"} if refused else answer).encode()
+        self.send_response(404 if refused else 200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def server():
+    openai = OpenAi()
+    thread = threading.Thread(target=openai.serve_forever, daemon=True)
+    thread.start()
+    yield openai
+    openai.shutdown()
+    openai.server_close()
+
+
+def written(folder, *texts):
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"messages": [{"role": "user", "content": text}]}) + "\n" for text in texts))
+    return file
+
+
+def rows_in(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_server_answers_several_prompts_at_a_time(server, tmp_path):
+    prompts = written(tmp_path, "together one", "together two", "a long story")
+    assert regenerate(Server(server.url, "big", 7, 2, api_key="secret"), prompts, tmp_path / "out.jsonl") == 3
+    assert server.most_open == 2
+    rows = rows_in(tmp_path / "out.jsonl")
+    assert [row["messages"][-1]["content"] for row in rows] == ["TOGETHER ONE", "TOGETHER TWO", "A LONG STORY"]
+    assert [row["finished"] for row in rows] == [True, True, False]
+    path, key, body = server.asked[0]
+    assert (path, key) == ("/v1/chat/completions", "Bearer secret")
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("big", 7, 0.0)
+
+
+def test_what_a_server_has_answered_is_not_asked_again(server, tmp_path):
+    prompts, output = written(tmp_path, "one", "two", "fail", "four"), tmp_path / "out.jsonl"
+    with pytest.raises(OSError, match=r"did not answer prompt 3 .*status 404.*kept: the same call goes on"):
+        regenerate(Server(server.url, "big", 7, 1), prompts, output)
+    server.fails, before = False, len(server.asked)
+    regenerate(Server(server.url, "big", 7, 1), prompts, output)
+    again = [body["messages"][-1]["content"] for _, _, body in server.asked[before:]]
+    assert "one" not in again
+    assert [row["messages"][-1]["content"] for row in rows_in(output)] == ["ONE", "TWO", "FAIL", "FOUR"]
+    with pytest.raises(ValueError, match="other settings"):
+        regenerate(Server(server.url, "bigger", 7, 1), prompts, output)
+
+
+def test_the_command_asks_a_server_without_loading_a_model(server, tmp_path):
+    prompts, output = written(tmp_path, "hello"), tmp_path / "out.jsonl"
+    words = ["regenerate", "--target", "big", "--base-url", server.url, "--prompts", str(prompts), "--output", str(output)]
+    result = CliRunner().invoke(app, words, env={"OPENAI_API_KEY": "other"})
+    assert result.exit_code == 0, result.output
+    assert server.asked[0][1] == "Bearer other"
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "no conversation"}) + "\n")
+    words[words.index(str(prompts))] = str(tmp_path / "texts.jsonl")
+    result = CliRunner().invoke(app, [*words, "--overwrite"])
+    assert result.exit_code != 0
+    assert "a server answers conversations" in str(result.exception or result.output)
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    prompts = written(tmp_path, "hello")
+    with pytest.raises(OSError, match=r"http://127.0.0.1:9/v1/chat/completions did not answer prompt 1"):
+        regenerate(Server("http://127.0.0.1:9/v1", "big", 7, 1), prompts, tmp_path / "out.jsonl")
