@@ -14,9 +14,7 @@ from transformers import TrainingArguments
 
 from .data import IGNORED
 from .epochs import CountEpochs, ResumableTrainer
-from .rows import cod_keep_mask, draft_rows, may_attend, useful_rows
-
-SHAPES = 64  # numbers of rows are multiples of it: for each new one a CPU compiles kernels, and keeps them
+from .rows import SHAPES, cod_keep_mask, draft_rows, may_attend, useful_rows
 
 
 @dataclass

@@ -10,6 +10,8 @@ Worked example, K = 3: row `(2, 5)` sees the real tokens 0 … 3, the mask `(1, 
 import torch
 from torch import BoolTensor, LongTensor, Tensor
 
+SHAPES = 64  # numbers of rows are multiples of it: for each new one a CPU compiles kernels, and keeps them
+
 
 def cod_keep_mask(
     seq_len: int, num_depths: int, ratio: float, min_ratio: float, generator: torch.Generator | None = None

@@ -17,12 +17,14 @@ from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..chat import learned_context
 from ..decoding.features import Features, decoder_of
 from ..decoding.target_head import TargetHead
 from ..files import read_json
 from ..protocol.drafter import FeatureKey
 from ..whole_files import write_json
 from .fingerprint import fingerprint
+from .rows import SHAPES
 
 logger = logging.get_logger(__name__)
 ROWS = 256  # of which logits over all tokens are held at once
@@ -101,7 +103,7 @@ class TargetStates:
             lengths: int64 `(B,)`.
         """
         if self.folder is None:
-            return states_of(self.target, self.keys, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
+            return self._states(self.keys, ids, lengths)
         texts = [row[:length] for row, length in zip(ids.cpu(), lengths.tolist(), strict=True)]
         files = [self.folder / f"{hashlib.sha256(text.numpy().tobytes()).hexdigest()[:40]}.safetensors" for text in texts]
         names = [*map(str, self.keys), "normaliser"]
@@ -135,13 +137,22 @@ class TargetStates:
 
     def _run(self, ids: LongTensor, lengths: LongTensor) -> list[dict[str, Tensor]]:
         """What is kept of each text, `(length, …)`, on the CPU."""
-        states = states_of(self.target, self.stored_keys, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
-        by_text = []
-        for row, length in enumerate(lengths.tolist()):
-            tensors = {str(key): value[row, :length] for key, value in states.items()}
-            sums = [self.head.logits(chunk).float().logsumexp(-1, keepdim=True) for chunk in tensors["normed"].split(ROWS)]
-            by_text.append({name: value.cpu().contiguous() for name, value in {**tensors, "normaliser": torch.cat(sums)}.items()})
-        return by_text
+        states = self._states(self.stored_keys, ids, lengths)
+        rows = F.pad(states["normed"].flatten(0, 1), (0, 0, 0, -ids.numel() % ROWS))
+        sums = [self.head.logits(chunk).float().logsumexp(-1, keepdim=True) for chunk in rows.split(ROWS)]
+        states["normaliser"] = torch.cat(sums)[: ids.numel()].unflatten(0, ids.shape)
+        return [
+            {str(key): value[row, :length].cpu().contiguous() for key, value in states.items()}
+            for row, length in enumerate(lengths.tolist())
+        ]
+
+    def _states(self, keys: Sequence[FeatureKey], ids: LongTensor, lengths: LongTensor) -> dict[Any, Tensor]:
+        """States by key, `(B, N, hidden)`, of a forward whose width is a multiple of `SHAPES`, or all that the target has."""
+        width, context = ids.shape[1], learned_context(self.target)
+        padded = width + -width % SHAPES
+        ids = F.pad(ids, (0, (padded if context is None else min(padded, context)) - width))
+        states = states_of(self.target, keys, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
+        return {key: value[:, :width] for key, value in states.items()}
 
     def _keep(self, file: Path, tensors: dict[str, Tensor]) -> None:
         """Write a text's states, whole or not at all, where there is room for them."""
