@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
 from .autoregressive import AutoregressiveDrafter
 from .blocks.dspark import DSparkDrafter
 from .blocks.model import DFlashDrafter
 from .drafter import SavedDrafter
 from .eagle3.model import Eagle3Drafter
 from .formats.identify import kind_in
+from .formats.values import read_config
 from .mtp.model import MtpDrafter
 from .parallelspec.model import ParallelSpecDrafter
 from .pard.config import NO_MASK
@@ -56,4 +59,10 @@ def kind_of_folder(folder: Path) -> type[SavedDrafter]:
         )
     if (what := kind_in(folder)) is not None:
         raise ValueError(f"{folder} holds a {what}, which is not served here.")
+    model_type = read_config(folder).get("model_type")
+    if isinstance(model_type, str) and model_type not in CONFIG_MAPPING_NAMES:
+        raise ValueError(
+            f"{folder} has a config.json of model_type {model_type!r}, which is no kind of drafter here, and transformers does "
+            "not know it: it needs a later version, or a package of its own."
+        )
     raise ValueError(NO_MASK)

@@ -6,12 +6,16 @@ import copy
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
+import torch
 from huggingface_hub import CommitInfo
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..files import names_folder, share_weights, tensor_names
@@ -19,6 +23,7 @@ from ..hub.card import CardFields, provenance_of
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
+from ..whole_files import write_json
 from .formats.files import check_files, names_in
 from .formats.identify import drafter_folder, identify
 from .formats.values import read_config
@@ -85,6 +90,7 @@ class SavedDrafter(NamedDrafter, ABC):
 
     Attributes:
         template: of its model card, in `hub_cards/`.
+        about: what it does, for that card: behind "it".
         made_from: what the record of its training calls the model that it came of.
         has_tokenizer: whether a tokenizer lies beside it.
         fits: what its folder works with.
@@ -92,7 +98,8 @@ class SavedDrafter(NamedDrafter, ABC):
             here. Who has one is an `nn.Module`, and has `remember`.
     """
 
-    template: ClassVar[str] = "feature.jinja"
+    template: ClassVar[str] = "drafter.jinja"
+    about: ClassVar[str] = "guesses tokens"
     made_from: ClassVar[str] = "target"
     has_tokenizer: ClassVar[bool] = False
     fits: ClassVar[str] = "transformers with hf_paradraft, attached to its target"
@@ -205,7 +212,7 @@ class SavedDrafter(NamedDrafter, ABC):
             base_model=provenance["training"].get(cls.made_from),
             methods=(cls.kind,),
             provenance=provenance,
-            values={"config": config, "title": cls.title},
+            values={"config": config, "title": cls.title, "about": cls.about},
         )
 
     @classmethod
@@ -242,6 +249,112 @@ class SavedDrafter(NamedDrafter, ABC):
             ValueError: no other engine has such a drafter.
         """
         raise ValueError(f"A {cls.title} is of use in transformers alone, and there as it is: {engine} has nothing of the kind.")
+
+
+class ModuleDrafter(nn.Module, SavedDrafter):
+    """A drafter that is a module, with a file of weights and a `config.json`.
+
+    Attributes:
+        paradraft: how it was trained.
+    """
+
+    paradraft: Mapping[str, Any] = MappingProxyType({})
+
+    @classmethod
+    @abstractmethod
+    def read_folder(cls, folder: Path) -> Self:
+        """The drafter that lies in a folder, in fp32 or as it was saved.
+
+        Raises:
+            OSError, ValueError: it is damaged, incomplete, or something else.
+        """
+
+    @abstractmethod
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Config and tensors, as they are written into a folder."""
+
+    @classmethod
+    def load_folder(cls, folder: Path, **kwargs: Any) -> Self:
+        """The drafter in a folder, in any layout of its kind.
+
+        Args:
+            folder: with its files.
+            kwargs: as for `placed`.
+
+        Raises:
+            OSError, ValueError: it is damaged, incomplete, or something else.
+        """
+        drafter = cls.read_folder(folder)
+        drafter.paradraft = provenance_of(read_config(folder))
+        if saved := drafter.paradraft.get("speculation_config"):
+            drafter.speculation_config = SpeculationConfig.from_saved(saved)
+        return drafter.placed(**kwargs)
+
+    def placed(
+        self,
+        dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        speculation_config: SpeculationConfig | None = None,
+        attn_implementation: str | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Itself, as a caller wants to have it.
+
+        Args:
+            dtype: of its weights; default, and `"auto"`: as they were saved.
+            device_map: a device, or `"auto"`.
+            speculation_config: how to use it; default: as saved.
+            attn_implementation: `sdpa` or `eager`.
+            kwargs: `torch_dtype`, and what makes no difference here.
+
+        Raises:
+            ValueError: an argument that cannot be meant.
+        """
+        who = type(self).__name__
+        if more := sorted(kwargs.keys() - {"torch_dtype", "use_safetensors", "low_cpu_mem_usage"}):
+            raise ValueError(f"{who}.from_pretrained does not know {', '.join(more)}.")
+        if speculation_config is not None:
+            self.speculation_config = speculation_config
+        dtype = kwargs.get("torch_dtype") or dtype
+        if isinstance(dtype, str):
+            if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+                raise ValueError(f"There is no dtype {dtype!r}: pass torch.bfloat16, 'bfloat16', 'auto' or the like.")
+            dtype = None if dtype == "auto" else getattr(torch, dtype)
+        if attn_implementation not in (None, "sdpa", "eager"):
+            raise ValueError(
+                f"A {self.title} takes explicit masks: attn_implementation is sdpa or eager, not {attn_implementation}."
+            )
+        for part in self.modules() if attn_implementation else ():
+            if isinstance(part, PreTrainedModel):
+                part.set_attn_implementation(attn_implementation)
+        if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+            device_map = "cuda" if torch.cuda.is_available() else None
+        elif isinstance(device_map, dict):
+            device_map = next(iter(device_map.values()))
+        return self.to(device=device_map, dtype=dtype).eval()
+
+    def remember(self, record: dict[str, Any]) -> None:
+        """Keep how it was trained."""
+        self.paradraft = {**self.paradraft, "training": record}
+
+    def write(self, folder: Path, **kwargs: Any) -> None:
+        """As `contents` says, with how to use it and how it was trained; whole or not at all."""
+        config, tensors = self.contents()
+        config["paradraft"] = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
+        new = folder / ".model.safetensors.new"
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, new, metadata={"format": "pt"})
+        new.replace(folder / "model.safetensors")
+        write_json(folder / "config.json", config)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return next(self.parameters()).dtype
 
 
 _pairs: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[PreTrainedModel, Any]] = weakref.WeakKeyDictionary()

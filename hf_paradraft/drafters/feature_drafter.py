@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from safetensors.torch import save_file
 from torch import LongTensor, Tensor, nn
 from transformers import PreTrainedModel
 
 from ..decoding.features import layers_of
 from ..decoding.target_head import TargetHead, final_norm, final_scale, finished
-from ..hub.card import provenance_of
 from ..protocol import Drafting, SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from ..whole_files import write_json
-from .drafter import SavedDrafter, pair
+from .drafter import ModuleDrafter, pair
 from .formats.files import offset_tables, vocabulary_of
 from .formats.identify import kind_in
 from .formats.speculators import proposal
-from .formats.values import read_config
 
 PADDING = 512  # rows by which tables of one vocabulary differ, padded to this or that multiple
 
 
-class FeatureDrafter(nn.Module, SavedDrafter):
+class FeatureDrafter(ModuleDrafter):
     """A network that reads features of a target, and shares its embedding and head where it has none of its own.
 
     Attributes:
@@ -42,10 +37,10 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         embedding, head: its own, or None.
         vocabulary: int64 `(V',)`, or None.
         softcap, logit_scale: of its logits, instead of the target's.
-        paradraft: how it was trained.
         notes: what was understood of its files, for people.
     """
 
+    about = "reads the target's hidden states, shares its embedding and head, and guesses several tokens"
     known_as: ClassVar[tuple[str, ...]]
     stack: PreTrainedModel
 
@@ -69,17 +64,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         self.logit_scale: float | None = None
         self.target_head: TargetHead | None = None
         self.speculation_config = SpeculationConfig()
-        self.paradraft: dict[str, Any] = {}
         self.notes: list[tuple[str, Any]] = []
-
-    @classmethod
-    @abstractmethod
-    def read_folder(cls, folder: Path) -> Self:
-        """The drafter that lies in a folder, in fp32 or as it was saved.
-
-        Raises:
-            OSError, ValueError: it is damaged, incomplete, or something else.
-        """
 
     @abstractmethod
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -90,71 +75,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         """By config and tensors, as `identify` reads them."""
         return kind_in(folder) in cls.known_as
 
-    @classmethod
-    def load_folder(cls, folder: Path, **kwargs: Any) -> Self:
-        """The drafter in a folder, in any published layout of its kind.
-
-        Args:
-            folder: with its files.
-            kwargs: as for `placed`.
-
-        Raises:
-            OSError, ValueError: it is damaged, incomplete, or something else.
-        """
-        drafter = cls.read_folder(folder)
-        drafter.paradraft = provenance_of(read_config(folder))
-        if saved := drafter.paradraft.get("speculation_config"):
-            drafter.speculation_config = SpeculationConfig.from_saved(saved)
-        return drafter.placed(**kwargs)
-
-    def placed(
-        self,
-        dtype: torch.dtype | str | None = None,
-        device_map: Any = None,
-        speculation_config: SpeculationConfig | None = None,
-        attn_implementation: str | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Itself, as a caller wants to have it.
-
-        Args:
-            dtype: of its weights; default, and `"auto"`: as they were saved.
-            device_map: a device, or `"auto"`.
-            speculation_config: how to use it; default: as saved.
-            attn_implementation: `sdpa` or `eager`.
-            kwargs: `torch_dtype`, and what makes no difference here.
-
-        Raises:
-            ValueError: an argument that cannot be meant.
-        """
-        who = type(self).__name__
-        if more := sorted(kwargs.keys() - {"torch_dtype", "use_safetensors", "low_cpu_mem_usage"}):
-            raise ValueError(f"{who}.from_pretrained does not know {', '.join(more)}.")
-        if speculation_config is not None:
-            self.speculation_config = speculation_config
-        dtype = kwargs.get("torch_dtype") or dtype
-        if isinstance(dtype, str):
-            if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-                raise ValueError(f"There is no dtype {dtype!r}: pass torch.bfloat16, 'bfloat16', 'auto' or the like.")
-            dtype = None if dtype == "auto" else getattr(torch, dtype)
-        if attn_implementation not in (None, "sdpa", "eager"):
-            raise ValueError(
-                f"A {self.title} takes explicit masks: attn_implementation is sdpa or eager, not {attn_implementation}."
-            )
-        for part in self.modules() if attn_implementation else ():
-            if isinstance(part, PreTrainedModel):
-                part.set_attn_implementation(attn_implementation)
-        if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-            device_map = "cuda" if torch.cuda.is_available() else None
-        elif isinstance(device_map, dict):
-            device_map = next(iter(device_map.values()))
-        return self.to(device=device_map, dtype=dtype).eval()
-
-    def remember(self, record: dict[str, Any]) -> None:
-        """Keep how it was trained."""
-        self.paradraft = {**self.paradraft, "training": record}
-
-    def write(self, folder: Path, **kwargs: Any) -> None:
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """In the speculators layout, which vLLM reads too.
 
         Raises:
@@ -167,11 +88,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         config["speculators_config"] = proposal(
             config["speculators_model_type"], self.speculation_config.num_draft_tokens, trained.get("target")
         )
-        config["paradraft"] = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
-        new = folder / ".model.safetensors.new"
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, new, metadata={"format": "pt"})
-        new.replace(folder / "model.safetensors")
-        write_json(folder / "config.json", config)
+        return config, tensors
 
     @classmethod
     def check_folder(cls, folder: Path) -> None:
@@ -195,16 +112,6 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         for part, name, buffer in exact:
             setattr(part, name, buffer.to(self.device))
         return self
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of its weights."""
-        return next(self.parameters()).dtype
 
     @property
     def num_guesses(self) -> int:

@@ -60,7 +60,9 @@ def test_python_runs(hub, page, tmp_path, monkeypatch):
 
         push_recipe("user/parallel-drafting")
     torch.manual_seed(0)
-    for block in blocks(page, "python"):
+    # The page's other blocks are files of a kind, which tests/drafters/test_kinds.py puts into their places.
+    scripts = blocks(page, "python")[: 2 if page.name == "add-a-drafter.md" else None]
+    for block in scripts:
         exec(compile(block, str(page), "exec"), scope)
 
 

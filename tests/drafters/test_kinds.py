@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import assert_lossless
@@ -134,61 +135,86 @@ def test_a_plain_model_is_of_no_kind(tmp_path):
     assert len({kind.kind for kind in KINDS}) == len(KINDS)
 
 
-def test_a_new_kind_is_one_folder_and_one_line(hub, monkeypatch, tmp_path, prompt):
-    """The one of docs/add-a-drafter.md, which has weights."""
+@pytest.fixture
+def bigram(monkeypatch):
+    """The kind of docs/add-a-drafter.md, in its folder and in the tuple of kinds."""
+    page = (Path(__file__).parents[2] / "docs" / "add-a-drafter.md").read_text()
+    _, _, *files = re.findall(r"```python\n(.*?)```", page, re.S)
+    package = ModuleType("hf_paradraft.drafters.bigram")
+    package.__path__ = []
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    for name, code in zip(("model", "training"), files, strict=True):
+        module = ModuleType(f"{package.__name__}.{name}")
+        module.__package__ = package.__name__
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(code, module.__dict__)
+        setattr(package, name, module)
+    monkeypatch.setattr("hf_paradraft.drafters.KINDS", (*KINDS, package.model.BigramDrafter))  # the line
+    return package
+
+
+def test_a_new_kind_is_one_folder_and_one_line(bigram, hub, monkeypatch, tmp_path, prompt):
+    """It has weights; it is loaded, described, compared, published."""
     from hf_paradraft.bench import Prompt, Settings, bench
     from hf_paradraft.bench.cases import Case, methods_of
     from hf_paradraft.integration.export import Engine, export
     from hf_paradraft.integration.info import describe
     from hf_paradraft.integration.publish import push_folder
 
-    page = (Path(__file__).parents[2] / "docs" / "add-a-drafter.md").read_text()
-    first, _, model, _ = re.findall(r"```python\n(.*?)```", page, re.S)
-    scope = {"__name__": "bigram"}
-    exec(first + model, scope)
-    kind = scope["BigramDrafter"]
-    monkeypatch.setattr("hf_paradraft.drafters.KINDS", (*KINDS, kind))  # the line
-    target = tiny_model(dtype=torch.float32)
+    kind, target = bigram.model.BigramDrafter, tiny_model(dtype=torch.float32)
     made = kind.from_target(target)
-    made.remember({"steps": 3})
+    made.remember({"steps": 3, "target": "user/target"})
+    made.speculation_config = pd.SpeculationConfig(4, 6)
     made.save_pretrained(tmp_path / "drafter")
-    drafter = pd.AutoDrafter.from_pretrained(tmp_path / "drafter")
+    drafter = pd.AutoDrafter.from_pretrained(tmp_path / "drafter", dtype="auto", device_map="auto")
     assert torch.equal(drafter.logits, made.logits)
-    assert drafter.paradraft["training"] == {"steps": 3}
+    assert drafter.paradraft["training"] == {"steps": 3, "target": "user/target"}
+    assert drafter.speculation_config == made.speculation_config
+    assert pd.AutoDrafter.from_pretrained(tmp_path / "drafter", dtype="bfloat16").logits.dtype == torch.bfloat16
     last = prompt[0, -1:]
     guess = drafter.propose([pd.Prefix(prompt, 1, 0)])[0].logits
-    torch.testing.assert_close(guess, target.lm_head(target.get_input_embeddings()(last)).detach())
+    torch.testing.assert_close(guess, target.lm_head(target.get_input_embeddings()(last)))
     assert dict(describe(str(tmp_path / "drafter")))["vocabulary"] == 32
-    assert_lossless(target, drafter, prompt, max_new_tokens=12)
+    for size in (None, 6, "auto"):
+        drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=False)
+        assert_lossless(target, drafter, prompt.repeat(2, 1), max_new_tokens=12)
+        assert drafter.last_stats.num_drafted > 3
     methods = methods_of(Case.methods, drafter, None)
-    assert [method.name for method in methods][:3] == ["plain", "prompt-lookup", "bigram-chain-k1"]
+    assert [method.name for method in methods][:3] == ["plain", "prompt-lookup", "bigram-chain-k4"]
     assert all(row.same for row in bench(target, methods, [Prompt("a", prompt)], Settings(8), progress=False))
-    assert drafter.speculation_config == pd.SpeculationConfig(1, None)  # as it was
     push_folder(tmp_path / "drafter", "user/bigram")
-    assert isinstance(pd.AutoDrafter.from_pretrained("user/bigram"), kind)
+    published = pd.AutoDrafter.from_pretrained("user/bigram")
+    assert isinstance(published, kind)
+    card = ModelCard.load("user/bigram").text
+    assert "knows which token follows which" in card
+    assert "hidden states" not in card
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_paradraft.drafters.KINDS", KINDS)
+        with pytest.raises(ValueError, match="model_type 'bigram', which is no kind of drafter here"):
+            pd.AutoDrafter.from_pretrained(tmp_path / "drafter")
     with pytest.raises(ValueError, match="of use in transformers alone"):
         export(tmp_path / "drafter", tmp_path / "out", Engine.vllm)
+    (tmp_path / "drafter" / "model.safetensors").unlink()
+    with pytest.raises(OSError, match=r"neither a \.safetensors file"):
+        pd.AutoDrafter.from_pretrained(tmp_path / "drafter")
 
 
-def test_a_new_kind_is_trained_by_a_run_of_its_own(folder, monkeypatch):
-    """The one of docs/add-a-drafter.md: it learns which token follows which, and leaves a folder with its record."""
+def test_a_new_kind_is_trained_by_a_run_of_its_own(bigram, folder):
+    """It learns which token follows which, and leaves a folder with its record."""
     from hf_paradraft.training.run import train
 
-    page = (Path(__file__).parents[2] / "docs" / "add-a-drafter.md").read_text()
-    first, _, model, training = re.findall(r"```python\n(.*?)```", page, re.S)
-    module = ModuleType("bigram")
-    monkeypatch.setitem(sys.modules, "bigram", module)
-    exec(first + model + training, module.__dict__)
     arguments = {"target": folder / "target", "train_file": folder / "rows.jsonl", "eval_file": folder / "rows.jsonl"}
-    options = {"max_steps": 20, "learning_rate": 0.5, "max_length": 64, "use_cpu": True, "bf16": False}
-    drafter = train(module.BigramTraining, **arguments, **options, output_dir=folder / "bigram")
-    again = module.BigramDrafter.from_pretrained(folder / "bigram")
+    options = {"max_steps": 20, "learning_rate": 0.5, "max_length": 64, "use_cpu": True, "bf16": False, "smoothing": 0.01}
+    drafter = train(bigram.training.BigramTraining, **arguments, **options, output_dir=folder / "bigram")
+    again = bigram.model.BigramDrafter.from_pretrained(folder / "bigram")
     assert torch.equal(again.logits, drafter.logits)
     record = again.paradraft["training"]
-    untrained = module.BigramDrafter.from_target(AutoModelForCausalLM.from_pretrained(folder / "target"))
-    assert record["steps"] == 20
+    untrained = bigram.model.BigramDrafter.from_target(AutoModelForCausalLM.from_pretrained(folder / "target"))
+    assert (record["steps"], record["smoothing"]) == (20, 0.01)
     assert not torch.equal(again.logits, untrained.logits)
     assert record["acceptance"]["mean_emitted"] > 1.1
+    with pytest.raises(ValueError, match="smoothing must be"):
+        train(bigram.training.BigramTraining, **arguments, smoothing=2.0, output_dir=folder / "other")
 
 
 def test_benchmarks_leave_models_as_they_were(prompt):

@@ -49,6 +49,7 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
     kind = "parallelspec"
     title = "ParallelSpec drafter"
     training_options = "ParallelSpecTraining"
+    about = "reads the target's hidden states, shares its embedding and head, and guesses several tokens"
     config_class = ParallelSpecConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
