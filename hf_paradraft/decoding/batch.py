@@ -48,6 +48,9 @@ class Batch:
         going_on = [row for row, sequence in enumerate(self.rows) if not sequence.finished]
         if going_on and len(going_on) < len(self.rows) and isinstance(self.verifier, TreeVerifier):
             self.verifier.select(going_on)
+        for sequence in self.rows:
+            if sequence.finished:
+                sequence.accepted = None
         self.rows = [self.rows[row] for row in going_on]
         over = [call for call in self.calls if call.finished]
         self.calls = [call for call in self.calls if not call.finished]

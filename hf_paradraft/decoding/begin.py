@@ -76,6 +76,12 @@ def begin_call(
     features = Features(model, used.needs(model))
     verifier = make_verifier(model, input_ids, ends.limit, used, model_kwargs, features)
     check_lengths(model, begin, ends.limit, verifier.unread, generation_config, model_kwargs)
+    hands_back = generation_config.return_dict_in_generate or notes.callers_cache
+    if criteria and hands_back and isinstance(verifier, RecurrentBatchVerifier):
+        raise Refused(
+            "A criterion may take tokens back, and a recurrent state cannot: where such a target's cache is handed back, call "
+            "generate once per prompt."
+        )
     processors = processors_of_sequences(logits_processor, batch_size)
     sequences = [Sequence(buffer[i : i + 1], processors[i], begin, padding[i], RULES[rule]) for i in range(batch_size)]
     noise = None
@@ -109,7 +115,7 @@ def begin_call(
         stats=SpeculationStats(by_row=[SpeculationStats() for _ in sequences] if batch_size > 1 else []),
         context=getattr(text, "max_position_embeddings", None) or ends.limit + max(padding),
         drafts_first=not more,
-        hands_back=generation_config.return_dict_in_generate or notes.callers_cache,
+        hands_back=hands_back,
         begin=begin,
         judged=begin,
         done=[False] * batch_size,
@@ -216,7 +222,7 @@ def make_verifier(
         return RecurrentVerifier(model, model_kwargs, per_token, begin, begin)
     if recurrent and not explicit:
         raise Refused(f"{type(model).__name__} is served one prompt at a time with a drafter, for its layers' sake.")
-    if config.compile and explicit and cache.get_seq_length() == 0:
+    if config.compile and explicit and not recurrent and cache.get_seq_length() == 0:
         cache.layers = static_cache(model, num_slots).layers  # in the caller's own object, if it is one
     explicit = explicit and (recurrent or use_plain_layers(cache, num_slots))
     if not explicit:

@@ -66,9 +66,12 @@ class NoDrafter(Drafter, Drafting):
         return [GuessedTokens(prefix.ids[0, :0]) for prefix in prefixes]
 
 
-def can_join(target: PreTrainedModel) -> bool:
-    """Whether a target's sequences may join and leave: it takes masks and positions as they are given, and has no beams."""
-    return attention_windows(target) is not None and target.generation_config.num_beams in (None, 1)
+def can_join(target: PreTrainedModel, drafter: Drafter | None = None) -> bool:
+    """Whether a target's sequences may join and leave: it takes masks and positions as they are given, has no beams, and neither
+    it nor the drafter wants a static cache."""
+    options, compiled = target.generation_config, drafter is not None and drafter.speculation_config.compile
+    dynamic = options.cache_implementation in (None, "dynamic") and not compiled
+    return attention_windows(target) is not None and options.num_beams in (None, 1) and dynamic
 
 
 def begin(target: PreTrainedModel, input_ids: LongTensor, drafter: Drafter, **options: Any) -> Call:
@@ -127,7 +130,7 @@ def continuous_batching(
     waiting = deque(enumerate(prompts))
     batch: Batch | None = None
     open_: list[Open] = []
-    with ExitStack() as hooks:
+    with ExitStack() as hooks:  # of calls that an exception leaves open
         while waiting or open_:
             group: list[tuple[int, list[int]]] = []
             longest = max((answer.sequence.ids.shape[1] for answer in open_), default=0)
@@ -138,7 +141,8 @@ def continuous_batching(
                 group.append(waiting.popleft())
             if group:
                 width = max(len(prompt) for _, prompt in group)
-                ids = torch.tensor([[0] * (width - len(prompt)) + prompt for _, prompt in group], device=target.device)
+                fill = options["pad_token_id"]
+                ids = torch.tensor([[fill] * (width - len(prompt)) + prompt for _, prompt in group], device=target.device)
                 mask = torch.tensor(
                     [[0] * (width - len(prompt)) + [1] * len(prompt) for _, prompt in group], device=target.device
                 )
@@ -146,6 +150,8 @@ def continuous_batching(
                 hooks.enter_context(call.features)
                 joining = Batch(call)
                 step(joining)  # reads the prompts
+                for over in batch.leave() if batch is not None else ():
+                    over.features.__exit__()
                 batch = _together(batch, joining)
                 open_ += [Open(number, sequence, width) for (number, _), sequence in zip(group, call.sequences, strict=True)]
             elif batch is not None:
@@ -157,9 +163,7 @@ def continuous_batching(
 
 
 def _together(batch: Batch | None, joining: Batch) -> Batch:
-    """The batch without the sequences that have ended, and with those that join."""
-    if batch is not None:
-        batch.leave()
+    """The batch with the sequences that join it, or these alone."""
     if batch is not None and batch.rows:
         batch.join(joining)
         return batch

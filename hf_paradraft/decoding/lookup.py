@@ -110,8 +110,9 @@ def with_copied(draft: Draft, copied: Copied, size: int) -> Draft:
     """
     ids, parents, acceptance, _ = _join(draft, copied)
     joined = Draft(draft.tokens.new_tensor(ids), parents, None, acceptance)
+    chances = joined.path_probability
     # Where chances are equal the order stays: parents before children.
-    return part(joined, sorted(range(len(ids)), key=lambda node: -joined.path_probability[node])[:size])
+    return part(joined, sorted(range(len(ids)), key=lambda node: -chances[node])[:size])
 
 
 def with_copied_beside_prompts(draft: Draft, copied: Copied) -> Draft:

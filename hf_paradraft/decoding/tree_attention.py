@@ -41,16 +41,20 @@ def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[s
     ):
         return None
     layers = DynamicCache(config=config).layers
-    if any(type(layer) not in (*WITH_MASKS, *(RECURRENT if recurrent else ())) for layer in layers):
+    classes = {type(layer) for layer in layers}
+    if not classes <= {*WITH_MASKS, *(RECURRENT if recurrent else ())}:
+        return None
+    if DynamicSlidingWindowLayer in classes and not classes.isdisjoint(RECURRENT):
         return None
     kinds = getattr(config, "layer_types", None) or [str(getattr(layer, "sliding_window", None)) for layer in layers]
     if "chunked_attention" in kinds:
         return None
-    return {  # layers that share another's cache come last and have a kind seen before
+    windows = {  # layers that share another's cache come last and have a kind seen before
         kind: getattr(layer, "sliding_window", None)
         for kind, layer in zip(kinds, layers, strict=False)
         if type(layer) is not LinearAttentionLayer
     }
+    return windows or None
 
 
 def or_sdpa(model: PreTrainedModel) -> str:

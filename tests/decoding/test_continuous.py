@@ -51,6 +51,27 @@ def test_places_that_become_free_are_taken():
     assert len(forwards) < together
 
 
+def test_padding_is_what_processors_see_in_a_batch_of_generate():
+    """A penalty falls on the padding token, and on no other that has not been written."""
+    target, prompts = tiny_model(dtype=torch.float64), [[3, 5, 7, 9], [11]]
+    target.generation_config.repetition_penalty = 1.7
+    ids = torch.tensor([[3, 5, 7, 9], [31, 31, 31, 11]])
+    mask = (ids != 31).long()
+    options = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 31, "eos_token_id": None}
+    expected = target.generate(ids, attention_mask=mask, **options)[:, 4:].tolist()
+    made = dict(continuous_batching(target, prompts, 16, 2, pad_token_id=31, eos_token_id=None))
+    assert [made[0], made[1]] == expected
+
+
+def test_a_static_cache_is_not_joined():
+    target, drafter = tiny_model(), near_copy(tiny_model())
+    assert can_join(target, drafter)
+    drafter.speculation_config.compile = True
+    assert not can_join(target, drafter)
+    target.generation_config.cache_implementation = "static"
+    assert not can_join(target)
+
+
 def test_targets_that_take_no_masks_are_not_joined():
     config = Lfm2Config(vocab_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                         intermediate_size=32, layer_types=["conv", "full_attention"])  # fmt: skip

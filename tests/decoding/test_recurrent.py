@@ -19,6 +19,7 @@ from transformers import (
     MambaConfig,
     OpenAIGPTConfig,
     Qwen3NextConfig,
+    StoppingCriteria,
 )
 
 import hf_paradraft as pd
@@ -170,6 +171,26 @@ def test_the_cache_of_a_batch_is_plain_decodings(name, unread, monkeypatch):
     ]  # fmt: skip
     assert torch.equal(second[0].sequences, second[1].sequences)
     torch.testing.assert_close(second[0].logits[0], second[1].logits[0], rtol=1e-3, atol=1e-3)
+
+
+def test_compiled_calls_and_criteria_with_a_memory():
+    """Neither has a static cache of recurrent layers; and a state cannot give tokens back that a criterion takes."""
+    target, inputs = target_of("qwen3_next"), left_padded(RAGGED)
+    plain = target.generate(**inputs, do_sample=False, max_new_tokens=12)
+    drafter = SometimesRight(plain, [0, 6, 8, 4], 0.7)
+    drafter.speculation_config.compile = True
+    assert torch.equal(plain, target.generate(**inputs, do_sample=False, max_new_tokens=12, assistant_model=drafter))
+    drafter.speculation_config.compile = False
+
+    class Counts(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 14)
+
+    options = {**inputs, "do_sample": False, "max_new_tokens": 12, "stopping_criteria": [Counts()]}
+    stopped = target.generate(**options)
+    assert torch.equal(stopped, target.generate(**options, assistant_model=drafter))
+    with pytest.raises(ValueError, match="call generate once per prompt"):
+        target.generate(**options, assistant_model=drafter, return_dict_in_generate=True)
 
 
 def test_batches_of_targets_whose_layers_take_no_masks_are_refused(prompt):
