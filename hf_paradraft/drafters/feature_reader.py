@@ -110,6 +110,7 @@ class FeatureReader:
         self.starts = [0 if begin == 0 and model.shift == 0 else begin + 1 for begin in begins]
         self.fused = [model.nothing(1 if start == 0 else 0) for start in self.starts]
         self.cache = RaggedCache(plain_cache(stack, self.num_slots), len(begins), 0)
+        self.states = [[model.nothing(1)[0]] for _ in begins]  # of a text that nothing can be read of yet
         offsets = [start - model.shift for start in self.starts]
         self.attention = StackMasks(attention_windows(stack) or {}, offsets, stack.dtype, stack.device)
         if self.follower is not None:

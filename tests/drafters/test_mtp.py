@@ -230,6 +230,14 @@ def test_outputs_of_ragged_batches_are_the_targets_own(family, size, count):
     assert drafter.last_stats.num_drafted > 0
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_texts_shorter_than_the_layers_are_many(count):
+    """A layer for each step has nothing to read of a text that is shorter."""
+    target = target_of("deepseek", count, torch.float64)
+    for length in (1, 2, 3):
+        assert_lossless(target, pd.MtpDrafter.from_target(target), IDS[:, :length], max_new_tokens=8, pad_token_id=0)
+
+
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "ernie"])
 def test_a_layer_saved_in_speculators_layout_is_the_same(family, tmp_path):
     target = target_of(family)

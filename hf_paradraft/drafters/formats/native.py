@@ -47,7 +47,7 @@ LAYOUTS = (
     Layout("MiMo", r"model\.mtp_layers\.(\d+)\.", hidden_first=True),
     Layout("ERNIE", r"model\.(?=mtp_(?:block|emb_norm|hidden_norm|linear_proj)\.(\d+)\.)", bare=True),
     Layout("Qwen", r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?"),
-    Layout("DeepSeek", r"(?:model\.)?(?:language_model\.)?layers\.(\d+)\.", numbered_on=True),
+    Layout("DeepSeek", r"(?:language_model\.)?(?:model\.)?(?:language_model\.)?layers\.(\d+)\.", numbered_on=True),
 )
 
 
@@ -130,7 +130,7 @@ class Checkpoint:
     def __init__(self, name: str, revision: str | None = None, token: str | bool | None = None):
         self.name, self.revision, self.token = name, revision, token
         if (index := self._file(INDEX)) is not None:
-            self.files: dict[str, str] = read_json(index)["weight_map"]
+            self.files: dict[str, str] = read_json(index).get("weight_map") or {}
         elif (whole := self._file(WHOLE)) is not None:
             with safe_open(whole, framework="pt") as opened:
                 self.files = dict.fromkeys(opened.keys(), WHOLE)

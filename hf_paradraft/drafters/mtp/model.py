@@ -236,8 +236,8 @@ class MtpDrafter(FeatureDrafter):
     def describe_target(cls, folder: Path) -> list[tuple[str, Any]]:
         """What there is to say of the layers that a target's folder brings; nothing where it brings none."""
         config = read_config(folder)
-        layers = (config.get("text_config") or config).get("num_hidden_layers")
-        sizes = parameter_counts(folder)
+        text, sizes = config.get("text_config"), parameter_counts(folder)
+        layers = (text if isinstance(text, dict) else config).get("num_hidden_layers")
         if not isinstance(layers, int) or (brought := mtp_tensors(sizes, layers)) is None:
             return []
         count = sum(sizes[name] for layer in brought.layers for name in layer.values())
