@@ -9,6 +9,7 @@ from rich.table import Table
 from ..auto import AutoDrafter
 from ..decoding.latency import row_latency
 from ..drafters.ppd.sparse import sizes
+from ..integration.probe import reads_padded
 from .options import (
     Dtype,
     DtypeOption,
@@ -68,7 +69,7 @@ def regenerate(
     else:
         model, tokenizer = open_target(target, dtype.placement)
         helper = AutoDrafter.from_pretrained(drafter, **dtype.placement) if drafter else None
-        writer = Target(model, tokenizer, *how, helper)
+        writer = Target(model, tokenizer, *how, helper, joins=reads_padded(model))
     if invent is not None:
         from ..training.invent import invent as write_prompts
 

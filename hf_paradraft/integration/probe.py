@@ -108,6 +108,15 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
         )
 
 
+def reads_padded(model: PreTrainedModel) -> bool:
+    """Whether `check_reads` has nothing against padded prompts."""
+    try:
+        check_reads(model, True)
+    except Refused:
+        return False
+    return True
+
+
 def check_more_than_text(model: PreTrainedModel, drafter: Drafter) -> None:
     """Refuse a call with images, or the like, whose target or drafter cannot serve them.
 

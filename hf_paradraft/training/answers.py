@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -11,13 +12,16 @@ from typing import Any
 import torch
 from huggingface_hub.utils import http_backoff
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from ..chat import end_tokens, learned_context, render_chat, sampling, until_end
+from ..decoding.checks import Refused
 from ..decoding.continuous import can_join, continuous_batching
 from ..protocol import Drafter
 from .data import tokenizer_hash
 from .fingerprint import fingerprint
 
+logger = logging.get_logger(__name__)
 TYPICAL_PROMPT = 256  # tokens of a prompt; a batch of longer ones has fewer rows
 PATIENCE = 600.0  # seconds for one answer of a server
 
@@ -49,6 +53,7 @@ class Target:
         temperature: 0 is greedy.
         seed: of sampling.
         drafter: makes it faster; the answers stay the target's.
+        joins: whether prompts may join a running batch, if target and drafter allow it.
     """
 
     model: PreTrainedModel
@@ -58,6 +63,7 @@ class Target:
     temperature: float = 0.0
     seed: int = 0
     drafter: Drafter | None = None
+    joins: bool = True
 
     def __post_init__(self) -> None:
         self.tokenizer.padding_side = "left"
@@ -71,6 +77,8 @@ class Target:
         config.pop("transformers_version", None)
         return {
             "target": self.model.name_or_path,
+            "tokenizer": self.hash,
+            "template": hashlib.sha256(str(self.tokenizer.chat_template).encode()).hexdigest()[:16],
             "weights": fingerprint(self.model),
             "dtype": str(self.model.dtype),
             "max_new_tokens": self.max_new_tokens,
@@ -108,13 +116,18 @@ class Target:
         """
         prompts = {index: self.ids(row) for index, row in rows.items()}
         sizes = self.max_new_tokens, self.batch_size, self.batch_size * (TYPICAL_PROMPT + self.max_new_tokens)
-        if self.temperature == 0 and can_join(self.model):
+        if self.joins and self.temperature == 0 and can_join(self.model, self.drafter):
             waiting = sorted(prompts.keys() - done, key=lambda index: (len(prompts[index]), index))  # short ones need not wait
             encoded = [prompts[index] for index in waiting]
             options = {"drafter": self.drafter, "pad_token_id": self.tokenizer.pad_token_id}
-            for number, ids in continuous_batching(self.model, encoded, *sizes, **options):
-                yield waiting[number], self._answered(rows[waiting[number]], encoded[number], ids)
-            return
+            done = {*done}
+            try:
+                for number, ids in continuous_batching(self.model, encoded, *sizes, **options):
+                    done.add(waiting[number])
+                    yield waiting[number], self._answered(rows[waiting[number]], encoded[number], ids)
+            except Refused as error:
+                logger.warning_once("Prompts cannot join a running batch here (%s): they are answered batch by batch.", error)
+                self.joins = False
         for batch in batches({index: len(ids) for index, ids in prompts.items()}, *sizes):
             if not done.issuperset(batch):
                 for index, ids in zip(batch, self._together(batch, prompts), strict=True):
@@ -204,11 +217,20 @@ class Server:
         """
         with ThreadPoolExecutor(self.batch_size) as pool:
             asked = {pool.submit(self._ask, index, row): index for index, row in rows.items() if index not in done}
+            failure: BaseException | None = None
             try:
                 for answered in as_completed(asked):
-                    yield asked[answered], answered.result()
+                    if answered.cancelled():
+                        continue
+                    if answered.exception() is None:
+                        yield asked[answered], answered.result()
+                    elif failure is None:  # what is under way is waited for, and no more is asked
+                        failure = answered.exception()
+                        pool.shutdown(wait=False, cancel_futures=True)
             finally:
                 pool.shutdown(cancel_futures=True)
+            if failure is not None:
+                raise failure
 
     def _ask(self, index: int, row: Mapping[str, Any]) -> dict[str, Any]:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
@@ -222,10 +244,15 @@ class Server:
         url = f"{self.base_url.rstrip('/')}/chat/completions"
         try:
             response = http_backoff("POST", url, json=body, headers=headers, timeout=PATIENCE)
-            if response.status_code >= 400:
+            if response.status_code == 400:  # this prompt's own: it is too long, say
+                logger.warning("%s refuses prompt %d: %s", url, index + 1, response.text[:200])
+                return answered(row, "", False)
+            if response.status_code > 400:
                 raise ValueError(f"status {response.status_code}, {response.text[:200]}")
             choice = response.json()["choices"][0]
             text, reason = choice["message"]["content"], choice["finish_reason"]
+            if text is None:  # all of its tokens went into thoughts
+                return answered(row, "", False)
             if not isinstance(text, str):
                 raise ValueError(f"an answer without text: {str(choice)[:200]}")
         except Exception as error:  # a foreign server fails in many ways

@@ -58,7 +58,8 @@ def check_same_run(output: Path, run: Path, settings: dict[str, Any]) -> None:
     if not run.exists():
         raise ValueError(f"{output} exists, and no {run.name} says how it was made: pass --overwrite, or name another output.")
     made: dict[str, Any] = read_json(run)
-    if other := [f"{name}: {made.get(name)} there, {value} now" for name, value in settings.items() if made.get(name) != value]:
+    differ = [name for name in {**made, **settings} if made.get(name) != settings.get(name)]
+    if other := [f"{name}: {made.get(name)} there, {settings.get(name)} now" for name in differ]:
         raise ValueError(
             f"{output} was made with other settings ({'; '.join(other)}): use those again to go on, pass --overwrite to begin "
             "anew, or name another output."

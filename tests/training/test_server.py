@@ -36,12 +36,13 @@ class Handler(BaseHTTPRequestHandler):
         if "together" in text:
             self.server.together.wait(20)
         reason = "length" if "long" in text else "stop"
-        answer = {"choices": [{"message": {"role": "assistant", "content": text.upper()}, "finish_reason": reason}]}
-        refused = "fail" in text and self.server.fails
+        said = None if "think" in text else text.upper()
+        answer = {"choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": reason}]}
+        status = 404 if "fail" in text and self.server.fails else 400 if "refuse" in text else 200
         with self.server.lock:
             self.server.open -= 1
-        content = json.dumps({"error": "no such model"} if refused else answer).encode()
-        self.send_response(404 if refused else 200)
+        content = json.dumps(answer if status == 200 else {"error": "no"}).encode()
+        self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -90,6 +91,14 @@ def test_what_a_server_has_answered_is_not_asked_again(server, tmp_path):
     assert [row["messages"][-1]["content"] for row in rows_in(output)] == ["ONE", "TWO", "FAIL", "FOUR"]
     with pytest.raises(ValueError, match="other settings"):
         regenerate(Server(server.url, "bigger", 7, 1), prompts, output)
+
+
+def test_a_prompt_that_a_server_cannot_answer_holds_nothing_up(server, tmp_path):
+    """One that is too long, and one whose tokens all went into thoughts: both are kept as unfinished."""
+    prompts, output = written(tmp_path, "one", "refuse", "think", "four"), tmp_path / "out.jsonl"
+    assert regenerate(Server(server.url, "big", 7, 1), prompts, output) == 4
+    assert [row["messages"][-1]["content"] for row in rows_in(output)] == ["ONE", "", "", "FOUR"]
+    assert [row["finished"] for row in rows_in(output)] == [True, False, False, True]
 
 
 def test_the_command_asks_a_server_without_loading_a_model(server, tmp_path):
