@@ -29,15 +29,16 @@ def decoder_stack(config: PreTrainedConfig, weights: dict[str, Tensor] | None = 
         ValueError: layers that take no explicit masks, or that transformers cannot make, or weights without a place.
     """
     config = copy.deepcopy(config)
-    config.vocab_size, config.pad_token_id, config.use_cache = 1, None, True
+    config.vocab_size, config.pad_token_id, config.use_cache = 1, 0, True
     stack_type: Any = MODEL_MAPPING.get(type(config), None)
     attention = (
         "sdpa" if stack_type is None or stack_type._supports_sdpa else "eager"
     )  # Gemma 2 caps its scores, gpt-oss has sinks
     try:
         stack = AutoModel.from_config(config, attn_implementation=attention, trust_remote_code=False)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"transformers makes no layers of this config: {type(error).__name__}: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"transformers makes no layers of this config alone: {type(error).__name__}: {reason}") from error
     if weights is not None:
         stack = _with_weights(stack, weights)
     if attention_windows(stack) is None:

@@ -230,6 +230,32 @@ def test_outputs_of_ragged_batches_are_the_targets_own(family, size, count):
     assert drafter.last_stats.num_drafted > 0
 
 
+@pytest.mark.parametrize("family", ["deepseek", "glm"])
+def test_float8_layers_are_multiplied_by_the_scales_of_their_blocks(family, tmp_path):
+    """As DeepSeek publishes them; blocks at the edge are cut off."""
+    folder = tmp_path / "target"
+    shutil.copytree(brought(family)[0], folder)
+    tensors = load_file(folder / "model.safetensors")
+    expected = dict(tensors)
+    for name, weight in list(tensors.items()):
+        if "layers.2." in name and name.endswith("proj.weight") and weight.ndim == 2:
+            rows, columns = (-(-size // 16) for size in weight.shape)
+            scales = torch.rand(rows, columns) + 0.5
+            whole = scales.repeat_interleave(16, 0)[: weight.shape[0]].repeat_interleave(16, 1)[:, : weight.shape[1]]
+            tensors[name] = (weight / whole).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = scales
+            expected[name] = tensors[name].float() * whole
+    target = target_of(family)
+    drafters = []
+    for content in (tensors, expected):
+        save_file(content, folder / "model.safetensors", metadata={"format": "pt"})
+        target.config._name_or_path = target.name_or_path = str(folder)
+        drafters.append(pd.MtpDrafter.from_target(target))
+    packed, plain = (drafted_logits(target, drafter) for drafter in drafters)
+    torch.testing.assert_close(packed, plain)
+    assert (packed - expected_logits(family, target_of(family))).abs().max() > 1e-4  # they are rounded
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_texts_shorter_than_the_layers_are_many(count):
     """A layer for each step has nothing to read of a text that is shorter."""

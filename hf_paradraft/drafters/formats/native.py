@@ -20,6 +20,7 @@ PARTS = {
     "norm": ("shared_head.norm", "norm", "final_layernorm"),
 }
 SHARED = ("embed_tokens.", "shared_head.head.")  # copies of the target's own
+SCALE = "_scale_inv"
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -101,6 +102,23 @@ def _ours(part: str) -> str:
             if part.startswith(f"{name}."):
                 return ours + part.removeprefix(name)
     return f"layers.0.{part.removeprefix('mtp_block.')}"
+
+
+def unscaled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a layer, where those in float8 come with a scale for each square block (DeepSeek-V3, section 3.3).
+
+    Args:
+        weights: by names as `MtpTensors` has them; `X_scale_inv` is what the blocks of `X` are multiplied by.
+    """
+    plain = {name: weight for name, weight in weights.items() if not name.endswith(SCALE)}
+    for name, scales in weights.items():
+        if name.endswith(SCALE) and (packed := weights.get(name.removesuffix(SCALE))) is not None:
+            weight = packed.float()
+            for dim, (size, count) in enumerate(zip(weight.shape, scales.shape, strict=True)):
+                block = 2 ** math.ceil(math.log2(size / count))  # 128, the last one cut off
+                scales = scales.repeat_interleave(block, dim).narrow(dim, 0, size)
+            plain[name.removesuffix(SCALE)] = (weight * scales).to(weights["enorm.weight"].dtype)
+    return plain
 
 
 def parameter_counts(folder: Path) -> dict[str, int]:

@@ -22,7 +22,7 @@ from ..feature_drafter import FeatureDrafter
 from ..feature_reader import FeatureDrafting, FeatureModel
 from ..formats.files import vocabulary_of, weights_in
 from ..formats.identify import MTP
-from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_counts
+from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_counts, unscaled
 from ..formats.speculators import mtp_config as saved_config
 from ..formats.values import read_config
 from ..layers import decoder_stack
@@ -167,7 +167,7 @@ class MtpDrafter(FeatureDrafter):
     ) -> MtpDrafter:
         layout = brought.layout
         described = MtpConfig(config, len(brought.layers), layout.hidden_first, layout.bare, num_draft_tokens, layout.name)
-        weights = [{ours: tensors[theirs] for ours, theirs in layer.items()} for layer in brought.layers]
+        weights = [unscaled({ours: tensors[theirs] for ours, theirs in layer.items()}) for layer in brought.layers]
         return cls(described, weights)
 
     @classmethod
