@@ -27,7 +27,8 @@ def trains_in_bf16() -> bool:
     """
     if torch.cuda.is_available() or fast_dtype() == torch.float32:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    note = Path(HF_HOME) / "paradraft" / f"bf16-{platform.node()}-{torch.__version__}"
+    cpu = f"{torch.backends.cpu.get_cpu_capability()}-{torch.cpu._is_amx_tile_supported()}"
+    note = Path(HF_HOME) / "paradraft" / f"bf16-{platform.node()}-{cpu}-{torch.__version__}"
     with suppress(OSError):
         return note.read_text() == "faster"
     faster = _seconds(torch.bfloat16) < FASTER * _seconds(torch.float32)

@@ -338,7 +338,7 @@ class ModuleDrafter(nn.Module, SavedDrafter):
         self.paradraft = {**self.paradraft, "training": record}
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """As `contents` says, with how to use it and how it was trained; whole or not at all."""
+        """As `contents` says, with how to use it and how it was trained; each file whole or not at all."""
         config, tensors = self.contents()
         config["paradraft"] = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
         new = folder / ".model.safetensors.new"

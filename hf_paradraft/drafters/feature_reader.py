@@ -55,7 +55,7 @@ class FeatureModel(ABC):
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits `(…, V')` of normed states."""
-        raise NotImplementedError(f"{type(self).__name__} has logits or a forward_rows of its own.")
+        raise NotImplementedError(f"{type(self).__name__} has no logits(states), and no forward_rows that does without.")
 
     def run(self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
         """The layers' output `(B, M, hidden)`, normed; the cache grows by M."""
