@@ -10,7 +10,7 @@ from torch import LongTensor, Tensor
 from transformers import TrainingArguments
 
 from .data import IGNORED
-from .epochs import CountEpochs, ResumableTrainer
+from .depth_trainer import DepthTrainer
 from .losses import cross_entropy, rejection
 from .target_states import TargetStates
 
@@ -70,8 +70,10 @@ def guesses_behind(ids: LongTensor, labels: LongTensor, anchors: LongTensor, cou
     return {"places": positions, "before": before, "labels": following.where(unbroken, IGNORED)}
 
 
-class AnchorTrainer(ResumableTrainer):
+class AnchorTrainer(DepthTrainer):
     """0.1 cross-entropy, 0.9 of the chance of being rejected, and how well the drafter knows that chance; fading with depth.
+
+    Evaluation reports the chance of acceptance under rejection sampling.
 
     Args:
         model: holds a `drafter` that is attached to its target; its forward takes a batch and the target's states, and gives
@@ -84,6 +86,8 @@ class AnchorTrainer(ResumableTrainer):
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 
+    figure = "acceptance"
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -94,22 +98,16 @@ class AnchorTrainer(ResumableTrainer):
         num_anchors: int,
         **kwargs: Any,
     ):
-        args.remove_unused_columns = False
-        collator = AnchorCollator(num_anchors, count, args.seed)
-        super().__init__(model=model, args=args, data_collator=collator, **kwargs)
-        self.add_callback(CountEpochs(collator))
+        super().__init__(model, args, AnchorCollator(num_anchors, count, args.seed), count, **kwargs)
         self.drafter: Any = model.drafter
         self.states, self.fading = states, fading
-        self.model_accepts_loss_kwargs = True  # the loss is divided by the guesses of all accumulated batches
-        self._loss_shifts_labels = False  # so that Trainer counts every one
         self.places: LongTensor | None = None
         if self.drafter.vocabulary is not None:
             self.places = torch.full((states.target.config.get_text_config().vocab_size,), IGNORED)
             self.places[self.drafter.vocabulary.cpu()] = torch.arange(len(self.drafter.vocabulary))
-        self._eval: Tensor = torch.zeros(count, 2, dtype=torch.float64)
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
-        """Sum over guesses, weighted by depth, by their number."""
+        """Mean over guesses, weighted by depth."""
         states = self.states(inputs["input_ids"], inputs["lengths"])
         outputs = model(inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features})
         labels, positions = inputs["labels"], inputs["places"]
@@ -122,22 +120,6 @@ class AnchorTrainer(ResumableTrainer):
         if "confidence" in outputs:
             sure = outputs["confidence"][learned].float()
             losses = losses + F.binary_cross_entropy_with_logits(sure, (1 - rejected).detach().clamp(0, 1), reduction="none")
-        weights = self.fading ** where[2].to(losses)
-        count = learned.sum() if num_items_in_batch is None else num_items_in_batch
-        loss = (losses * weights).sum() / max(1, int(count))  # a batch may have nothing to be learned
-        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
-            loss = loss * self.accelerator.num_processes  # the count is everyone's, and gradients are averaged
-        if not self.model.training:
-            for depth in range(len(self._eval)):
-                chances = rejected[where[2] == depth]
-                self._eval[depth] += torch.tensor([chances.sum().item(), chances.numel()])
+        self.judge(1 - rejected, where[2])
+        loss = self.mean(losses * self.fading ** where[2].to(losses), learned.sum(), num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """`Trainer.evaluate`; adds the chance of acceptance under rejection sampling at each depth."""
-        self._eval.zero_()
-        metrics = super().evaluate(*args, **kwargs)
-        totals = self.accelerator.reduce(self._eval.to(self.args.device)).tolist()
-        by_depth = {f"eval_acceptance_depth_{depth}": 1 - total / count for depth, (total, count) in enumerate(totals) if count}
-        self.log(by_depth)
-        return {**metrics, **by_depth}

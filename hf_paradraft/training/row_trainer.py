@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from transformers import TrainingArguments
 
 from .data import IGNORED
-from .epochs import CountEpochs, ResumableTrainer
+from .depth_trainer import DepthTrainer
 from .rows import SHAPES, cod_keep_mask, draft_rows, may_attend, useful_rows
 
 
@@ -118,24 +118,21 @@ def block_mask(depths: Tensor, positions: Tensor):
     return make(rule, size, None, length, length, device=depths.device)
 
 
-class RowTrainer(ResumableTrainer, ABC):
-    """A mean of losses over kept rows with labels, one flat mean; evaluation reports the loss of each depth too.
+class RowTrainer(DepthTrainer, ABC):
+    """Learns from kept rows with labels.
 
     Args:
         model: the drafter.
-        args: any `TrainingArguments`; columns are kept and samples grouped by length.
+        args: any `TrainingArguments`.
         collator: of its rows.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 
+    figure = "loss"
+
     def __init__(self, model: Any, args: TrainingArguments, collator: RowCollator, **kwargs: Any):
-        args.remove_unused_columns = False
+        super().__init__(model, args, collator, collator.cod.num_depths, **kwargs)
         self.cod = collator.cod
-        super().__init__(model=model, args=args, data_collator=collator, **kwargs)
-        self.add_callback(CountEpochs(collator))
-        self.model_accepts_loss_kwargs = True  # the loss is divided by the labels of all accumulated batches
-        self._loss_shifts_labels = False  # so that Trainer counts every label: a row's label is its own
-        self._eval_losses = torch.zeros(self.cod.num_depths, 2, dtype=torch.float64)  # sum and count of each depth
 
     @abstractmethod
     def row_losses(
@@ -151,34 +148,24 @@ class RowTrainer(ResumableTrainer, ABC):
         """
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
-        """Sum over labelled rows by their number; logits are computed for those columns alone."""
+        """Mean over labelled rows; logits are computed for those columns alone."""
         labels = inputs.pop("labels")
-        learned = (labels != IGNORED).any(0)
-        count = int(learned.sum())
-        columns = learned.byte().argsort(descending=True, stable=True)[: count + -count % SHAPES]
+        wanted = (labels != IGNORED).any(0)
+        count = int(wanted.sum())
+        columns = wanted.byte().argsort(descending=True, stable=True)[: count + -count % SHAPES]
         labels, depths = labels[:, columns], inputs["depths"][:, columns]
         losses, outputs = self.row_losses(model, inputs, labels, depths, columns)
-        if not model.training:
-            for depth in range(self.cod.num_depths):
-                here = losses[(depths == depth) & (labels != IGNORED)]
-                self._eval_losses[depth] += torch.tensor([here.sum().item(), here.numel()])
-        count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        loss = losses.sum() / max(1, int(count))  # a batch may have nothing to be learned
-        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
-            loss = loss * self.accelerator.num_processes  # the count is everyone's, and gradients are averaged
+        learned = labels != IGNORED
+        self.judge(losses[learned], depths[learned])
+        loss = self.mean(losses, learned.sum(), num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """`Trainer.evaluate` over all rows of every depth; adds `eval_loss_depth_d`."""
-        self._eval_losses.zero_()
+        """As `DepthTrainer.evaluate`, over all rows of every depth."""
         collator = self.data_collator  # type: ignore[has-type]
         everything = CodConfig(self.cod.num_depths, 1.0, 1.0)
         self.data_collator = RowCollator(collator.mask_token_id, everything, 0, collator.dense_masks, collator.vocabulary)
         try:
-            metrics = super().evaluate(*args, **kwargs)
+            return super().evaluate(*args, **kwargs)
         finally:
             self.data_collator = collator
-        totals = self.accelerator.reduce(self._eval_losses.to(self.args.device)).tolist()
-        by_depth = {f"eval_loss_depth_{depth}": total / count for depth, (total, count) in enumerate(totals) if count}
-        self.log(by_depth)
-        return {**metrics, **by_depth}
