@@ -1,5 +1,6 @@
 """Model cards: what a drafter is, how to use it here and in other engines, what it was trained on and what it measured."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,17 @@ def _named(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
+def _plain(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers, names and the acceptance: texts of somebody else's config could be anything in a card's Markdown."""
+    return {
+        name: value
+        for name, value in training.items()
+        if isinstance(value, int | float)
+        or name == "acceptance"
+        or (isinstance(value, str) and re.fullmatch(r"[\w./-]{1,100}", value))
+    }
+
+
 def _results(bench: list[dict[str, Any]], methods: tuple[str, ...]) -> list[EvalResult]:
     """The headline: the drafter's best row at batch 1, greedy where that was measured."""
     alone = [row for row in bench if row["method"].startswith(methods) and row["batch_size"] == 1]
@@ -87,7 +99,7 @@ def render_card(folder: Path, repo_id: str, fields: CardFields, license: str | N
     Raises:
         OSError, ValueError: a damaged file.
     """
-    bench, training = _bench(folder), fields.provenance["training"]
+    bench, training = _bench(folder), _plain(fields.provenance["training"])
     base = hub_name(fields.base_model)
     results = _results(bench or [], fields.methods)
     data = ModelCardData(

@@ -77,6 +77,14 @@ def test_an_adapters_card_names_no_local_base(hub, tmp_path):
         assert json.loads(hub.files(REPO)["adapter_config.json"])["base_model_name_or_path"] == published
 
 
+def test_texts_of_a_foreign_config_stay_out_of_a_card(tmp_path):
+    training = {"steps": 7, "samples": {"a": "[see](http://evil)"}, "style": "eagle\n# [see](http://evil)"}
+    (tmp_path / "config.json").write_text(json.dumps({"paradraft": {"training": training}}))
+    text = render_card(tmp_path, REPO, pd.ParallelSpecDrafter.card_fields(tmp_path)).text
+    assert "7 steps" in text
+    assert "evil" not in text
+
+
 def test_cards_speak_of_this_drafter_alone(tmp_path):
     folder = pard_folder(tmp_path)
     rows = [*BENCH, {**BENCH[0], "method": "prompt-lookup", "speedup": 9.0}]
