@@ -44,14 +44,14 @@ class Unrolled(torch.nn.Module):
         size, chains = ids.shape[1] - 1, batch["anchors"].shape[1]  # row j of a text reads token j + 1 and the features of j
         rows = torch.arange(size, device=ids.device)
         causal = additive((rows <= rows[:, None])[None, None], drafter.dtype)
-        hidden = model.run(model.text(ids[:, 1:], model.fuse(states)[:, :-1]), causal, rows.expand(len(ids), -1), cache)
-        last = batch["places"][..., 0].sub(1).clamp(min=0)  # the row that read the anchor
-        hidden = hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[-1]))
-        seen = rows <= last[..., None]  # (B, A, rows)
+        fused = model.fuse(states)[:, :-1]
+        # Of the text only keys and values are learned from: anchors are read again, so that nothing else has a gradient.
+        model.run(model.text(ids[:, 1:], fused), causal, rows.expand(len(ids), -1), cache)
+        last = batch["places"][..., 0].sub(1).clamp(min=0)  # the row that reads the anchor
+        seen = rows < last[..., None]  # (B, A, rows)
         itself = torch.eye(chains, dtype=torch.bool, device=ids.device).expand(len(ids), -1, -1)
-        normed, fed = model.states_behind(hidden)
-        logits = [drafter.logits(normed)]
-        for step in range(1, self.count):
+        fed, logits = fused.gather(1, last[..., None].expand(-1, -1, fused.shape[-1])), []
+        for step in range(self.count):
             seen = torch.cat([seen, itself], dim=-1)
             inputs = model.text(batch["before"][..., step], fed)
             hidden = model.run(inputs, additive(seen[:, None], drafter.dtype), last + step, cache)
