@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from .data import IGNORED
 from .depth_trainer import DepthTrainer
 from .losses import cross_entropy, rejection
+from .optimiser import MuonAdamW
 from .target_states import TargetStates
 
 
@@ -105,6 +106,14 @@ class AnchorTrainer(DepthTrainer):
         if self.drafter.vocabulary is not None:
             self.places = torch.full((states.target.config.get_text_config().vocab_size,), IGNORED)
             self.places[self.drafter.vocabulary.cpu()] = torch.arange(len(self.drafter.vocabulary))
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """`MuonAdamW`, unless `optim` names another optimiser, or processes share weights, so that no matrix is whole."""
+        args, split = self.args, self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if self.optimizer is None and args.optim == "adamw_torch_fused" and not split:
+            betas = (args.adam_beta1, args.adam_beta2)
+            self.optimizer: Any = MuonAdamW(self.model, args.learning_rate, betas, args.adam_epsilon, args.weight_decay)
+        return super().create_optimizer(model)
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
         """Mean over guesses, weighted by depth."""

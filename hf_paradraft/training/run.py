@@ -63,6 +63,7 @@ class TrainingOptions(ABC):
 
     kind: ClassVar[str]
     example: ClassVar[str]
+    optimiser: ClassVar[str | None] = None  # where it is another one than `optim` says
     renamed: ClassVar[dict[str, str]] = {}  # old names of options, which the command line takes for one version
 
     train_file: str = option("JSON lines with 'text' or 'messages', or a Hub dataset; best answered by the target.")
@@ -242,4 +243,6 @@ def _settings(run: TrainingOptions, model: PreTrainedModel, train_set: Dataset, 
         **options,
         **{name: getattr(arguments, name) for name in SAME_ARGUMENTS},
     }
+    if run.optimiser is not None:
+        settings["optimiser"] = run.optimiser
     return json.loads(json.dumps(settings, default=str))  # as they are read back

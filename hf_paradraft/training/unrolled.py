@@ -64,6 +64,7 @@ class Unrolled(torch.nn.Module):
 class UnrolledTraining(TargetTraining):
     """Options of such a drafter."""
 
+    optimiser: ClassVar[str | None] = "muon"
     fading: ClassVar[float]  # the weight of each further step, of that before it
 
     num_draft_tokens: int = option("K: tokens drafted one after the other, in training too.", 5, least=1)

@@ -17,9 +17,10 @@ import torch
 from trained import train_dspark, train_eagle3, train_pard, train_parallelspec
 for run in sys.argv[1:]:
     out, batch, parts = run.split(",")
+    # By SGD without clipping, so that steps show how large a gradient is.
     options = {"max_steps": 3, "per_device_train_batch_size": int(batch), "gradient_accumulation_steps": int(parts),
-               "max_length": 64, "learning_rate": 1e-3, "use_cpu": True, "seed": 3, "lr_scheduler_type": "constant",
-               "save_strategy": "no", "bf16": False}
+               "max_length": 64, "learning_rate": 0.1, "use_cpu": True, "seed": 3, "lr_scheduler_type": "constant",
+               "save_strategy": "no", "bf16": False, "optim": "sgd", "max_grad_norm": 0.0}
     train_pard("small", "rows.jsonl", out + "/pard", **options)
     for name, train in (("parallelspec", train_parallelspec), ("dspark", train_dspark), ("eagle3", train_eagle3)):
         judged = "one.jsonl" if out == "two" else None

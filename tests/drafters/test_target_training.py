@@ -17,6 +17,7 @@ import hf_paradraft as pd
 from hf_paradraft.cli import app
 from hf_paradraft.drafters import kind_of_folder
 from hf_paradraft.drafters.blocks.calibration import calibration_error, temperatures
+from hf_paradraft.training.anchors import AnchorTrainer
 from hf_paradraft.training.losses import cross_entropy, rejection
 from hf_paradraft.training.target_training import unused_token
 
@@ -164,8 +165,29 @@ def test_a_target_in_bf16_and_a_drafter_in_fp32(what, folder, bf16, caplog):
     assert_lossless(target, again, ids, max_new_tokens=12, eos_token_id=EOS)
 
 
+def test_projections_are_trained_by_muon_unless_another_optimiser_is_asked_for(folder, monkeypatch):
+    made = []
+    whole = AnchorTrainer.create_optimizer
+    monkeypatch.setattr(AnchorTrainer, "create_optimizer", lambda self, model=None: made.append(whole(self, model)) or made[-1])
+    for number, more in enumerate([{}, {"optim": "adamw_torch"}]):
+        train_mtp(folder / "target", folder / "some.jsonl", folder / str(number), max_steps=1, **OPTIONS, **SMALL["mtp"], **more)
+    assert [type(optimiser).__name__ for optimiser in made] == ["MuonAdamW", "AdamW"]
+    muon, _ = made[0].parts
+    assert isinstance(muon, torch.optim.Muon)
+    assert len(muon.param_groups[0]["params"]) == 8  # of attention, MLP and `eh_proj`
+
+
+def test_a_run_of_the_former_optimiser_is_not_gone_on_with(folder):
+    options = {**OPTIONS, **SMALL["mtp"]}
+    train_mtp(folder / "target", folder / "some.jsonl", folder / "out", max_steps=1, save_steps=1, **options)
+    record = folder / "out" / "checkpoint-1" / "run.json"
+    record.write_text(json.dumps({name: value for name, value in json.loads(record.read_text()).items() if name != "optimiser"}))
+    with pytest.raises(ValueError, match="optimiser: None there, muon now"):
+        train_mtp(folder / "target", folder / "some.jsonl", folder / "out", max_steps=2, resume=True, **options)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["parallelspec", "dspark", "eagle3"])
+@pytest.mark.parametrize("what", ["parallelspec", "dspark", "eagle3", "mtp"])
 def test_a_resumed_run_is_the_run_that_would_have_been(what, folder):
     run, options = RUNS[what], {**OPTIONS, **SMALL[what], "lr_scheduler_type": "constant"}
     rows = folder / "rows.jsonl"

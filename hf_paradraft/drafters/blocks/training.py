@@ -44,6 +44,7 @@ class BlockTraining(TargetTraining):
     """What runs of drafters of blocks share."""
 
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
+    optimiser: ClassVar[str | None] = "muon"
 
     learning_rate: float = option("Peak learning rate.", 6e-4, above=0)
     num_layers: int = option("Layers of the drafter.", 2, least=1)

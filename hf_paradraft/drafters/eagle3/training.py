@@ -18,6 +18,7 @@ class Eagle3Training(UnrolledTraining):
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
     fading: ClassVar[float] = 0.8
 
+    learning_rate: float = option("Peak learning rate.", 2e-3, above=0)
     num_layers: int = option("Layers of the drafter.", 1, least=1)
 
     def untrained(self, inputs: RunInputs) -> tuple[Eagle3Drafter, Eagle3Drafter]:

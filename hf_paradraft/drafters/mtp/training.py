@@ -18,6 +18,7 @@ class MtpTraining(UnrolledTraining):
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT"
     fading: ClassVar[float] = 0.6  # 0.51, 0.31 and 0.18 of three steps
 
+    learning_rate: float = option("Peak learning rate; a new layer wants 2e-3.", 5e-4, above=0)
     num_draft_tokens: int = option("K: tokens drafted one after the other, in training too.", 3, least=1)
     new: bool = option("A new layer, even where the target brings one.", False)
 
