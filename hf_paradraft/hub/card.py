@@ -55,15 +55,15 @@ def _named(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def _plain(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers, names and the acceptance: texts of somebody else's config could be anything in a card's Markdown."""
-    return {
-        name: value
-        for name, value in training.items()
-        if isinstance(value, int | float)
-        or name == "acceptance"
-        or (isinstance(value, str) and re.fullmatch(r"[\w./-]{1,100}", value))
-    }
+def _plain(values: Any) -> Any:
+    """Numbers and single words: texts of somebody else's config could be anything in a card's Markdown."""
+    if isinstance(values, Mapping):
+        plain = {name: _plain(value) for name, value in values.items()}
+        return {name: value for name, value in plain.items() if value is not None}
+    if isinstance(values, list):
+        return [value for value in values if isinstance(value, int | float)]
+    word = isinstance(values, str) and re.fullmatch(r"[\w-]{1,40}", values)
+    return values if word or isinstance(values, int | float) else None
 
 
 def _results(bench: list[dict[str, Any]], methods: tuple[str, ...]) -> list[EvalResult]:
@@ -99,7 +99,7 @@ def render_card(folder: Path, repo_id: str, fields: CardFields, license: str | N
     Raises:
         OSError, ValueError: a damaged file.
     """
-    bench, training = _bench(folder), _plain(fields.provenance["training"])
+    bench, training = _bench(folder), fields.provenance["training"]
     base = hub_name(fields.base_model)
     results = _results(bench or [], fields.methods)
     data = ModelCardData(
@@ -118,8 +118,8 @@ def render_card(folder: Path, repo_id: str, fields: CardFields, license: str | N
         repo_id=repo_id,
         base=base or "BASE-MODEL",
         target=hub_name(training.get("target")) or "TARGET-MODEL",
-        training=training,
-        options=fields.provenance.get("speculation_config") or {},
+        training=_plain(training),
+        options=fields.provenance.get("speculation_config") or {},  # checked when it was read
         measured=markdown(bench) if bench else None,
         environment=bench[0].get("environment") if bench else None,
         license=license,

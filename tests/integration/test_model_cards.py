@@ -78,11 +78,14 @@ def test_an_adapters_card_names_no_local_base(hub, tmp_path):
 
 
 def test_texts_of_a_foreign_config_stay_out_of_a_card(tmp_path):
-    training = {"steps": 7, "samples": {"a": "[see](http://evil)"}, "style": "eagle\n# [see](http://evil)"}
+    evil = "[see](http://evil)"
+    acceptance = {"samples": evil, "mean_emitted": 2.5, "acceptance_by_position": [0.5, evil]}
+    training = {"steps": 7, "samples": {"a": evil}, "style": f"eagle\n# {evil}", "seed": evil, "acceptance": acceptance}
     (tmp_path / "config.json").write_text(json.dumps({"paradraft": {"training": training}}))
-    text = render_card(tmp_path, REPO, pd.ParallelSpecDrafter.card_fields(tmp_path)).text
-    assert "7 steps" in text
-    assert "evil" not in text
+    for kind in (pd.ParallelSpecDrafter, pd.PardDrafter):
+        text = render_card(tmp_path, REPO, kind.card_fields(tmp_path)).text
+        assert "7 steps" in text
+        assert "evil" not in text
 
 
 def test_cards_speak_of_this_drafter_alone(tmp_path):
