@@ -186,6 +186,20 @@ def test_a_run_of_the_former_optimiser_is_not_gone_on_with(folder):
         train_mtp(folder / "target", folder / "some.jsonl", folder / "out", max_steps=2, resume=True, **options)
 
 
+def test_a_trained_layer_is_gone_on_with(folder):
+    rows, options = folder / "some.jsonl", {**OPTIONS, **SMALL["mtp"], "max_steps": 1}
+    first = train_mtp(folder / "target", rows, folder / "first", vocab=24, **options)
+    more = {"begin_with": folder / "first"}
+    second = train_mtp(folder / "target", rows, folder / "second", **{**options, "learning_rate": 1e-9}, **more)
+    assert torch.equal(second.vocabulary, first.vocabulary)
+    for name, tensor in first.state_dict().items():
+        torch.testing.assert_close(second.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="leave out new and vocab"):
+        train_mtp(folder / "target", rows, folder / "third", vocab=24, **more, **options)
+    with pytest.raises(ValueError, match="which this run reads"):
+        train_mtp(folder / "target", rows, folder / "first", overwrite=True, **more, **options)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["parallelspec", "dspark", "eagle3", "mtp"])
 def test_a_resumed_run_is_the_run_that_would_have_been(what, folder):

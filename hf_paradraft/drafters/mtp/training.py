@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from ...training.run import RunInputs, option
@@ -21,14 +22,30 @@ class MtpTraining(UnrolledTraining):
     learning_rate: float = option("Peak learning rate; a new layer wants 2e-3.", 5e-4, above=0)
     num_draft_tokens: int = option("K: tokens drafted one after the other, in training too.", 3, least=1)
     new: bool = option("A new layer, even where the target brings one.", False)
+    begin_with: str | None = option("A trained layer to go on from: folder or Hub id; it keeps its --vocab.", None)
+
+    @property
+    def sources(self) -> tuple[str | Path | None, ...]:
+        """As `TrainingOptions.sources`."""
+        return (*super().sources, self.begin_with)
+
+    def check(self) -> None:
+        """As `TrainingOptions.check`."""
+        super().check()
+        if self.begin_with and (self.new or self.vocab):
+            raise ValueError("begin_with is a layer with a vocabulary of its own: leave out new and vocab.")
 
     def untrained(self, inputs: RunInputs) -> tuple[MtpDrafter, MtpStep]:
         """As `UnrolledTraining.untrained`.
 
         Raises:
-            ValueError: the target brings several layers.
+            ValueError: the target brings several layers, or the one to go on from is for another target.
         """
-        drafter = MtpDrafter.from_target(inputs.model, self.new or None, self.vocabulary(inputs)).float()
+        if self.begin_with:
+            drafter = MtpDrafter.from_pretrained(self.begin_with).float().to(inputs.model.device)
+            drafter.attach(inputs.model)
+        else:
+            drafter = MtpDrafter.from_target(inputs.model, self.new or None, self.vocabulary(inputs)).float()
         if len(drafter.layers) > 1:
             raise ValueError(f"The target brings {len(drafter.layers)} MTP layers: one is trained. Pass --new for a new one.")
         return drafter, MtpStep(drafter, drafter.layers[0])
