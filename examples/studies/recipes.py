@@ -1,8 +1,8 @@
-"""Which recipe teaches a ParallelSpec drafter most in equal minutes of one core: losses, starts, optimisers, depths.
+"""Which recipe teaches a drafter most in equal minutes of one core: losses, weights of far guesses, starts, optimisers.
 
 `python examples/studies/recipes.py states --target … --train-file …` runs the target once over all texts;
-`… trial --target … --train-file … --recipe lk --minutes 3 --seed 0 --json trials.jsonl` adds one line to a file;
-`… table trials.jsonl` prints them as Markdown.
+`… trial mtp --target … --train-file … --recipe lk --minutes 3 --seed 0` adds lines to `trials.jsonl`, one at each point;
+`… table trials.jsonl` prints their ends as Markdown, and `… picture trials.jsonl curve.png` draws τ over minutes.
 """
 
 import json
@@ -10,9 +10,9 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from time import process_time
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,19 +20,26 @@ import typer
 from datasets import Dataset
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
-from hf_paradraft import ParallelSpecDrafter
+from hf_paradraft import DSparkDrafter, MtpDrafter, ParallelSpecDrafter
+from hf_paradraft.drafters.blocks.training import Blocks
+from hf_paradraft.drafters.mtp.model import MtpStep
 from hf_paradraft.hardware import fast_dtype, trains_in_bf16
+from hf_paradraft.training.anchors import AnchorCollator
 from hf_paradraft.training.data import IGNORED, encode_rows, load_rows
 from hf_paradraft.training.losses import cross_entropy, rejection
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator
+from hf_paradraft.training.target import open_model
 from hf_paradraft.training.target_states import TargetStates
+from hf_paradraft.training.target_training import unused_token
+from hf_paradraft.training.unrolled import Unrolled
 from hf_paradraft.training.vocabulary import answer_vocabulary
 
 app = typer.Typer(help=__doc__)
+Kind = Literal["parallelspec", "mtp", "dspark"]
 HELD_OUT = 100  # texts that are measured with
-LENGTH = 512
+LENGTH = 320
 
 
 @dataclass(frozen=True)
@@ -40,93 +47,152 @@ class Recipe:
     """How to train.
 
     Attributes:
+        guesses: behind each place of a text.
+        fading: weight of each guess, of that before it; None: by how sure those before are (D-PACE).
+        places: of a text from which is guessed, at most; ParallelSpec guesses from all.
+        near: weight of the distance to the target's states, of drafters that are fed with them.
         loss: `tv` (0.1 cross-entropy, 0.9 total variation), `ce`, `kl`, `lk` (`-log Σ min(p, q)`), `hybrid` (KL while cold, then
             total variation).
-        near: weight of the distance to the target's states.
+        end: share of the training, at its end, that has the expected number of accepted guesses as its loss.
+        own: share of the training, at its end, that adds Draft-OPD's loss on its own guesses, up to the first wrong one:
+            what is behind is never asked for, and up to there the text's distributions are those of the verification.
+        prefix: whether nothing is learned behind the first guess that is wrong.
         start: of the layer: `random`, or `last`, the target's last one.
-        optimiser: `adamw`, or `muon` for the matrices.
-        rate: peak learning rate; of Muon as AdamW would have it.
-        masks: M.
-        dropping: r of conditional output dropping.
-        decay: λ of the weight of further guesses; `pace`: by how sure the guesses before are (D-PACE).
+        muon: as optimiser of matrices, with its rate; AdamW has the others.
+        rate: peak learning rate.
+        vocabulary: tokens that are guessed, the answers' most frequent; None: all.
+        dropping: r of ParallelSpec's conditional output dropping.
         prompts: whether the user's turns are learned too.
     """
 
+    guesses: int
+    fading: float | None
+    places: int = 32
+    near: float = 0.0
     loss: str = "tv"
-    near: float = 1.0
+    end: float = 0.0
+    own: float = 0.0
+    prefix: bool = False
     start: str = "random"
-    optimiser: str = "adamw"
+    muon: bool = False
+    muon_rate: float = 2e-3
     rate: float = 1e-3
-    masks: int = 2
+    vocabulary: int | None = 8000
     dropping: float = 0.6
-    decay: float | str = 0.7
     prompts: bool = False
 
 
-BASE = Recipe()
-RECIPES = {
-    "tv": BASE,
-    "ce": replace(BASE, loss="ce"),
-    "kl": replace(BASE, loss="kl"),
-    "lk": replace(BASE, loss="lk"),
-    "hybrid": replace(BASE, loss="hybrid"),
-    "lk, no distance of states": replace(BASE, loss="lk", near=0.0),
-    "lk, D-PACE": replace(BASE, loss="lk", decay="pace"),
-    "lk, 2e-3": replace(BASE, loss="lk", rate=2e-3),
-    "lk, Muon": replace(BASE, loss="lk", optimiser="muon", rate=2e-3),
-    "lk, Muon 5e-3": replace(BASE, loss="lk", optimiser="muon", rate=5e-3),
-    "lk, from the last layer": replace(BASE, loss="lk", start="last"),
-    "lk, one mask": replace(BASE, loss="lk", masks=1),
-    "lk, user's turns too": replace(BASE, loss="lk", prompts=True),
+KINDS: dict[str, Recipe] = {
+    "parallelspec": Recipe(3, 0.7, near=1.0),
+    "mtp": Recipe(3, 0.6),
+    "dspark": Recipe(7, 0.78),
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "tv": {},
+    "ce": {"loss": "ce"},
+    "kl": {"loss": "kl"},
+    "lk": {"loss": "lk"},
+    "hybrid": {"loss": "hybrid"},
+    "D-PACE": {"fading": None},
+    "expected length at the end": {"end": 0.2},
+    "own guesses at the end": {"own": 0.1},
+    "valid prefix": {"prefix": True},
+    "Muon": {"muon": True},
+    "Muon, lk": {"muon": True, "loss": "lk"},
+    "Muon 4e-3": {"muon": True, "muon_rate": 4e-3},
+    "Muon, 2e-3 for all": {"muon": True, "rate": 2e-3},
+    "Muon, 16 places": {"muon": True, "places": 16},
+    "Muon, D-PACE": {"muon": True, "fading": None},
+    "Muon, valid prefix": {"muon": True, "prefix": True},
+    "Muon, expected length at the end": {"muon": True, "end": 0.2},
+    "Muon, own guesses at the end": {"muon": True, "own": 0.1},
+    "Muon, from the last layer": {"muon": True, "start": "last"},
+    "rate 5e-4": {"rate": 5e-4},
+    "rate 2e-3": {"rate": 2e-3},
+    "from the last layer": {"start": "last"},
+    "16 places": {"places": 16},
+    "96 places": {"places": 96},
+    "near states": {"near": 1.0},
+    "not near states": {"near": 0.0},
+    "4,000 tokens": {"vocabulary": 4000},
+    "all tokens": {"vocabulary": None},
+    "one guess": {"guesses": 1},
+    "two guesses": {"guesses": 2},
+    "user's turns too": {"prompts": True},
 }
 
 
-def row_losses(recipe: Recipe, logits: Tensor, labels: Tensor, p: Tensor) -> Tensor:
+def row_losses(loss: str, logits: Tensor, labels: Tensor, p: Tensor) -> Tensor:
     """Of each guess, `(n,)`; `logits`, `p` `(n, V')`."""
-    if recipe.loss == "ce":
+    if loss == "ce":
         return cross_entropy(logits, labels)
-    q = logits.softmax(-1)
-    if recipe.loss == "lk":
-        return -torch.minimum(p, q).sum(-1).clamp(min=1e-6).log()
-    if recipe.loss == "tv":
-        return 0.1 * cross_entropy(logits, labels) + 0.9 * rejection(logits, p)
+    if loss == "lk":
+        return -torch.minimum(p, logits.softmax(-1)).sum(-1).clamp(min=1e-6).log()
+    rejected = rejection(logits, p)
+    if loss == "tv":
+        return 0.1 * cross_entropy(logits, labels) + 0.9 * rejected
     kl = (p * ((p + 1e-12).log() - logits.log_softmax(-1))).sum(-1)
-    if recipe.loss == "kl":
+    if loss == "kl":
         return kl
-    share = (-3 * (1 - rejection(logits, p)).detach()).exp()
-    return share * kl + (1 - share) * rejection(logits, p)
+    share = (-3 * (1 - rejected).detach()).exp()
+    return share * kl + (1 - share) * rejected
 
 
-def pace(losses: Tensor, group: Tensor, depths: Tensor, count: int) -> Tensor:
-    """D-PACE's weights `(n,)`: sums over later guesses of the product of how sure the guesses up to there are, halfway to 1."""
-    sure = torch.ones(int(group.max()) + 1, count)
-    there = torch.zeros_like(sure, dtype=torch.bool)
-    sure[group, depths], there[group, depths] = 0.5 * (-losses).exp() + 0.5, True
-    products = sure.cumprod(1) * there
-    return products.flip(1).cumsum(1).flip(1)[group, depths]
+def by_group(values: Tensor, made: dict[str, Tensor], count: int, missing: float) -> tuple[Tensor, Tensor]:
+    """Values `(n,)` of guesses as `(groups, count)`, and which of them there are."""
+    shape = (int(made["group"].max()) + 1, count)
+    where = (made["group"], made["depths"])
+    present = torch.zeros(shape, dtype=torch.bool).index_put(where, torch.tensor(True))
+    return values.new_full(shape, missing).index_put(where, values), present
 
 
-def optimisers(drafter: ParallelSpecDrafter, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon takes matrices of layers alone."""
-    parameters = {name: parameter for name, parameter in drafter.named_parameters() if parameter.requires_grad}
-    matrices = [p for name, p in parameters.items() if recipe.optimiser == "muon" and p.ndim == 2 and "mask" not in name]
-    others = [p for p in parameters.values() if not any(p is matrix for matrix in matrices)]
-    made: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=1e-3 if matrices else recipe.rate, betas=(0.9, 0.95), weight_decay=0)
-    ]
-    if matrices:
-        made.append(torch.optim.Muon(matrices, lr=recipe.rate, weight_decay=0, adjust_lr_fn="match_rms_adamw"))
-    return made
+def loss_of(recipe: Recipe, made: dict[str, Tensor], left: float) -> Tensor:
+    """One number for a batch, with this share of the training left."""
+    where, logits = (made["group"], made["depths"]), made["logits"]
+    if left < recipe.end:
+        accepted, present = by_group(1 - rejection(logits, made["p"]), made, recipe.guesses, 0.0)
+        return 1 - (accepted.cumprod(1) * present).sum() / present.sum()
+    losses = row_losses(recipe.loss, logits, made["labels"], made["p"])
+    if recipe.near:
+        losses = losses + recipe.near * F.smooth_l1_loss(made["states"], made["wanted"], reduction="none").mean(-1)
+    if recipe.fading is None:
+        sure = 0.5 * (-cross_entropy(logits, made["labels"]).detach()).exp() + 0.5
+        chances, present = by_group(sure, made, recipe.guesses, 1.0)
+        weights = (chances.cumprod(1) * present).flip(1).cumsum(1).flip(1)[where]
+    else:
+        weights = recipe.fading ** made["depths"]
+    right, _ = by_group((logits.argmax(-1) == made["labels"]).float(), made, recipe.guesses, 1.0)
+    reached = F.pad(right.cumprod(1)[:, :-1], (1, 0), value=1.0)[where]
+    if recipe.prefix:
+        weights = weights * reached
+    loss = (losses * weights).mean()
+    if left < recipe.own:
+        guess = logits.argmax(-1, keepdim=True)
+        log_q = logits.log_softmax(-1).gather(-1, guess).clamp(min=-10)
+        gap = made["p"].gather(-1, guess).log().clamp(min=-10) - log_q
+        loss = loss + ((gap.exp() - gap - 1).clamp(max=10)[:, 0] * reached).sum() / reached.sum()
+    return loss
 
 
-class Lessons:
-    """Rows of texts beside the target's states."""
+class Rows:
+    """ParallelSpec's rows of texts, beside the target's states.
 
-    def __init__(self, states: TargetStates, collator: RowCollator):
-        self.states, self.collator = states, collator
+    Args:
+        drafter: attached.
+        states: of its target.
+        recipe: of the training.
+        seed: of the rows that are kept.
+        everything: whether all are.
+    """
 
-    def __call__(self, drafter: ParallelSpecDrafter, samples: list[dict], probabilities: bool) -> dict[str, Tensor]:
-        """Of all guesses with a label: `logits`, `states`, `labels`, `depths`, `group` (of one beginning), `p`, `wanted`."""
+    def __init__(self, drafter: ParallelSpecDrafter, states: TargetStates, recipe: Recipe, seed: int, everything: bool):
+        kept = CodConfig(recipe.guesses, 1.0, 1.0) if everything else CodConfig(recipe.guesses, recipe.dropping, 0.2)
+        self.drafter, self.states = drafter, states
+        self.collator = RowCollator(0, kept, seed, True, drafter.vocabulary)
+
+    def __call__(self, samples: list[dict]) -> dict[str, Tensor]:
+        """Of all guesses with a label: `logits`, `labels`, `depths`, `group` of one beginning, `p`, and `states` to be as
+        `wanted`."""
         batch = self.collator(samples)
         labels = batch.pop("labels")
         text = batch["depths"] == 0
@@ -134,47 +200,102 @@ class Lessons:
             states = self.states(batch["input_ids"][:, text.any(0)], text.sum(1))
         features = F.pad(states["normed"][:, :-1].float(), (0, 0, 1, labels.shape[1] - states["normed"].shape[1]))
         learned = labels != IGNORED
-        rows = learned.nonzero(as_tuple=True)[0]
-        with torch.autocast("cpu", torch.bfloat16, enabled=trains_in_bf16()):
-            logits, guessed = drafter(**batch, columns=torch.arange(labels.shape[1]), features=features)
-        positions, depths = batch["position_ids"][learned], batch["depths"][learned]
-        begins = rows * LENGTH + positions - depths
-        result = {
+        logits, guessed = self.drafter(**batch, columns=torch.arange(labels.shape[1]), features=features)
+        rows, places, depths = learned.nonzero()[:, 0], batch["position_ids"][learned], batch["depths"][learned]
+        group = (rows * 10_000 + places - depths).unique(return_inverse=True)[1]
+        return {
             "logits": logits[learned].float(),
-            "states": guessed[learned].float(),
             "labels": labels[learned],
             "depths": depths,
+            "group": group,
+            "p": self.states.probabilities(states, rows, places),
+            "states": guessed[learned].float(),
+            "wanted": states["normed"][rows, places].float(),
         }
-        result["group"] = begins.unique(return_inverse=True)[1]
-        if probabilities:
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=trains_in_bf16()):
-                result["p"] = self.states.probabilities(states, rows, positions)
-            result["wanted"] = states["normed"][rows, positions].float()
+
+
+class Anchored:
+    """What MTP layers and blocks guess behind some tokens of texts; as `Rows`.
+
+    Args:
+        module: holds a drafter that is attached.
+        states: of its target.
+        recipe: of the training.
+        seed: of the tokens.
+        everything: whether all tokens are taken.
+    """
+
+    def __init__(self, module: Any, states: TargetStates, recipe: Recipe, seed: int, everything: bool):
+        self.module, self.drafter, self.states = module, module.drafter, states
+        self.collator = AnchorCollator(LENGTH if everything else recipe.places, recipe.guesses, seed)
+        self.places = torch.full((states.target.config.vocab_size,), IGNORED)
+        vocabulary = torch.arange(len(self.places)) if self.drafter.vocabulary is None else self.drafter.vocabulary
+        self.places[vocabulary] = torch.arange(len(vocabulary))
+
+    def __call__(self, samples: list[dict]) -> dict[str, Tensor]:
+        """As `Rows.__call__`."""
+        batch = self.collator(samples)
+        with torch.no_grad():
+            states = self.states(batch["input_ids"], batch["lengths"])
+        read: list[Tensor] = []
+        head = self.drafter.logits
+        self.drafter.logits = lambda normed: read.append(normed) or head(normed)
+        try:
+            made = self.module(batch, {key: states[key].float() for key in self.drafter.features})["logits"]
+        finally:
+            del self.drafter.logits
+        learned = (batch["labels"] != IGNORED) & (self.places[batch["labels"].clamp(min=0)] != IGNORED)
+        text, anchor, depths = learned.nonzero(as_tuple=True)
+        places = batch["places"][learned]
+        result = {
+            "logits": made[learned].float(),
+            "labels": self.places[batch["labels"][learned]],
+            "depths": depths,
+            "group": (text * 10_000 + anchor).unique(return_inverse=True)[1],
+            "p": self.states.probabilities(states, text, places),
+            "wanted": states["normed"][text, places].float(),
+        }
+        if len(read) == made.shape[2]:
+            result["states"] = torch.stack(read, dim=2)[learned].float()
         return result
 
 
+def untrained(kind: Kind, recipe: Recipe, target: PreTrainedModel, tokenizer: Any, vocabulary: Tensor | None) -> tuple[Any, Any]:
+    """A drafter, and what is called with batches."""
+    if kind == "parallelspec":
+        drafter = ParallelSpecDrafter.from_target(target, "eagle", max(1, recipe.guesses - 1), 1, vocabulary).float()
+        layer, module = drafter.stack.layers[0], drafter
+    elif kind == "mtp":
+        drafter = MtpDrafter.from_target(target, True, vocabulary).float()
+        layer, module = drafter.stack.layers[0], Unrolled(drafter, MtpStep(drafter, drafter.layers[0]), recipe.guesses)
+    else:
+        mask = unused_token(tokenizer, target.config.vocab_size)
+        drafter = DSparkDrafter.from_target(target, mask, 2, recipe.guesses, 5, vocabulary).float()
+        layer, module = drafter.stack.layers[-1], Blocks(drafter)
+    if recipe.start == "last":
+        weights = {name: value.float() for name, value in target.model.layers[-1].state_dict().items()}
+        layer.load_state_dict(weights, strict=kind != "dspark")
+    return drafter, module
+
+
 @torch.no_grad()
-def measured(drafter: ParallelSpecDrafter, states: TargetStates, held_out: list[dict]) -> dict[str, float]:
-    """How often each guess is what the target wrote, if those before it are, and τ of chains, teacher-forced."""
-    count = drafter.most_drafts
-    lessons = Lessons(states, RowCollator(0, CodConfig(count, 1.0, 1.0), 0, True, drafter.vocabulary))
-    right = torch.zeros(count)
-    total = 0
+def measured(lessons: Any, held_out: list[dict], count: int) -> dict[str, float]:
+    """How often each guess is what the target wrote, if those before are, and τ of chains that never rest, teacher-forced."""
+    right, total = torch.zeros(count), 0
     for begin in range(0, len(held_out), 4):
-        made = lessons(drafter.eval(), held_out[begin : begin + 4], False)
-        correct = torch.zeros(int(made["group"].max()) + 1, count)
-        correct[made["group"], made["depths"]] = (made["logits"].argmax(-1) == made["labels"]).float()
+        made = lessons(held_out[begin : begin + 4])
+        correct, _ = by_group((made["logits"].argmax(-1) == made["labels"]).float(), made, count, 0.0)
         right += correct.cumprod(1).sum(0)
-        total += len(correct)
+        total += sum(label != IGNORED for row in held_out[begin : begin + 4] for label in row["labels"][2:])
     rates = (right / total).tolist()
     chances = [rate / before if before else 0.0 for rate, before in zip(rates, [1.0, *rates], strict=False)]
     return {"tau": 1 + sum(rates), **{f"guess {depth}": chance for depth, chance in enumerate(chances, 1)}}
 
 
-def opened(target: str, train_file: list[Path]) -> tuple:
+def opened(target: str, train_file: list[Path]) -> tuple[PreTrainedModel, Any, Dataset]:
     """The target, its tokenizer and the texts."""
     tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=fast_dtype(), trust_remote_code=False).requires_grad_(False)
+    model = open_model(target, whole=True, dtype=fast_dtype()).requires_grad_(False)
     rows = [row for file in train_file for row in load_rows(file)]
     return model, tokenizer, encode_rows(rows, tokenizer, LENGTH)
 
@@ -186,6 +307,12 @@ def split(data: Dataset) -> tuple[list[dict], list[dict]]:
     return rows[HELD_OUT:], rows[:HELD_OUT]
 
 
+def keys_of(target: PreTrainedModel, tokenizer: Any) -> tuple:
+    """The states that some kind reads."""
+    mask = unused_token(tokenizer, target.config.vocab_size)
+    return (*DSparkDrafter.from_target(target, mask).features, "normed")
+
+
 Target = Annotated[str, typer.Option(help="The causal LM.")]
 TrainFile = Annotated[list[Path], typer.Option(help="Its answers; repeatable.")]
 Cache = Annotated[Path, typer.Option(help="Keeps its states.")]
@@ -195,8 +322,8 @@ Cache = Annotated[Path, typer.Option(help="Keeps its states.")]
 def states(target: Target, train_file: TrainFile, cache_dir: Cache = Path("build/states")) -> None:
     """Run the target once over all texts: trials begin with the same."""
     torch.set_num_threads(1)
-    model, _, data = opened(target, train_file)
-    keeper = TargetStates(model, ("normed",), None, cache_dir)
+    model, tokenizer, data = opened(target, train_file)
+    keeper = TargetStates(model, keys_of(model, tokenizer), None, cache_dir)
     rows = sorted((data[index] for index in range(len(data))), key=lambda row: row["length"])
     for begin in tqdm(range(0, len(rows), 8)):
         lengths = [row["length"] for row in rows[begin : begin + 8]]
@@ -208,16 +335,14 @@ def states(target: Target, train_file: TrainFile, cache_dir: Cache = Path("build
 
 @app.command()
 def trial(
+    kind: Kind,
     target: Target,
     train_file: TrainFile,
-    recipe: Annotated[str, typer.Option(help=f"One of: {'; '.join(RECIPES)}.")] = "tv",
+    recipe: Annotated[str, typer.Option(help=f"One of: {'; '.join(CHANGES)}.")] = "tv",
     minutes: float = 3.0,
     seed: int = 0,
-    vocab: int = 8000,
     batch_size: int = 8,
     points: Annotated[int, typer.Option(help="So often it is measured on the way.")] = 1,
-    begin_with: Annotated[Path | None, typer.Option(help="A drafter that is trained further.")] = None,
-    output_dir: Annotated[Path | None, typer.Option(help="Keeps the drafter, at each point.")] = None,
     json_file: Annotated[Path, typer.Option("--json", help="A line is added for each point.")] = Path("build/trials.jsonl"),
     cache_dir: Cache = Path("build/states"),
 ) -> None:
@@ -226,21 +351,26 @@ def trial(
     torch.manual_seed(seed)
     model, tokenizer, data = opened(target, train_file)
     train_set, held_out = split(data)
-    chosen = RECIPES[recipe]
-    if begin_with is None:
-        vocabulary = answer_vocabulary(train_set, vocab, tokenizer, model)
-        drafter = ParallelSpecDrafter.from_target(model, "eagle", chosen.masks, 1, vocabulary).float()
-        if chosen.start == "last":
-            drafter.stack.layers[0].load_state_dict(model.model.layers[-1].state_dict())
-    else:
-        drafter = ParallelSpecDrafter.from_pretrained(begin_with, dtype=torch.float32)
-        drafter.attach(model)
+    chosen = replace(KINDS[kind], **CHANGES[recipe])
+    if chosen.near and kind == "dspark":
+        raise typer.BadParameter("Blocks are not fed with states of their own, so these need not be near the target's.")
+    wanted = chosen.vocabulary
+    vocabulary = None if wanted is None else answer_vocabulary(train_set, wanted, tokenizer, model)
+    drafter, module = untrained(kind, chosen, model, tokenizer, vocabulary)
     if chosen.prompts:
         train_set = [{**row, "labels": [IGNORED, *row["input_ids"][1:]]} for row in train_set]
-    keeper = TargetStates(model, ("normed",), drafter.vocabulary, cache_dir)
-    collator = RowCollator(0, CodConfig(drafter.most_drafts, chosen.dropping, 0.2), seed, True, drafter.vocabulary)
-    lessons, steppers = Lessons(keeper, collator), optimisers(drafter, chosen)
-    peaks = [[group["lr"] for group in stepper.param_groups] for stepper in steppers]
+    lessons = Rows if kind == "parallelspec" else Anchored
+    keeper = TargetStates(model, drafter.features if kind != "parallelspec" else ("normed",), drafter.vocabulary, cache_dir)
+    taught = lessons(module, keeper, chosen, seed, False)
+    judged = lessons(module, keeper, chosen, seed, True)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=trains_in_bf16())
+    parameters = {name: parameter for name, parameter in drafter.named_parameters() if parameter.requires_grad}
+    matrices = [p for name, p in parameters.items() if chosen.muon and p.ndim == 2 and "proj" in name]
+    others = [p for p in parameters.values() if all(p is not matrix for matrix in matrices)]
+    steppers: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=chosen.rate, betas=(0.9, 0.95), weight_decay=0)]
+    if matrices:
+        steppers.append(torch.optim.Muon(matrices, lr=chosen.muon_rate, weight_decay=0, adjust_lr_fn="match_rms_adamw"))
+    peaks = [stepper.param_groups[0]["lr"] for stepper in steppers]
     order, spent, steps, point = random.Random(seed), 0.0, 0, 1
     waiting: list[list[dict]] = []
     while spent < 60 * minutes:
@@ -252,21 +382,14 @@ def trial(
             ]
             waiting = [group[begin : begin + batch_size] for group in groups for begin in range(0, len(group), batch_size)]
             order.shuffle(waiting)
-            collator.epoch += 1
+            taught.collator.epoch += 1
         begun = process_time()
-        for stepper, rates in zip(steppers, peaks, strict=True):
-            for group, peak in zip(stepper.param_groups, rates, strict=True):
-                group["lr"] = peak * min(1.0, (steps + 1) / 20) * (1 - spent / (60 * minutes))
-        made = lessons(drafter.train(), waiting.pop(), True)
-        losses = row_losses(chosen, made["logits"], made["labels"], made["p"])
-        losses = losses + chosen.near * F.smooth_l1_loss(made["states"], made["wanted"], reduction="none").mean(-1)
-        if chosen.decay == "pace":
-            weights = pace(
-                cross_entropy(made["logits"], made["labels"]).detach(), made["group"], made["depths"], drafter.most_drafts
-            )
-        else:
-            weights = float(chosen.decay) ** made["depths"]
-        (losses * weights).mean().backward()
+        for stepper, peak in zip(steppers, peaks, strict=True):
+            stepper.param_groups[0]["lr"] = peak * min(1.0, (steps + 1) / 20) * (1 - spent / (60 * minutes))
+        drafter.train()
+        with autocast:
+            made = taught(waiting.pop())
+        loss_of(chosen, made, 1 - spent / (60 * minutes)).backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         for stepper in steppers:
             stepper.step()
@@ -274,28 +397,61 @@ def trial(
         spent, steps = spent + process_time() - begun, steps + 1
         if spent >= 60 * minutes * point / points:
             point += 1
-            figures = {name: round(value, 4) for name, value in measured(drafter, keeper, held_out).items()}
-            line = {"recipe": recipe, "minutes": round(spent / 60, 2), "of": minutes, "seed": seed, "steps": steps, **figures}
-            print(line, flush=True)
+            drafter.eval()
+            with autocast:
+                figures = {name: round(value, 4) for name, value in measured(judged, held_out, chosen.guesses).items()}
+            line = {"kind": kind, "recipe": recipe, "minutes": round(spent / 60, 2), "of": minutes, "seed": seed, "steps": steps}
+            print({**line, **figures}, flush=True)
             with json_file.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            if output_dir is not None:
-                drafter.save_pretrained(output_dir)
+                file.write(json.dumps({"target": Path(target).name, **line, **figures}) + "\n")
+
+
+def ends(trials: Path) -> dict[tuple, list[dict]]:
+    """The last line of each trial, by what was trained and how."""
+    by_recipe = defaultdict(list)
+    for line in map(json.loads, trials.read_text().splitlines()):
+        if line["minutes"] >= line["of"]:
+            by_recipe[line["target"], line["kind"], line["of"], line["recipe"]].append(line)
+    return by_recipe
 
 
 @app.command()
 def table(trials: Path) -> None:
-    """Means over seeds at the end of each trial, best τ first."""
-    by_recipe = defaultdict(list)
+    """Means over seeds at the end of each trial, best τ first, and their spread."""
+    print("| target | drafter | recipe | minutes | seeds | steps | first guesses | second, if the first is right | τ |")
+    print("|---|---|---|---:|---:|---:|---:|---:|---:|")
+    for (target, kind, minutes, recipe), lines in sorted(
+        ends(trials).items(), key=lambda item: (*item[0][:3], -mean(line["tau"] for line in item[1]))
+    ):
+        first, second, tau, steps = ([line.get(name, 0.0) for line in lines] for name in ("guess 1", "guess 2", "tau", "steps"))
+        spread = f" ± {stdev(tau):.3f}" if len(tau) > 1 else ""
+        print(
+            f"| {target} | {kind} | {recipe} | {minutes:g} | {len(lines)} | {mean(steps):.0f} | {mean(first):.1%} "
+            f"| {mean(second):.1%} | {mean(tau):.3f}{spread} |"
+        )
+
+
+@app.command()
+def picture(trials: Path, file: Path) -> None:
+    """Draw τ over minutes, a line for each trial that was measured on its way, and a point for each other one."""
+    from matplotlib.figure import Figure  # an extra
+
+    lines = defaultdict(list)
     for line in map(json.loads, trials.read_text().splitlines()):
-        if line["minutes"] >= line["of"]:
-            by_recipe[line["recipe"], line["of"]].append(line)
-    print("| recipe | minutes | seeds | steps | first guesses | second, if the first is right | τ |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
-    for (recipe, minutes), lines in sorted(by_recipe.items(), key=lambda item: -mean(line["tau"] for line in item[1])):
-        first, second, tau = (mean(line[name] for line in lines) for name in ("guess 1", "guess 2", "tau"))
-        steps = mean(line["steps"] for line in lines)
-        print(f"| {recipe} | {minutes:g} | {len(lines)} | {steps:.0f} | {first:.1%} | {second:.1%} | {tau:.3f} |")
+        lines[line["kind"], line["recipe"], line["seed"], line["of"]].append((line["minutes"], line["tau"]))
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    colours = dict(zip(KINDS, ("tab:orange", "tab:green", "tab:blue"), strict=True))
+    named: set[str] = set()
+    for (kind, recipe, *_), points in lines.items():
+        label = f"{kind}, {recipe}" if len(points) > 1 else f"{kind}, short trials"
+        label = "" if label in named else label
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, label=label, color=colours[kind])
+        named.add(label)
+    axes.set(xlabel="minutes of training", ylabel="τ of chains of three, teacher-forced")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(file, dpi=120)
 
 
 if __name__ == "__main__":
