@@ -36,20 +36,21 @@ def between(text: str, mark: str, new: str) -> str:
 
 def readme_with_speeds(readme: str) -> str:
     """The README with one line for each way to generate, of the family and of the public model."""
-    family, public = (json.loads((folder / "bench.json").read_text()) for folder in (FAMILY, PUBLIC / "parallelspec"))
+    family, public = (json.loads((folder / "bench.json").read_text()) for folder in (FAMILY, PUBLIC / "mtp"))
 
     def best(records: list[dict], begins: str) -> str:
-        return f"{max(record['speedup'] for record in records if record['method'].startswith(begins)):.2f}"
+        speeds = [record["speedup"] for record in records if record["method"].startswith(begins)]
+        return f"{max(speeds):.2f}" if speeds else "–"
 
     rows = {
         "plain `generate`": ("plain", "plain"),
         "transformers' assisted generation, at its best": ("assisted", "assisted"),
         "transformers' prompt lookup": ("prompt-lookup", "prompt-lookup"),
-        "**hf_paradraft**, with its drafter's own settings": ("pard-tree-k16-auto", "parallelspec-tree-k3-auto-graft"),
+        "**hf_paradraft**, with its drafter's own settings": ("pard-tree-k16-auto", "mtp-tree-k5-auto-lookup"),
     }
     lines = ["| speed-up | the family | a public model |", "|---|---:|---:|"]
     lines += [f"| {name} | {best(family, ours)} | {best(public, theirs)} |" for name, (ours, theirs) in rows.items()]
-    note = f"Greedy, one prompt at a time; {family[0]['environment']}."
+    note = f"Greedy, one prompt at a time. The family: {family[0]['environment']}. The public model: {public[0]['environment']}."
     return between(readme, "speed", "\n".join([*lines, "", note]))
 
 
@@ -71,7 +72,7 @@ def table(columns: list[str], rows: list[list[Any]]) -> str:
 
 def measurements_with_tables(page: str) -> str:
     """A page of measurements with its tables: those of a benchmark with all methods, and those of a JSON file beside it."""
-    for mark, folder, by_category, tokens in (("measured", FAMILY, True, 128), ("public", PUBLIC / "parallelspec", False, 48)):
+    for mark, folder, by_category, tokens in (("measured", FAMILY, True, 128), ("public", PUBLIC / "mtp", False, 64)):
         if f"<!-- {mark} -->" in page:
             bench = json.loads((folder / "bench.json").read_text())
             note = f"Greedy, batch 1, up to {tokens} new tokens; {bench[0]['environment']}."

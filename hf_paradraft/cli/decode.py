@@ -25,7 +25,7 @@ from .options import (
 )
 
 app = typer.Typer()
-LEFT_OUT = "assisted-k3", "assisted-k8", "ppd-drafter", "ngram", "parallelspec-chain", "ppd-auto-lookup"  # of the demo, for time
+LEFT_OUT = "assisted-k3", "assisted-k8", "ppd-drafter", "ngram", "mtp-chain", "ppd-auto-lookup"  # of the demo, for time
 
 
 def _quiet() -> None:

@@ -115,14 +115,14 @@ def test_the_demo(tmp_path, monkeypatch):
     tokenizer = make_tokenizer("u a b c d e f g", 200)
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' ' }}{% endfor %}a "
     tokenizer.save_pretrained(tmp_path / "target")
-    pd.ParallelSpecDrafter.from_target(target, "eagle", 2).save_pretrained(tmp_path / "parallelspec")
+    pd.MtpDrafter.from_target(target, True).save_pretrained(tmp_path / "mtp")
     with_prompts(target, 2, calibrated=True).save_pretrained(tmp_path / "ppd")
     monkeypatch.setattr(public_model, "get_public", lambda: tmp_path / "target")
     monkeypatch.setattr(demo, "PUBLIC", tmp_path)
     few = ["--seconds", "1", "--per-category", "1", "--max-new-tokens", "8", "--dtype", "float32"]
     result = CliRunner().invoke(app, ["demo", "--public", *few])
     assert result.exit_code == 0, (result.output, result.exception)
-    for shown in ("identical to", "prompt-lookup", "parallelspec-tree", "ppd-auto", "lookup"):
+    for shown in ("identical to", "prompt-lookup", "mtp-tree", "ppd-auto", "lookup"):
         assert shown in result.output
     result = CliRunner().invoke(app, ["demo", "--public", "--target", "x", "--drafter", "y"])
     assert result.exit_code == 2
@@ -132,14 +132,14 @@ def test_what_comes_along():
     """Small, named after the model that it is for, and loadable by itself."""
     files = [file for file in demo.PUBLIC.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= 12e6
-    drafter = pd.AutoDrafter.from_pretrained(demo.PUBLIC / "parallelspec")
-    assert isinstance(drafter, pd.ParallelSpecDrafter)
+    drafter = pd.AutoDrafter.from_pretrained(demo.PUBLIC / "mtp")
+    assert isinstance(drafter, pd.MtpDrafter)
     assert drafter.speculation_config.prompt_lookup
     assert all(weight.isfinite().all() and weight.abs().sum() > 0 for weight in drafter.state_dict().values())
     adapter = json.loads((demo.PUBLIC / "ppd" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == public_model.MODEL
     assert adapter["accuracy"]
-    for kind in ("parallelspec", "ppd"):
+    for kind in ("mtp", "ppd"):
         card = (demo.PUBLIC / kind / "README.md").read_text()
         assert f"base_model: {public_model.MODEL}" in card
         assert describe(demo.PUBLIC / kind)
