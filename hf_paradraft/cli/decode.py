@@ -62,8 +62,9 @@ def demo(
     question = questions[0].turns[0]
     plain_rate = stream_one(models.target, models.drafter, models.tokenizer, question, console, max_new_tokens)
     recurrent = models.target._is_stateful
-    size = models.drafter.speculation_config.tree_size if public else "auto"
-    methods = methods_of(Case.methods, models.drafter, models.parent, (12,), (size,), models.others, recurrent, public)
+    saved = models.drafter.speculation_config
+    length, size = (saved.num_draft_tokens, saved.tree_size) if public else (12, "auto")
+    methods = methods_of(Case.methods, models.drafter, models.parent, (length,), (size,), models.others, recurrent, public)
     shown = [method for method in methods if not method.name.startswith(LEFT_OUT)]
     prompts = ask(questions, models.tokenizer, models.target, max_new_tokens)
     settings = Settings(max_new_tokens, temperatures=(temperature,))
