@@ -9,6 +9,7 @@ import json
 import random
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from statistics import mean, stdev
 from time import process_time
@@ -102,6 +103,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Muon 4e-3": {"muon": True, "muon_rate": 4e-3},
     "Muon, 2e-3 for all": {"muon": True, "rate": 2e-3},
     "Muon, 16 places": {"muon": True, "places": 16},
+    "Muon, 4,000 tokens": {"muon": True, "vocabulary": 4000},
+    "Muon, all tokens": {"muon": True, "vocabulary": None},
     "Muon, D-PACE": {"muon": True, "fading": None},
     "Muon, valid prefix": {"muon": True, "prefix": True},
     "Muon, expected length at the end": {"muon": True, "end": 0.2},
@@ -443,10 +446,12 @@ def picture(trials: Path, file: Path) -> None:
     axes = figure.subplots()
     colours = dict(zip(KINDS, ("tab:orange", "tab:green", "tab:blue"), strict=True))
     named: set[str] = set()
+    markers = cycle("s^vD")
     for (kind, recipe, *_), points in lines.items():
         label = f"{kind}, {recipe}" if len(points) > 1 else f"{kind}, short trials"
         label = "" if label in named else label
-        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=4, label=label, color=colours[kind])
+        style = {"marker": next(markers) if len(points) > 1 else "o", "markersize": 5, "color": colours[kind]}
+        axes.plot(*zip(*sorted(points), strict=True), label=label, **style)
         named.add(label)
     axes.set(xlabel="minutes of training", ylabel="τ of chains of three, teacher-forced")
     axes.grid(alpha=0.3)
