@@ -188,9 +188,8 @@ class Budget:
         self.accepted *= DECAY
         calibration = self.calibration
         for part in record.sequences:
-            for depth, node in enumerate((-1, *part.accepted), 1):
-                if depth >= len(self.tried) or not (children := part.draft.children(node)):
-                    break
+            for depth, node in enumerate((-1, *part.accepted)[: min(part.judged, len(self.tried) - 1)], 1):
+                children = part.draft.children(node)
                 right = depth <= len(part.accepted)
                 self.tried[depth] += 1
                 self.accepted[depth] += right

@@ -58,6 +58,15 @@ def test_a_hopeless_drafter_costs_little():
     assert any(lengths[20:])  # it still looks again
 
 
+def test_what_a_text_that_ended_never_looked_at_counts_for_nothing():
+    budget = Budget(table(0.02), K)
+    guess = Draft.chain(torch.arange(5), None, [0.9] * 5)
+    ended = SequenceRound(0, guess, [0, 1], [0, 1], judged=2)  # its second draft token ended it
+    budget.observe(Round([ended], 0.1, 1.0, 1.1))
+    assert budget.tried.tolist() == [0, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert budget.accepted.tolist() == [0, 1, 1, 0, 0, 0, 0, 0, 0]
+
+
 def test_a_good_drafter_is_hardly_interrupted():
     seconds, lengths = play(Budget(table(0.02), K), 400, lambda done: 4)
     assert lengths.count(0) <= 2  # to see what a plain round takes
