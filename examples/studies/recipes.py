@@ -5,6 +5,7 @@
 `… table trials.jsonl` prints their ends as Markdown, and `… picture trials.jsonl curve.png` draws τ over minutes.
 """
 
+import copy
 import json
 import random
 from collections import defaultdict
@@ -23,7 +24,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
-from hf_paradraft import DSparkDrafter, MtpDrafter, ParallelSpecDrafter
+from hf_paradraft import DSparkDrafter, MtpDrafter, ParallelSpecDrafter, SpeculationConfig, SpeculationStats
 from hf_paradraft.drafters.blocks.training import Blocks
 from hf_paradraft.drafters.mtp.model import MtpStep
 from hf_paradraft.hardware import fast_dtype, trains_in_bf16
@@ -41,6 +42,7 @@ app = typer.Typer(help=__doc__)
 Kind = Literal["parallelspec", "mtp", "dspark"]
 HELD_OUT = 100  # texts that are measured with
 LENGTH = 320
+TREE_PROMPTS = 12  # whose answers are drafted by trees
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Recipe:
         start: of the layer: `random`, or `last`, the target's last one.
         muon: as optimiser of matrices, with its rate; AdamW has the others.
         rate: peak learning rate.
-        vocabulary: tokens that are guessed, the answers' most frequent; None: all.
+        vocabulary: tokens that are guessed, the answers' most frequent; None, or as many as there are: all.
+        rank: of a head `U (V h)` of its own, learned from the target's best one of that rank on (SlimSpec); None: the target's.
         dropping: r of ParallelSpec's conditional output dropping.
         prompts: whether the user's turns are learned too.
     """
@@ -79,6 +82,7 @@ class Recipe:
     muon_rate: float = 2e-3
     rate: float = 1e-3
     vocabulary: int | None = 8000
+    rank: int | None = None
     dropping: float = 0.6
     prompts: bool = False
 
@@ -105,6 +109,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Muon, 16 places": {"muon": True, "places": 16},
     "Muon, 4,000 tokens": {"muon": True, "vocabulary": 4000},
     "Muon, all tokens": {"muon": True, "vocabulary": None},
+    "Muon, all tokens by rank 96": {"muon": True, "vocabulary": None, "rank": 96},
+    "Muon, rank 128": {"muon": True, "rank": 128},
+    "Muon, ce": {"muon": True, "loss": "ce"},
+    "Muon, hybrid": {"muon": True, "loss": "hybrid"},
     "Muon, D-PACE": {"muon": True, "fading": None},
     "Muon, valid prefix": {"muon": True, "prefix": True},
     "Muon, expected length at the end": {"muon": True, "end": 0.2},
@@ -282,6 +290,24 @@ def untrained(kind: Kind, recipe: Recipe, target: PreTrainedModel, tokenizer: An
 
 
 @torch.no_grad()
+def low_rank_head(keeper: TargetStates, rank: int, texts: list[dict]) -> torch.nn.Sequential:
+    """`U (V h)`, the closest to the target's head for the states of some texts: from an SVD behind their whitening (SlimSpec)."""
+    states = torch.cat([keeper(torch.tensor([row["input_ids"]]), torch.tensor([row["length"]]))["normed"][0] for row in texts])
+    root = torch.linalg.cholesky(states.double().T @ states.double() / len(states) + 1e-4 * torch.eye(states.shape[1]).double())
+    weight = keeper.target.get_output_embeddings().weight
+    wanted = weight if keeper.vocabulary is None else weight[keeper.vocabulary]
+    u, sizes, v = torch.linalg.svd(wanted.double() @ root, full_matrices=False)
+    factors = (
+        sizes[:rank].sqrt()[:, None] * torch.linalg.solve_triangular(root, v[:rank], upper=False, left=False),
+        u[:, :rank] * sizes[:rank].sqrt(),
+    )
+    layers = [torch.nn.Linear(factor.shape[1], factor.shape[0], bias=False) for factor in factors]
+    for layer, factor in zip(layers, factors, strict=True):
+        layer.weight.copy_(factor)
+    return torch.nn.Sequential(*layers)
+
+
+@torch.no_grad()
 def measured(lessons: Any, held_out: list[dict], count: int) -> dict[str, float]:
     """How often each guess is what the target wrote, if those before are, and τ of chains that never rest, teacher-forced."""
     right, total = torch.zeros(count), 0
@@ -293,6 +319,18 @@ def measured(lessons: Any, held_out: list[dict], count: int) -> dict[str, float]
     rates = (right / total).tolist()
     chances = [rate / before if before else 0.0 for rate, before in zip(rates, [1.0, *rates], strict=False)]
     return {"tau": 1 + sum(rates), **{f"guess {depth}": chance for depth, chance in enumerate(chances, 1)}}
+
+
+def tree_tau(target: PreTrainedModel, drafter: Any, held_out: list[dict], depth: int) -> float:
+    """Tokens a round of greedy decoding with trees of 15 nodes, behind the prompts of the first texts."""
+    drafter.speculation_config = SpeculationConfig(depth, tree_size=15, never_slower=False)
+    stats = SpeculationStats()
+    for row in held_out[:TREE_PROMPTS]:
+        prompt = torch.tensor([row["input_ids"][: row["labels"].count(IGNORED)]])
+        stats += target.generate(
+            prompt, assistant_model=drafter, max_new_tokens=64, do_sample=False, return_dict_in_generate=True
+        ).speculation
+    return stats.mean_emitted
 
 
 def opened(target: str, train_file: list[Path]) -> tuple[PreTrainedModel, Any, Dataset]:
@@ -358,12 +396,15 @@ def trial(
     if chosen.near and kind == "dspark":
         raise typer.BadParameter("Blocks are not fed with states of their own, so these need not be near the target's.")
     wanted = chosen.vocabulary
-    vocabulary = None if wanted is None else answer_vocabulary(train_set, wanted, tokenizer, model)
+    everything = wanted is None or wanted >= model.config.vocab_size
+    vocabulary = None if everything else answer_vocabulary(train_set, wanted, tokenizer, model)
     drafter, module = untrained(kind, chosen, model, tokenizer, vocabulary)
     if chosen.prompts:
         train_set = [{**row, "labels": [IGNORED, *row["input_ids"][1:]]} for row in train_set]
     lessons = Rows if kind == "parallelspec" else Anchored
     keeper = TargetStates(model, drafter.features if kind != "parallelspec" else ("normed",), drafter.vocabulary, cache_dir)
+    if chosen.rank is not None:
+        drafter.head = low_rank_head(keeper, chosen.rank, train_set[:100])
     taught = lessons(module, keeper, chosen, seed, False)
     judged = lessons(module, keeper, chosen, seed, True)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=trains_in_bf16())
@@ -402,7 +443,12 @@ def trial(
             point += 1
             drafter.eval()
             with autocast:
-                figures = {name: round(value, 4) for name, value in measured(judged, held_out, chosen.guesses).items()}
+                figures = measured(judged, held_out, chosen.guesses)
+            if spent >= 60 * minutes:
+                beside = copy.deepcopy(drafter).to(model.dtype)
+                beside.attach(model)
+                figures["tree"] = tree_tau(model, beside, held_out, chosen.guesses)
+            figures = {name: round(value, 4) for name, value in figures.items()}
             line = {"kind": kind, "recipe": recipe, "minutes": round(spent / 60, 2), "of": minutes, "seed": seed, "steps": steps}
             print({**line, **figures}, flush=True)
             with json_file.open("a") as file:
