@@ -115,7 +115,7 @@ class AutoregressiveDrafter(SavedDrafter):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> AutoregressiveDrafting:
         """Begin a `generate` call; its state is its own."""
-        return AutoregressiveDrafting(self.model, self.speculation_config, max_length)
+        return AutoregressiveDrafting(self.model, max_length)
 
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
         """What is guessed behind a whole prefix, each token after the most probable one, without caches.
@@ -140,11 +140,10 @@ class AutoregressiveDrafting(Drafting):
 
     Args:
         model: shared with other calls.
-        config: how it is used.
         max_length: tokens of a row at most.
     """
 
-    def __init__(self, model: PreTrainedModel, config: SpeculationConfig, max_length: int):
+    def __init__(self, model: PreTrainedModel, max_length: int):
         self.reader = LmReader(model, max_length, [], 0)
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
