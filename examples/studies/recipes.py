@@ -466,17 +466,19 @@ def ends(trials: Path) -> dict[tuple, list[dict]]:
 
 @app.command()
 def table(trials: Path) -> None:
-    """Means over seeds at the end of each trial, best τ first, and their spread."""
-    print("| target | drafter | recipe | minutes | seeds | steps | first guesses | second, if the first is right | τ |")
-    print("|---|---|---|---:|---:|---:|---:|---:|---:|")
+    """Means over seeds at the end of each trial, best τ of chains first, its spread, and the τ of trees."""
+    print("| target | drafter | recipe | minutes | seeds | steps | first guesses | second, if the first is right | τ | trees |")
+    print("|---|---|---|---:|---:|---:|---:|---:|---:|---:|")
     for (target, kind, minutes, recipe), lines in sorted(
         ends(trials).items(), key=lambda item: (*item[0][:3], -mean(line["tau"] for line in item[1]))
     ):
         first, second, tau, steps = ([line.get(name, 0.0) for line in lines] for name in ("guess 1", "guess 2", "tau", "steps"))
         spread = f" ± {stdev(tau):.3f}" if len(tau) > 1 else ""
+        trees = [line["tree"] for line in lines if "tree" in line]
+        tree = f"{mean(trees):.3f}" if trees else ""
         print(
             f"| {target} | {kind} | {recipe} | {minutes:g} | {len(lines)} | {mean(steps):.0f} | {mean(first):.1%} "
-            f"| {mean(second):.1%} | {mean(tau):.3f}{spread} |"
+            f"| {mean(second):.1%} | {mean(tau):.3f}{spread} | {tree} |"
         )
 
 
