@@ -309,16 +309,23 @@ def low_rank_head(keeper: TargetStates, rank: int, texts: list[dict]) -> torch.n
 
 @torch.no_grad()
 def measured(lessons: Any, held_out: list[dict], count: int) -> dict[str, float]:
-    """How often each guess is what the target wrote, if those before are, and τ of chains that never rest, teacher-forced."""
-    right, total = torch.zeros(count), 0
+    """How often each guess is what the target wrote, if those before are, and τ of chains that never rest, teacher-forced;
+    `sampled`: how often rejection sampling takes a first guess that is drawn."""
+    right, total, sampled = torch.zeros(count), 0, 0.0
     for begin in range(0, len(held_out), 4):
         made = lessons(held_out[begin : begin + 4])
         correct, _ = by_group((made["logits"].argmax(-1) == made["labels"]).float(), made, count, 0.0)
         right += correct.cumprod(1).sum(0)
+        first = made["depths"] == 0
+        sampled += float((1 - rejection(made["logits"][first], made["p"][first])).sum())
         total += sum(label != IGNORED for row in held_out[begin : begin + 4] for label in row["labels"][2:])
     rates = (right / total).tolist()
     chances = [rate / before if before else 0.0 for rate, before in zip(rates, [1.0, *rates], strict=False)]
-    return {"tau": 1 + sum(rates), **{f"guess {depth}": chance for depth, chance in enumerate(chances, 1)}}
+    return {
+        "tau": 1 + sum(rates),
+        "sampled": sampled / total,
+        **{f"guess {depth}": chance for depth, chance in enumerate(chances, 1)},
+    }
 
 
 def tree_tau(target: PreTrainedModel, drafter: Any, held_out: list[dict], depth: int) -> float:
@@ -466,19 +473,19 @@ def ends(trials: Path) -> dict[tuple, list[dict]]:
 
 @app.command()
 def table(trials: Path) -> None:
-    """Means over seeds at the end of each trial, best τ of chains first, its spread, and the τ of trees."""
-    print("| target | drafter | recipe | minutes | seeds | steps | first guesses | second, if the first is right | τ | trees |")
-    print("|---|---|---|---:|---:|---:|---:|---:|---:|---:|")
+    """Means over seeds at the end of each trial, best τ of chains first, with its spread; then the τ of trees."""
+    print("| target | drafter | recipe | minutes | seeds | steps | first guesses | second, behind it | τ | trees | sampled |")
+    print("|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for (target, kind, minutes, recipe), lines in sorted(
         ends(trials).items(), key=lambda item: (*item[0][:3], -mean(line["tau"] for line in item[1]))
     ):
         first, second, tau, steps = ([line.get(name, 0.0) for line in lines] for name in ("guess 1", "guess 2", "tau", "steps"))
         spread = f" ± {stdev(tau):.3f}" if len(tau) > 1 else ""
-        trees = [line["tree"] for line in lines if "tree" in line]
-        tree = f"{mean(trees):.3f}" if trees else ""
+        trees, sampled = ([line[name] for line in lines if name in line] for name in ("tree", "sampled"))
+        more = f"{mean(trees):.3f} | {mean(sampled):.1%}" if sampled else " | "
         print(
             f"| {target} | {kind} | {recipe} | {minutes:g} | {len(lines)} | {mean(steps):.0f} | {mean(first):.1%} "
-            f"| {mean(second):.1%} | {mean(tau):.3f}{spread} | {tree} |"
+            f"| {mean(second):.1%} | {mean(tau):.3f}{spread} | {more} |"
         )
 
 

@@ -151,7 +151,7 @@ def continuous_batching(
                 joining = Batch(call)
                 step(joining)  # reads the prompts
                 for over in batch.leave() if batch is not None else ():
-                    over.features.__exit__()
+                    over.features.stop()
                 batch = _together(batch, joining)
                 open_ += [Open(number, sequence, width) for (number, _), sequence in zip(group, call.sequences, strict=True)]
             elif batch is not None:

@@ -82,6 +82,10 @@ class Features:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Read no more; once is as good as twice."""
         while self.handles:
             self.handles.pop().remove()
         self.rows, self.verified = {}, {}

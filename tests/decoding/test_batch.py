@@ -98,7 +98,7 @@ def test_calls_that_join_and_leave_get_what_they_get_alone(name, arrivals):
         step(batch)
         batch.leave()
     for plain, call in entered:
-        call.features.__exit__()
+        call.features.stop()
         assert torch.equal(plain, collect(call.sequences, call.buffer, call.generation_config)[0])
 
 
