@@ -54,8 +54,8 @@ class Recipe:
         fading: weight of each guess, of that before it; None: by how sure those before are (D-PACE).
         places: of a text from which is guessed, at most; ParallelSpec guesses from all.
         near: weight of the distance to the target's states, of drafters that are fed with them.
-        loss: `tv` (0.1 cross-entropy, 0.9 total variation), `ce`, `kl`, `lk` (`-log Σ min(p, q)`), `hybrid` (KL while cold, then
-            total variation).
+        loss: `tv` (0.1 cross-entropy, 0.9 total variation), `half` of both, `ce`, `kl`, `lk` (`-log Σ min(p, q)`), `hybrid` (KL
+            while cold, then total variation).
         end: share of the training, at its end, that has the expected number of accepted guesses as its loss.
         own: share of the training, at its end, that adds Draft-OPD's loss on its own guesses, up to the first wrong one:
             what is behind is never asked for, and up to there the text's distributions are those of the verification.
@@ -113,6 +113,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Muon, rank 128": {"muon": True, "rank": 128},
     "Muon, ce": {"muon": True, "loss": "ce"},
     "Muon, hybrid": {"muon": True, "loss": "hybrid"},
+    "Muon, half": {"muon": True, "loss": "half"},
     "Muon, D-PACE": {"muon": True, "fading": None},
     "Muon, valid prefix": {"muon": True, "prefix": True},
     "Muon, expected length at the end": {"muon": True, "end": 0.2},
@@ -140,8 +141,9 @@ def row_losses(loss: str, logits: Tensor, labels: Tensor, p: Tensor) -> Tensor:
     if loss == "lk":
         return -torch.minimum(p, logits.softmax(-1)).sum(-1).clamp(min=1e-6).log()
     rejected = rejection(logits, p)
-    if loss == "tv":
-        return 0.1 * cross_entropy(logits, labels) + 0.9 * rejected
+    if loss in ("tv", "half"):
+        share = 0.1 if loss == "tv" else 0.5
+        return share * cross_entropy(logits, labels) + (1 - share) * rejected
     kl = (p * ((p + 1e-12).log() - logits.log_softmax(-1))).sum(-1)
     if loss == "kl":
         return kl
