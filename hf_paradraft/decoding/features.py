@@ -85,7 +85,7 @@ class Features:
         self.stop()
 
     def stop(self) -> None:
-        """Read no more; once is as good as twice."""
+        """Read no more. It may be called again."""
         while self.handles:
             self.handles.pop().remove()
         self.rows, self.verified = {}, {}
