@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 import hf_paradraft as pd
 
 VOCAB, EOS, MASK = 32, 30, 31
+CACHE = pd.names.OUTPUT_CACHE  # the argument of generate and of forwards, before and since transformers 5.24
 
 SHARED = {
     "vocab_size": VOCAB,

@@ -14,6 +14,7 @@ from ..decoding.pearl import check_overlap, device_of
 from ..decoding.schedule import overlapped_rates
 from ..drafters.drafter import NamedDrafter, Variant, with_prompt_lookup
 from ..drafters.ngram import NgramDrafter
+from ..names import is_recurrent_model
 from ..protocol import Drafter, RoundTrace, SpeculationStats
 from ..protocol.config import TreeSize
 from .measure import Runner, Settings, bench
@@ -121,7 +122,7 @@ def plan(
         ways += with_prompt_lookup(ways)
     chains = [way for way in ways if not _of_all_sizes(way)]
     if overlap:
-        check_overlap(target, drafter, target._is_stateful)
+        check_overlap(target, drafter, is_recurrent_model(target))
         if not chains:
             raise ValueError("Copied drafts cost nothing that could be hidden: plan them without overlap.")
     if acceptance is not None and len(chains) < len(ways):

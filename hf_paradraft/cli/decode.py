@@ -10,6 +10,7 @@ from ..bench.measure import Settings
 from ..bench.questions import ask, load_questions
 from ..demo import GENERAL, QUESTIONS
 from ..demo.show import by_turns, compare_within, stream_one
+from ..names import is_recurrent_model
 from .options import (
     AnyDrafter,
     DrafterName,
@@ -61,7 +62,7 @@ def demo(
     questions = by_turns(load_questions(GENERAL if target or public else QUESTIONS, per_category))
     question = questions[0].turns[0]
     plain_rate = stream_one(models.target, models.drafter, models.tokenizer, question, console, max_new_tokens)
-    recurrent = models.target._is_stateful
+    recurrent = is_recurrent_model(models.target)
     saved = models.drafter.speculation_config
     length, size = (saved.num_draft_tokens, saved.tree_size) if public else (12, "auto")
     methods = methods_of(Case.methods, models.drafter, models.parent, (length,), (size,), models.others, recurrent, public)

@@ -9,7 +9,7 @@ from rich.table import Table
 from ..auto import AutoDrafter
 from ..decoding.latency import row_latency
 from ..drafters.ppd.sparse import sizes
-from ..integration.probe import reads_padded
+from ..integration.look import reads_padded
 from .options import (
     Dtype,
     DtypeOption,

@@ -14,6 +14,7 @@ from ..bench.plan import measured
 from ..bench.plan import plan as predict
 from ..bench.questions import Question, ask, load_questions, random_prompts
 from ..demo import GENERAL, QUESTIONS
+from ..names import is_recurrent_model
 from ..report.records import read_bench
 from ..report.tables import markdown, table
 from .options import (
@@ -141,7 +142,7 @@ def bench(
     if case == Case.hopeless:
         prompts += random_prompts(len(models.tokenizer))
     lengths = _once(draft_tokens or sorted({4, 8, 12, models.drafter.speculation_config.num_draft_tokens}))
-    recurrent = models.target._is_stateful
+    recurrent = is_recurrent_model(models.target)
     methods = methods_of(case, models.drafter, models.parent, lengths, sizes, models.others, recurrent, prompt_lookup)
     if only:
         chosen = [method for method in methods[1:] if method.name.startswith(tuple(only))]

@@ -75,8 +75,12 @@ class Batch:
         for sequence in self.rows:
             sequence.accepted = None if sequence.finished else Accepted(sequence.length)
         for call, row, sequence in self._open():
-            advance(sequence, logits[row], choices[row] if call.only_argmax else None, call.ends)
+            if call.together is None:
+                advance(sequence, logits[row], choices[row] if call.only_argmax else None, call.ends)
+        places = {id(sequence): row for row, sequence in enumerate(self.rows)}
         for call in self.calls:
+            if call.together is not None:
+                call.advance_together([logits[places.get(id(sequence), 0)] for sequence in call.sequences])
             call.stop()
 
     def roll_back(self) -> None:

@@ -11,10 +11,17 @@ from typing import Any
 import torch
 from torch import LongTensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria
-from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
+from ..names import (
+    BaseStreamer,
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StopStringCriteria,
+    attention_of,
+    treats_rows_alike,
+)
 from ..protocol import Drafter, SpeculationConfig, SpeculationStats
 from .accept import RULES, greedy, sample_match
 from .budget import Budget, budget_of
@@ -26,7 +33,7 @@ from .features import Features
 from .lookup import COPIED
 from .noise import Noise
 from .recurrent import RecurrentBatchVerifier, RecurrentVerifier
-from .sequence import Ends, Sequence, processors_of_sequences
+from .sequence import Ends, Processors, Sequence, processors_of_sequences
 from .tree_attention import TreeAttention, attention_windows, or_sdpa
 from .verify import ChainVerifier, TreeVerifier, extend_to
 
@@ -119,6 +126,7 @@ def begin_call(
         begin=begin,
         judged=begin,
         done=[False] * batch_size,
+        together=None if batch_size == 1 or all(map(treats_rows_alike, logits_processor)) else Processors(logits_processor),
     )
 
 
@@ -162,7 +170,7 @@ def _tell(
     """Warn, once, of what will be slower than it looks."""
     if lacks_features:
         logger.warning_once(
-            f"{type(drafter).__name__} reads the target's hidden states, and those of the tokens that past_key_values came with "
+            f"{type(drafter).__name__} reads the target's hidden states, and those of the tokens that the cache came with "
             "are not known: it drafts without them, and fewer of its guesses will be right."
         )
     if config.prompt_lookup and rule == "rejection":
@@ -231,7 +239,7 @@ def make_verifier(
     if not explicit:
         if batch_size > 1 or cache.is_compileable:
             raise Refused(
-                f"{type(model).__name__} with {model.config.get_text_config()._attn_implementation} attention and these inputs "
+                f"{type(model).__name__} with {attention_of(model)} attention and these inputs "
                 "can be served one prompt at a time and with a dynamic cache only: call generate once per prompt, without "
                 f"cache_implementation{or_sdpa(model)}."
             )

@@ -1,20 +1,22 @@
 """The target's cache: what it must be, how it forgets, and keeping the accepted path of every row."""
 
-import inspect
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
-from transformers.cache_utils import (
+
+from ..names import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
     StaticLayer,
     StaticSlidingWindowLayer,
+    cache_argument,
+    cache_in,
+    has_ordinary_cache,
 )
 
 SLOTS = 256  # static caches made here are this long, or a multiple: calls of different lengths share a compiled forward
@@ -28,13 +30,13 @@ def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
     Raises:
         ValueError: there is none, or it is of a kind that cannot drop its last tokens.
     """
-    cache = model_kwargs.get("past_key_values", model_kwargs.get("cache_params"))
+    cache = cache_in(model_kwargs)
     if not model_kwargs.get("use_cache", True) or cache is None:
         raise ValueError("Speculative decoding needs the target's key-value cache: pass use_cache=True and a model that has one.")
     if isinstance(cache, QuantizedCache):
         raise ValueError(
             f"Speculative decoding cannot roll back a {type(cache).__name__}: leave cache_implementation and "
-            "past_key_values unset, or pass a DynamicCache or a StaticCache."
+            "cache (past_key_values) unset, or pass a DynamicCache or a StaticCache."
         )
     return cache
 
@@ -110,7 +112,7 @@ def check_roll_back(cache: Cache) -> None:
         raise ValueError("Static caches beside recurrent layers cannot roll back: leave cache_implementation unset.")
     linear = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
     if any(any(layer.has_previous_state.values()) for layer in linear):
-        raise ValueError("A recurrent state cannot be continued with a drafter: leave past_key_values unset.")
+        raise ValueError("A recurrent state cannot be continued with a drafter: leave cache (past_key_values) unset.")
 
 
 def empty_cache(model: PreTrainedModel) -> DynamicCache:
@@ -131,13 +133,6 @@ def static_cache(model: PreTrainedModel, num_slots: int) -> StaticCache:
     return cache
 
 
-@lru_cache  # every call of generate asks
-def takes(model_type: Any, name: str) -> bool:
-    """Whether the forward of this class, or of one that it is derived from, has an argument called `name`."""
-    owners = [owner for owner in model_type.__mro__ if "forward" in vars(owner)]
-    return any(name in inspect.signature(owner.forward).parameters for owner in owners)
-
-
 def check_forgets(model: PreTrainedModel) -> None:
     """Refuse a model without a cache that can drop its last tokens.
 
@@ -146,8 +141,8 @@ def check_forgets(model: PreTrainedModel) -> None:
     """
     layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     if (
-        not any(takes(type(model), name) for name in ("past_key_values", "cache_params"))  # type: ignore[arg-type]  # a class is hashable
-        or not model._supports_default_dynamic_cache()
+        cache_argument(model) is None
+        or not has_ordinary_cache(model)
         or any(type(layer).__module__ != DynamicLayer.__module__ for layer in layers)
     ):
         raise ValueError(
@@ -178,7 +173,7 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
     if cache.is_compileable and any(layer.max_cache_len < num_slots for layer in cache.layers):
         raise ValueError(
             f"This static cache holds {min(layer.max_cache_len for layer in cache.layers)} tokens, and with drafts this call "
-            f"needs {num_slots}: make it larger, or leave past_key_values unset."
+            f"needs {num_slots}: make it larger, or leave cache (past_key_values) unset."
         )
     return all(type(layer) in (DynamicLayer, StaticLayer) for layer in cache.layers)
 

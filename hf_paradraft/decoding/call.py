@@ -6,18 +6,19 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import LongTensor, Tensor
-from transformers import GenerationConfig, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import logging
 
+from ..names import BaseStreamer
 from ..protocol import Draft, Drafter, Drafting, Observation, Prefix, Round, SequenceRound, SpeculationConfig, SpeculationStats
+from .accept import Emitted
 from .budget import Budget
 from .checks import changes_its_scale
 from .drafts import DraftBuilder
 from .features import Features
 from .noise import Noise
 from .race import Race
-from .sequence import Ends, Sequence, by_step, padded
+from .sequence import Ends, Sequence, by_step, padded, take
 from .verify import ChainVerifier, TreeVerifier
 
 logger = logging.get_logger(__name__)
@@ -53,6 +54,7 @@ class Call:
         done: what they said so far, of each sequence.
         first: whether the forward that reads the prompt is still to come.
         races: of the sequences, that drafts of this round were made by.
+        together: processors that may know the rows of the batch, with all others of the call; None: each sequence has its own.
     """
 
     buffer: LongTensor
@@ -79,6 +81,7 @@ class Call:
     done: list[bool]
     first: bool = True
     races: list[Race] = field(default_factory=list)
+    together: LogitsProcessorList | None = None
 
     @property
     def finished(self) -> bool:
@@ -148,6 +151,35 @@ class Call:
                 # Without a token that ends texts, plain decoding goes on with all of them until all are done.
                 if (done if self.ends.tokens else all(self.done)) and sequence.length >= self.judged:
                     sequence.end_at(self.judged, self.begin)
+
+    def advance_together(self, logits: list[Tensor]) -> None:
+        """Take tokens step by step, all sequences at one length: processors see the batch as plain decoding shows it.
+
+        So a round ends for all sequences with the first one whose draft is used up or rejected.
+
+        Args:
+            logits: the target's of each sequence, `(at least N + 1, V)`; of one that had ended anything of that width.
+        """
+        nodes: list[int | None] = [-1] * len(self.sequences)
+        while True:
+            growing = [index for index, sequence in enumerate(self.sequences) if not sequence.finished]
+            if not growing or any(nodes[index] is None for index in growing):
+                return
+            length = self.sequences[growing[0]].length
+            for index in growing:
+                accepted = self.sequences[index].accepted
+                accepted.num_read = len(accepted.path)
+            rows = [nodes[index] + 1 if index in growing else 0 for index in range(len(nodes))]
+            raw = torch.stack([read[row] for read, row in zip(logits, rows, strict=True)]).float()
+            scores = self.together(padded(self.sequences, self.buffer, length, self.generation_config), raw.clone())
+            if scores.shape != raw.shape:
+                raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for {tuple(raw.shape)}.")
+            for index in growing:
+                sequence, here = self.sequences[index], slice(index, index + 1)
+                token, nodes[index] = sequence.rule(sequence.draft, nodes[index], scores[here])
+                sequence.ids[0, length] = token
+                take(sequence, Emitted(token, nodes[index], raw[here], scores[here]), self.ends)
+            self.stop()
 
     def observe(self, logits: list[Tensor | None], rows: list[int]) -> None:
         """Show the drafter what the last forward brought.

@@ -4,28 +4,14 @@ from typing import Any
 
 from torch import LongTensor, Tensor
 from transformers import (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
     GenerationConfig,
     LogitsProcessorList,
-    PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-from transformers.generation.streamers import BaseStreamer
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
+from ..names import MODEL_FOR_MASKED_LM_MAPPING, BaseStreamer, drops_cache, treats_rows_alike
 from ..protocol import Drafter, SpeculationConfig
 from .cache import check_forgets
-
-WHOLE_BATCH = (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
-    SynthIDTextWatermarkLogitsProcessor,
-    UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
 
 
 class Refused(ValueError):
@@ -86,15 +72,8 @@ def check_call(
         check_forgets(model)
     except ValueError as error:
         raise Refused(str(error)) from None
-    if input_ids.shape[0] > 1:
-        if streamer is not None:
-            raise Refused(f"A streamer shows one text, but there are {input_ids.shape[0]} prompts: leave the streamer out.")
-        for processor in logits_processor:
-            if isinstance(processor, WHOLE_BATCH):
-                raise Refused(
-                    f"{type(processor).__name__} knows texts by their place in the batch, and they go at their own pace here: "
-                    "call generate once per prompt."
-                )
+    if input_ids.shape[0] > 1 and streamer is not None:
+        raise Refused(f"A streamer shows one text, but there are {input_ids.shape[0]} prompts: leave the streamer out.")
     if input_ids.shape[1] == 0:
         raise Refused(
             "The drafter reads token ids and got none: pass input_ids beside inputs_embeds, or generate without a drafter."
@@ -107,7 +86,18 @@ def check_call(
         raise Refused(
             "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
         )
-    return drafter.speculation_config.rule(generation_config.do_sample)
+    rule = drafter.speculation_config.rule(generation_config.do_sample)
+    if rule in ("rejection", "typical") and input_ids.shape[0] > 1 and not all(map(treats_rows_alike, logits_processor)):
+        raise Refused(
+            f"acceptance={rule!r} looks at texts that plain decoding never sees, and a logits processor of this batch may know "
+            "its rows: leave acceptance at 'auto', or call generate once per prompt."
+        )
+    if drops_cache(model):
+        raise Refused(
+            "Gradient checkpointing in training mode drops the target's cache, which drafts are verified with: call eval() or "
+            "gradient_checkpointing_disable() before generate."
+        )
+    return rule
 
 
 def check_lengths(
@@ -130,7 +120,8 @@ def check_lengths(
     described = getattr(generation_config, "_mask_length", begin) if mask is None else mask.shape[1]
     if described != begin or unread < 1:
         raise Refused(
-            "With past_key_values, pass the whole input_ids, the cached ones and at least one more: the drafter reads them too."
+            "With a cache (past_key_values), pass the whole input_ids, the cached ones and at least one more: the drafter reads "
+            "them too."
         )
     if embeds is not None and embeds.shape[1] != begin:
         raise Refused(f"inputs_embeds has {embeds.shape[1]} positions and input_ids {begin}: the drafter needs one id each.")

@@ -12,8 +12,8 @@ import torch
 from torch import LongTensor, Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
+from ..names import DynamicLayer
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 from .batch import Batch
 from .begin import begin_call

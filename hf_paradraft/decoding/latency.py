@@ -14,8 +14,9 @@ from huggingface_hub.constants import HF_HOME
 from transformers import DynamicCache, PreTrainedModel
 
 from ..hardware import device_name, input_device
+from ..names import attention_of, with_cache
 from ..whole_files import write_json
-from .cache import empty_cache, is_recurrent, takes
+from .cache import empty_cache, is_recurrent
 from .tree_attention import attention_windows
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -55,7 +56,7 @@ def _file(model: PreTrainedModel) -> Path:
         type(model).__name__,
         shape,
         str(model.dtype),
-        config._attn_implementation,
+        attention_of(model),
         str(getattr(model.config, "quantization_config", None)),
         sorted({type(part).__name__ for module in model.modules() for part in (module, vars(module).get("_hf_hook"))}),
         type(model.__dict__.get("forward")).__name__,
@@ -75,12 +76,12 @@ def measure(model: PreTrainedModel) -> RowLatency:
     forgets = not is_recurrent(cache)  # a recurrent state has one size, whatever it has read
     if forgets and attention_windows(model) is not None:
         cache = DynamicCache()  # every layer keeps every token, as in rounds with trees
-    name = "past_key_values" if takes(type(model), "past_key_values") else "cache_params"  # type: ignore[arg-type]  # hashable
+    given = with_cache(model, cache)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT + ROWS[-1]
     sizes = [rows for rows in ROWS if rows <= positions // 2]
     slope = {1, max((rows for rows in sizes if rows <= SLOPE), default=1)}  # measured in any case, or more rows would seem free
     ids = torch.zeros((1, min(CONTEXT, positions - sizes[-1])), dtype=torch.long, device=device)
-    model(ids, use_cache=True, **{name: cache})
+    model(ids, use_cache=True, **given)
     times: dict[int, list[float]] = {rows: [] for rows in sizes}
     started = perf_counter()
     while perf_counter() - started < BUDGET_SECONDS and len(times[1]) < 12:
@@ -89,7 +90,7 @@ def measure(model: PreTrainedModel) -> RowLatency:
                 continue
             synchronise()
             clock = perf_counter()
-            model(ids[:, :1].expand(1, rows), use_cache=True, **{name: cache})
+            model(ids[:, :1].expand(1, rows), use_cache=True, **given)
             synchronise()
             times[rows].append(perf_counter() - clock)
             if forgets:
@@ -105,7 +106,7 @@ _known: WeakKeyDictionary[PreTrainedModel, dict[tuple, RowLatency]] = WeakKeyDic
 def row_latency(model: PreTrainedModel) -> RowLatency:
     """The latencies of `model` here: from disk, or measured now and written there, where that is possible."""
     parts = sum(1 for _ in model.modules())  # adapters come and go
-    key = model.dtype, model.device, parts, torch.get_num_threads(), model.config.get_text_config()._attn_implementation
+    key = model.dtype, model.device, parts, torch.get_num_threads(), attention_of(model)
     tables = _known.setdefault(model, {})
     if key not in tables:
         file = _file(model)

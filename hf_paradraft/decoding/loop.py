@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import LongTensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import GenerateDecoderOnlyOutput
-from transformers.generation.streamers import BaseStreamer
 
+from ..names import OUTPUT_CACHE, BaseStreamer, GenerateDecoderOnlyOutput, decodes
 from ..protocol import Drafter, SpeculationStats
 from .batch import Batch
 from .begin import begin_call
@@ -93,8 +92,10 @@ def speculative_decoding(
     batch = Batch(call)
     with call.features, call.noise or nullcontext():
         call.read_prompt()
-        while not call.finished:
-            step(batch)
+        step(batch)
+        with decodes(model):
+            while not call.finished:
+                step(batch)
     return output(call, started, model_kwargs)
 
 
@@ -118,6 +119,6 @@ def output(call: Call, started: float, model_kwargs: dict[str, Any]) -> Speculat
         sequences=sequences,
         scores=scores,
         logits=logits,
-        past_key_values=cache_of_call(model_kwargs),
+        **{OUTPUT_CACHE: cache_of_call(model_kwargs)},
         speculation=call.stats,
     )

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import LongTensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
 
 from ..hardware import input_device
+from ..names import BaseStreamer
 from ..protocol import Draft, Drafter, Prefix
 from .batch import Batch
 from .begin import begin_call

@@ -84,7 +84,7 @@ class RecurrentBatchVerifier(TreeVerifier):
 
     def verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
         """As `ChainVerifier.verify`, for sequences of different lengths."""
-        self.sequences = sequences
+        self.sequences, self.ended = sequences, [sequence.finished for sequence in sequences]
         if self.first is not None:
             return super().verify(sequences, drafts)
         if not any(map(len, drafts)):  # plain decoding goes on with the newest token alone
@@ -131,6 +131,7 @@ class RecurrentBatchVerifier(TreeVerifier):
 
     def finish(self, ids: LongTensor) -> None:
         """As `TreeVerifier.finish`."""
+        self.ended = [False] * len(ids)
         self._read(ids, [ids.shape[1] - 1 - length for length in self.cache.lengths])
 
     def join(self, other: TreeVerifier) -> None:

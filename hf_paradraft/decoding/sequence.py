@@ -10,8 +10,9 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
 
+from ..names import pad_token_of, treats_rows_alike
 from ..protocol import Draft
-from .accept import Rule, accept, greedy
+from .accept import Emitted, Rule, accept, greedy
 
 
 @dataclass
@@ -98,25 +99,31 @@ def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends:
         choices: the most probable token of each row of `logits`, where that alone decides.
         ends: when to stop.
     """
-    draft, accepted = sequence.draft, sequence.accepted
-    path = accepted.path
-    for emitted in accept(draft, logits, sequence.ids, accepted.begin, sequence.logits_processor, sequence.rule, choices):
-        accepted.judged += bool(draft.children(path[-1] if path else -1))
-        accepted.num_read = len(path)
-        if emitted.node is not None:
-            path.append(emitted.node)
-        sequence.length += 1
-        if ends.keep_scores:
-            sequence.scores.append(emitted.scores.float().clone())
-        if ends.keep_logits:
-            sequence.logits.append(emitted.logits.float().clone())
-        sequence.finished = sequence.length >= ends.limit or emitted.token in ends.tokens
-        if ends.criteria:
-            stop = ends.criteria(sequence.ids[:, : sequence.length], tuple(sequence.scores) or None)
-            sequence.finished = bool(stop.all()) or sequence.finished
+    draft, begin = sequence.draft, sequence.accepted.begin
+    for emitted in accept(draft, logits, sequence.ids, begin, sequence.logits_processor, sequence.rule, choices):
+        take(sequence, emitted, ends)
         if sequence.finished:
             return
-        accepted.num_read = len(path)
+        sequence.accepted.num_read = len(sequence.accepted.path)
+
+
+def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
+    """Let a sequence, whose buffer holds the new token already, grow by it, and see whether that ends it."""
+    draft, accepted = sequence.draft, sequence.accepted
+    path = accepted.path
+    accepted.judged += bool(draft.children(path[-1] if path else -1))
+    accepted.num_read = len(path)
+    if emitted.node is not None:
+        path.append(emitted.node)
+    sequence.length += 1
+    if ends.keep_scores:
+        sequence.scores.append(emitted.scores.float().clone())
+    if ends.keep_logits:
+        sequence.logits.append(emitted.logits.float().clone())
+    sequence.finished = sequence.length >= ends.limit or emitted.token in ends.tokens
+    if ends.criteria:
+        stop = ends.criteria(sequence.ids[:, : sequence.length], tuple(sequence.scores) or None)
+        sequence.finished = bool(stop.all()) or sequence.finished
 
 
 class Processors(LogitsProcessorList):
@@ -130,7 +137,9 @@ class Processors(LogitsProcessorList):
 
 
 def processors_of_sequences(logits_processor: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:
-    """The processors for each sequence alone: with memories of their own, and their own part of what was set up by row.
+    """Make the processors of each sequence alone: with memories of their own, and their own part of what was set up by row.
+
+    In a batch those that may know its rows are left out: they are shown all of it (`Call.together`).
 
     Raises:
         ValueError: one cannot be copied; the message names it.
@@ -139,7 +148,7 @@ def processors_of_sequences(logits_processor: LogitsProcessorList, batch_size: i
         return [Processors(logits_processor)]
     copies = []
     for index in range(batch_size):
-        copies.append(Processors(map(_copied, logits_processor)))
+        copies.append(Processors(map(_copied, filter(treats_rows_alike, logits_processor))))
         for processor in copies[-1]:
             if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(processor.prompt_ignore_length, Tensor):
                 processor.prompt_ignore_length = processor.prompt_ignore_length[index : index + 1]
@@ -180,8 +189,8 @@ def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...]:
 
 def padded(sequences: list[Sequence], buffer: LongTensor, length: int, generation_config: GenerationConfig) -> LongTensor:
     """The first `length` tokens of a call's buffer, as plain decoding has them: padding behind what has ended."""
-    ids = buffer[:, :length].clone()
+    ids, pad_token = buffer[:, :length].clone(), pad_token_of(generation_config)
     for index, sequence in enumerate(sequences):
-        if sequence.length < length and generation_config._pad_token_tensor is not None:
-            ids[index, sequence.length :] = generation_config._pad_token_tensor
+        if sequence.length < length and pad_token is not None:
+            ids[index, sequence.length :] = pad_token
     return ids

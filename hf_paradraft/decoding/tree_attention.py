@@ -8,11 +8,14 @@ import torch
 from torch import BoolTensor, LongTensor, Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import (
+
+from ..names import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionLayer,
+    attention_of,
+    cache_argument,
 )
 
 # Positions counted from the cache's length, whatever position_ids says: a tree's rows would be misplaced.
@@ -34,10 +37,11 @@ def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[s
     """
     config = model.config.get_text_config()
     if (
-        config._attn_implementation not in ("sdpa", "eager")
+        attention_of(model) not in ("sdpa", "eager")
         or config.model_type in COUNT_FROM_CACHE
         or getattr(config, "alibi", False)
-        or not {"position_ids", "past_key_values"} <= inspect.signature(model.forward).parameters.keys()
+        or cache_argument(model) is None
+        or "position_ids" not in inspect.signature(model.forward).parameters
     ):
         return None
     layers = DynamicCache(config=config).layers
@@ -59,7 +63,7 @@ def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[s
 
 def or_sdpa(model: PreTrainedModel) -> str:
     """What else helps where `attention_windows` is None, as the end of a sentence; "" if nothing does."""
-    helps = model.config.get_text_config()._attn_implementation not in ("sdpa", "eager")
+    helps = attention_of(model) not in ("sdpa", "eager")
     return ", or load it with attn_implementation='sdpa'" if helps else ""
 
 

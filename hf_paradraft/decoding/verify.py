@@ -9,6 +9,7 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 
+from ..names import CACHE_NAMES, with_cache
 from ..protocol import Draft
 from .cache import RaggedCache, cache_of_call, stop_recording
 from .compiled import compiled_forward
@@ -97,8 +98,7 @@ class ChainVerifier:
             is_first_iteration=self.first,
             **{**self.model_kwargs, **{name: tensor[..., :length] for name, tensor in self.per_token.items()}},
         )
-        if "past_key_values" in self.model_kwargs:
-            inputs["past_key_values"] = self.cache  # Phi-3's drops an empty one
+        inputs |= with_cache(self.model, self.cache)  # Phi-3's drops an empty one
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
         self.first = False
@@ -167,6 +167,7 @@ class TreeVerifier:
         self.begin = 0 if first is None else first.begin
         self.forward = model if row_counts is None else compiled_forward(model, features)
         self.written, self.roots = 0, 0  # roots: known tokens that the cache is yet to keep
+        self.ended: list[bool] = []  # of each sequence of the last forward
         self.prefix_rows: list[int] = []
         self.extra: dict[str, Any] | None = None
 
@@ -185,6 +186,7 @@ class TreeVerifier:
             logits = self.first.verify(sequences, drafts)
             self.written, self.prefix_rows, self.first = self.first.written, self.first.prefix_rows, None
             return logits
+        self.ended = [sequence.finished for sequence in sequences]
         size, device = 1 + max(len(draft.row_parents) for draft in drafts), sequences[0].ids.device
         if self.row_counts is not None:
             size = next(count for count in self.row_counts if count >= size)
@@ -198,16 +200,16 @@ class TreeVerifier:
         shapes = [tree_shape(draft.row_parents, size) for draft in drafts]
         sees, depths = (torch.from_numpy(numpy.stack(part)) for part in zip(*shapes, strict=True))
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
-        if self.num_positions is not None:
+        if self.num_positions is not None:  # padding and prompt rows, and all rows of a sequence that has ended, are not read
             for row, draft in enumerate(drafts):
-                positions[row, 1 + len(draft) :].clamp_(max=self.num_positions - 1)
+                positions[row, 0 if self.ended[row] else 1 + len(draft) :].clamp_(max=self.num_positions - 1)
         if self.extra is None:
             self.extra = self.model.prepare_inputs_for_generation(
                 ids, next_sequence_length=size, is_first_iteration=False, **{**self.model_kwargs, "attention_mask": None}
             )
             for name in ("logits_to_keep", "input_ids", *PER_TOKEN):
                 self.extra.pop(name, None)
-            self.extra["past_key_values"] = self.cache.cache
+            self.extra |= with_cache(self.model, self.cache.cache)
         inputs = {"input_ids": ids} if all(draft.prompt_rows is None for draft in drafts) else self._embed(ids, drafts)
         outputs = self.forward(**{**self.extra, **inputs, "attention_mask": mask, "position_ids": positions, "return_dict": True})
         self.written, self.prefix_rows, self.roots = size, [1] * len(drafts), 1
@@ -243,6 +245,7 @@ class TreeVerifier:
         if self.cache.num_slots is not None:  # a compiled forward or a static cache has no room to spare
             self.forward = self.model
         rest = torch.zeros((len(ids), size), dtype=torch.long, device=ids.device)
+        self.ended = [False] * len(ids)
         drafts = []
         for row, count in enumerate(missing):
             rest[row, :count] = ids[row, end - count : end]
@@ -258,13 +261,7 @@ class TreeVerifier:
             ValueError: one has not read its prompt yet, has a static cache, or inputs beyond ids.
         """
         for verifier in (self, other):
-            more = set(verifier.model_kwargs) - {
-                "past_key_values",
-                "attention_mask",
-                "position_ids",
-                "use_cache",
-                "logits_to_keep",
-            }
+            more = set(verifier.model_kwargs) - {*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
             if verifier.first is not None or verifier.row_counts is not None or verifier.cache.num_slots is not None or more:
                 raise ValueError(
                     "Sequences join others behind their prompts, in dynamic caches, and with nothing but ids: this call has to "

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.streamers import BaseStreamer
 
 from ..bench.measure import Measurement, Settings, bench, check_equality
 from ..bench.methods import Method
 from ..bench.questions import Prompt, Question
 from ..bench.results import environment, records
 from ..chat import Detokeniser, check_room, encode_question, sampling
+from ..names import BaseStreamer
 from ..protocol import Drafter
 from ..report.tables import table
 from .differences import explain

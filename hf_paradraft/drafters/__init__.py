@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
+from ..names import CONFIG_MAPPING_NAMES
 from .autoregressive import AutoregressiveDrafter
 from .blocks.dspark import DSparkDrafter
 from .blocks.model import DFlashDrafter

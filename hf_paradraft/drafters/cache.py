@@ -9,11 +9,11 @@ import torch
 from torch import BoolTensor, LongTensor, Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import StaticLayer
 
 from ..decoding.cache import SLOTS, RaggedCache, empty_cache, static_cache, use_plain_layers
 from ..decoding.compiled import compiled_on
 from ..hardware import input_device
+from ..names import StaticLayer, with_cache
 from ..protocol import GuessedLogits, Prefix
 
 
@@ -106,7 +106,7 @@ def _read_in_parts(model: PreTrainedModel, sizes: tuple[int, ...]) -> Tensor:
     parts = []
     for part in torch.arange(sum(sizes), device=input_device(model))[None].split(sizes, dim=1):
         ids = (part + 1) % model.config.get_text_config().vocab_size
-        parts.append(model(ids, use_cache=True, past_key_values=cache, position_ids=part).logits.float())
+        parts.append(model(ids, use_cache=True, position_ids=part, **with_cache(model, cache)).logits.float())
     return torch.cat(parts, dim=1)
 
 

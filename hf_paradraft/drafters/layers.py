@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import LongTensor, Tensor, nn
 from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
-from transformers.models.gemma4.modeling_gemma4 import Gemma4TextScaledWordEmbedding
 
 from ..decoding.tree_attention import TreeAttention, attention_windows
+from ..names import MODEL_MAPPING, Gemma4TextScaledWordEmbedding, supports_sdpa, with_cache
 
 GEMMA4 = "gemma4_text"  # whose layers norm on both sides of each part, and scale no scores
 CONTEXT = 32_768  # of a target that does not say how long texts may be
@@ -32,7 +31,7 @@ def decoder_stack(config: PreTrainedConfig, weights: dict[str, Tensor] | None = 
     config.vocab_size, config.pad_token_id, config.use_cache = 1, 0, True
     stack_type: Any = MODEL_MAPPING.get(type(config), None)
     attention = (
-        "sdpa" if stack_type is None or stack_type._supports_sdpa else "eager"
+        "sdpa" if stack_type is None or supports_sdpa(stack_type) else "eager"
     )  # Gemma 2 caps its scores, gpt-oss has sinks
     try:
         stack = AutoModel.from_config(config, attn_implementation=attention, trust_remote_code=False)
@@ -150,7 +149,8 @@ def run(stack: PreTrainedModel, inputs: Tensor, mask: Tensor | dict[str, Tensor]
         positions: int64 `(B, M)`.
         cache: grows by M.
     """
-    outputs: Any = stack(inputs_embeds=inputs, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    given = with_cache(stack, cache)
+    outputs: Any = stack(inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=True, **given)
     return outputs.last_hidden_state
 
 

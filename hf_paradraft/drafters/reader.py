@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from ..decoding.cache import (
     MOST_UNREAD,
@@ -19,10 +18,10 @@ from ..decoding.cache import (
     end_windows,
     is_recurrent,
     put_back,
-    takes,
 )
 from ..decoding.compiled import compiled_forward
 from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
+from ..names import DynamicLayer, with_cache
 from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
 from .cache import Nodes, check_continues, guesses_of, make_room, plain_cache, ragged_rows
 
@@ -36,9 +35,10 @@ def check_drafts(model: PreTrainedModel) -> None:
     if attention_windows(model) is not None:
         return
     check_forgets(model)
-    if not takes(type(model), "past_key_values"):  # type: ignore[arg-type]  # a class is hashable
+    cache = empty_cache(model)
+    if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
         raise ValueError(f"{type(model).__name__} has no attention layers, so nothing counts what it has read: it cannot draft.")
-    if is_recurrent(empty_cache(model)):
+    if is_recurrent(cache):
         check_continues(model)
 
 
@@ -79,7 +79,7 @@ def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks
 
     def read(fed: LongTensor, logits_to_keep: int) -> Tensor:
         positions = torch.arange(length, length + fed.shape[1], device=fed.device)[None]
-        inputs = {"input_ids": fed, "position_ids": positions, "past_key_values": cache, "use_cache": True}
+        inputs = {"input_ids": fed, "position_ids": positions, "use_cache": True, **with_cache(model, cache)}
         return model(**inputs, logits_to_keep=logits_to_keep).logits[0]
 
     if recurrent and new.shape[1] > (MOST_UNREAD if length else 1):
@@ -225,7 +225,7 @@ class LmReader:
 
     def _forward(self, ids: LongTensor, mask: Any, positions: LongTensor, count: int, compiled: bool = False) -> Tensor:
         forward = compiled_forward(self.model) if compiled else self.model
-        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": self.cache.cache}
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **with_cache(self.model, self.cache.cache)}
         return forward(**inputs, use_cache=True, logits_to_keep=count).logits
 
     def _read_compiled(self, rows: list[LongTensor], masks: list[int]) -> Tensor:

@@ -5,59 +5,50 @@ For the first, two methods of `GenerationMixin` are wrapped; both do as before u
 transformers has changed them, nothing is wrapped: PARD drafters then work in its own assisted loop, one chain at a time.
 """
 
-import inspect
 import warnings
 from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
 from torch import LongTensor
-from transformers import GenerationMixin, PreTrainedModel, __version__
-from transformers.generation import GenerationMode
+from transformers import GenerationMixin, PreTrainedModel
 
 from .. import protocol
 from ..decoding import loop, pearl
 from ..decoding.begin import NOTES, Notes
 from ..decoding.checks import check_drafter
 from ..drafters import KINDS
+from ..names import CACHE_NAMES, WRAPPED, ChangedTransformers, GenerationMode, cache_in, wrap_pipelines, wrapped_methods
+from .look import check_more_than_text, check_reads
 from .pairing import check_same_tokenizer
-from .probe import check_more_than_text, check_reads
-
-EXPECTED = {
-    "_assisted_decoding": {
-        "self", "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer",
-        "inputs_tensor", "assistant_model", "assistant_tokenizer", "tokenizer", "model_kwargs",
-    },
-    "_validate_generation_mode": {"self", "generation_mode", "generation_config", "generation_mode_kwargs"},
-    "_prepare_generation_config": {"self", "generation_config", "kwargs"},
-}  # fmt: skip
-
 
 # What a call has that brings nothing but a text; other inputs decide how a target reads, and one look cannot know them.
 TEXT_ALONE = {
     "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer", "inputs_embeds", "attention_mask",
-    "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep",
+    "position_ids", *CACHE_NAMES, "use_cache", "logits_to_keep",
 }  # fmt: skip
 
 
 def install() -> bool:
-    """Wrap the methods, once; False, with a warning, if this transformers does not have them as expected."""
-    originals = {name: getattr(GenerationMixin, name, None) for name in EXPECTED}
-    if any(getattr(method, "paradraft", False) for method in originals.values()):
+    """Wrap the methods and the loader of pipelines, once; False, with a warning, if this transformers has changed a method."""
+    wrap_pipelines(is_drafter)
+    if any(getattr(getattr(GenerationMixin, name, None), "paradraft", False) for name in WRAPPED):
         return True
-    for name, method in originals.items():
-        if method is None or set(inspect.signature(method).parameters) != EXPECTED[name]:
-            warnings.warn(
-                f"transformers {__version__} has changed GenerationMixin.{name}: drafters run in its own assisted loop, "
-                "so only one prompt at a time, in chains.",
-                stacklevel=2,
-            )
-            return False
-    for name, wrap in zip(EXPECTED, (_with_our_loop, _with_our_checks, _with_our_notes), strict=True):
+    try:
+        originals = wrapped_methods()
+    except ChangedTransformers as error:
+        warnings.warn(f"{error} Until then drafters run in its own assisted loop: one prompt at a time, in chains.", stacklevel=2)
+        return False
+    for name, wrap in zip(WRAPPED, (_with_our_loop, _with_our_checks, _with_our_notes), strict=True):
         wrapped = wrap(originals[name])
         wrapped.paradraft = True
         setattr(GenerationMixin, name, wrapped)
     return True
+
+
+def is_drafter(assistant: Any) -> bool:
+    """Tell whether what was given as `assistant_model` is a drafter, and not a model that transformers serves itself."""
+    return callable(getattr(assistant, "start_drafting", None))
 
 
 def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | None:
@@ -65,7 +56,7 @@ def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | N
     adopted = (kind.adopt(target, assistant) for kind in KINDS)
     if (drafter := next((candidate for candidate in adopted if candidate is not None), None)) is not None:
         return drafter
-    return assistant if callable(getattr(assistant, "start_drafting", None)) else None
+    return assistant if is_drafter(assistant) else None
 
 
 def _decode(
@@ -127,7 +118,7 @@ def _with_our_notes(original):
     @wraps(original)
     def prepare_generation_config(self, generation_config, **kwargs):
         length = kwargs.get("num_assistant_tokens", getattr(generation_config, "num_assistant_tokens", None))
-        cache = any(kwargs.get(name) is not None for name in ("past_key_values", "cache_params"))
+        cache = cache_in(kwargs) is not None
         prepared, model_kwargs = original(self, generation_config, **kwargs)
         setattr(prepared, NOTES, Notes(length, cache))
         return prepared, model_kwargs

@@ -6,6 +6,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..names import commit_of
 from ..protocol import Drafter
 
 logger = logging.get_logger(__name__)
@@ -30,7 +31,7 @@ def check_same_tokenizer(
     else:
         if not drafter.name_or_path or target.name_or_path == drafter.name_or_path:
             return
-        commit = getattr(target.config, "_commit_hash", None)
+        commit = commit_of(target)
         options = {} if commit is None else {"revision": commit}
         difference = _stored_difference(
             (target.name_or_path, *options.items()), (drafter.name_or_path, *drafter.found_under.items())

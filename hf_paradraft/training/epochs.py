@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_pt_utils import get_length_grouped_indices
+
+from ..names import get_length_grouped_indices
 
 
 class LengthGroups(Sampler[int]):

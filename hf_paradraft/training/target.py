@@ -16,9 +16,9 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import find_adapter_config_file
 
 from ..files import names_folder
+from ..names import find_adapter_config_file
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.*", "tokenizer_config.json")
 

@@ -153,17 +153,10 @@ class Silent(BaseStreamer):
         pass
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"streamer": Silent()}, "streamer"),
-        ({"prefix_allowed_tokens_fn": lambda row, ids: [1, 2, 3]}, "place in the batch"),
-    ],
-)
-def test_options_that_batches_cannot_serve_are_refused(options, message):
+def test_a_streamer_is_for_one_text():
     target, drafter = PAIRS["llama"]
-    with pytest.raises(ValueError, match=message):
-        target.generate(**left_padded(prompts_of([3, 4])), do_sample=False, assistant_model=drafter, **options)
+    with pytest.raises(ValueError, match="streamer"):
+        target.generate(**left_padded(prompts_of([3, 4])), do_sample=False, assistant_model=drafter, streamer=Silent())
 
 
 def test_right_padding_is_refused():

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from lossless import assert_lossless
-from tiny import EOS, near_copy, tiny_model
+from tiny import CACHE, EOS, near_copy, tiny_model
 
 import hf_paradraft as pd
 from hf_paradraft.decoding import compiled
@@ -70,7 +70,7 @@ def test_the_callers_own_cache_is_filled(prompt):
     drafter.speculation_config = pd.SpeculationConfig(4, compile=True, never_slower=False)
     cache = DynamicCache(config=target.config)
     options = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": None}
-    out = target.generate(prompt, **options, past_key_values=cache, assistant_model=drafter)
+    out = target.generate(prompt, **options, **{CACHE: cache}, assistant_model=drafter)
     assert int(cache.get_seq_length()) == out.shape[1] - 1
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import assert_lossless
-from tiny import ARCHITECTURES, EOS, Oracle, tiny_model
+from tiny import ARCHITECTURES, CACHE, EOS, Oracle, tiny_model
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, Qwen3NextConfig
 
 import hf_paradraft as pd
@@ -118,13 +118,13 @@ def test_a_filled_cache_has_no_features(caplog):
     target, ids = TARGETS["qwen3"], torch.arange(1, 11)[None]
     cache = DynamicCache(config=target.config)
     with torch.no_grad():
-        target(ids[:, :6], past_key_values=cache)
+        target(ids[:, :6], **{CACHE: cache})
     plain = generate(target, ids, torch.ones_like(ids), max_new_tokens=16)
     reader = Reader(plain)
-    out = generate(target, ids, torch.ones_like(ids), max_new_tokens=16, past_key_values=cache, assistant_model=reader)
+    out = generate(target, ids, torch.ones_like(ids), max_new_tokens=16, **{CACHE: cache}, assistant_model=reader)
     assert torch.equal(plain, out)
     check(target, reader, out, [out.shape[1]], begins=[6])
-    assert "past_key_values came with are not known" in caplog.text
+    assert "cache came with are not known" in caplog.text
 
 
 @pytest.mark.parametrize("piece", [None, 3])

@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 import torch
 from lossless import assert_lossless
-from tiny import EOS, generate, letters, near_copy, tiny_model
+from tiny import CACHE, EOS, generate, letters, near_copy, tiny_model
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -17,7 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft as pd
 from hf_paradraft.decoding.accept import typical_path
-from hf_paradraft.integration.probe import check_reads
+from hf_paradraft.integration.look import check_reads
 
 
 class Recorder(BaseStreamer):
@@ -148,10 +148,11 @@ def test_the_trace_tells_every_round(target, drafter, tree_size):
 
 
 def test_one_forward_of_each_model_per_round(target, drafter, prompt):
-    check_reads(target, several=False)  # once for each target
     counts = {"target": 0, "drafter": 0}
     for name, model in (("target", target), ("drafter", drafter)):
         model.register_forward_pre_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))
+    check_reads(target, several=False)  # once for each target as it is hooked
+    counts.update(target=0)
     generate(target, drafter, prompt)
     rounds = drafter.last_stats.num_rounds
     assert counts["target"] == rounds
@@ -181,7 +182,7 @@ def test_other_assistants_are_left_to_transformers(target, prompt):
 def test_a_static_cache_of_the_callers(target, drafter, prompt):
     plain = target.generate(prompt, do_sample=False, max_new_tokens=30)
     cache = StaticCache(config=target.config, max_cache_len=36)
-    assert_lossless(target, drafter, prompt, plain=plain, past_key_values=cache)
+    assert_lossless(target, drafter, prompt, plain=plain, **{CACHE: cache})
     assert int(cache.get_seq_length()) == plain.shape[1] - 1
 
 

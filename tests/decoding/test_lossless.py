@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import assert_lossless
-from tiny import ARCHITECTURES, EOS, MASK, generate, near_copy, tiny_model
+from tiny import ARCHITECTURES, CACHE, EOS, MASK, generate, near_copy, tiny_model
 from transformers import DynamicCache
 
 import hf_paradraft as pd
@@ -76,8 +76,8 @@ def test_continues_a_cache(target, drafter):
     for options in ({}, {"assistant_model": drafter}):
         cache = DynamicCache(config=target.config)
         with torch.no_grad():
-            target(ids[:, :5], past_key_values=cache)
-        outputs.append(target.generate(ids, past_key_values=cache, max_new_tokens=20, do_sample=False, **options))
+            target(ids[:, :5], **{CACHE: cache})
+        outputs.append(target.generate(ids, **{CACHE: cache}, max_new_tokens=20, do_sample=False, **options))
         assert cache.get_seq_length() == outputs[-1].shape[1] - 1
     assert torch.equal(*outputs)
 

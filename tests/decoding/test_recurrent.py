@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from lossless import assert_lossless, left_padded
-from tiny import MASK, SHARED, near_copy, same_with_an_oracle, tiny_model
+from tiny import CACHE, MASK, SHARED, near_copy, same_with_an_oracle, tiny_model
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
@@ -26,8 +26,8 @@ import hf_paradraft as pd
 from hf_paradraft.decoding import recurrent
 from hf_paradraft.decoding.cache import empty_cache
 from hf_paradraft.drafters.reader import read_with_masks
-from hf_paradraft.integration import probe
-from hf_paradraft.integration.probe import check_reads
+from hf_paradraft.integration import look
+from hf_paradraft.integration.look import check_reads
 
 
 def draft_logits(drafter, ids, cache, count):
@@ -165,7 +165,7 @@ def test_the_cache_of_a_batch_is_plain_decodings(name, unread, monkeypatch):
         "attention_mask": torch.cat([inputs["attention_mask"], torch.ones(4, length + 2 - 9, dtype=torch.long)], 1),
     }
     second = [
-        target.generate(**more, past_key_values=result.past_key_values, do_sample=False, max_new_tokens=12, output_logits=True,
+        target.generate(**more, **{CACHE: result[CACHE]}, do_sample=False, max_new_tokens=12, output_logits=True,
                         return_dict_in_generate=True, pad_token_id=0)
         for result in (plain, drafted)
     ]  # fmt: skip
@@ -232,7 +232,7 @@ def test_a_recurrent_drafter_in_transformers_own_loop(name, prompt, monkeypatch)
 
 
 def test_a_trial_that_ran_out_of_memory_decides_nothing(prompt, monkeypatch, tmp_path):
-    monkeypatch.setattr(probe, "FOLDER", tmp_path)
+    monkeypatch.setattr(look, "FOLDER", tmp_path)
     target, drafter = target_of("qwen3_next"), near_copy(tiny_model())
     with monkeypatch.context() as patch:
         patch.setattr(target.model, "forward", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError()))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lossless import assert_lossless
-from tiny import generate, near_copy, tiny_model
+from tiny import CACHE, generate, near_copy, tiny_model
 from transformers import (
     DynamicCache,
     LogitsProcessor,
@@ -11,7 +11,7 @@ from transformers import (
 )
 
 import hf_paradraft as pd
-from hf_paradraft.integration.probe import check_reads
+from hf_paradraft.integration.look import check_reads
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_inputs_that_do_not_fit_together_are_refused(target, drafter):
     ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
     cache = DynamicCache(config=target.config)
     with torch.no_grad():
-        target(ids[:, :5], past_key_values=cache)
+        target(ids[:, :5], **{CACHE: cache})
     with pytest.raises(ValueError, match="pass the whole input_ids"):
-        generate(target, drafter, ids[:, 5:], past_key_values=cache, attention_mask=torch.ones_like(ids))
+        generate(target, drafter, ids[:, 5:], **{CACHE: cache}, attention_mask=torch.ones_like(ids))
     with pytest.raises(ValueError, match="whole input_ids"):
-        generate(target, drafter, ids[:, :5], past_key_values=cache)
+        generate(target, drafter, ids[:, :5], **{CACHE: cache})
     with pytest.raises(ValueError, match="4 positions and input_ids 8"):
         generate(target, drafter, ids, inputs_embeds=target.get_input_embeddings()(ids[:, :4]))
 

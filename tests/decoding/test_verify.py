@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import assert_lossless
-from tiny import ARCHITECTURES, EOS, near_copy, tiny_model
+from tiny import ARCHITECTURES, CACHE, EOS, near_copy, tiny_model
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -50,7 +50,7 @@ def test_a_tree_is_verified_as_its_paths_are(attention):
     paths = [[], [5], [5, 6], [5, 7], [8], [8, 9]]
     with torch.no_grad():
         cache = DynamicCache(config=target.config)
-        options = {"past_key_values": cache, "use_cache": True}
+        options = {CACHE: cache, "use_cache": True}
         verifier = make_verifier(target, prefix[:, :3], 12, near_copy(target), options)
         verifier.verify([Sequence(prefix, None, 3)], [Draft.chain(prefix[0, :0])])
         verifier.keep([[]])
@@ -61,7 +61,7 @@ def test_a_tree_is_verified_as_its_paths_are(attention):
         verifier.keep([[3, 4]])
         assert cache.get_seq_length() == 6
         fresh = DynamicCache(config=target.config)
-        target(torch.tensor([[1, 2, 3, 4, 8, 9]]), past_key_values=fresh)
+        target(torch.tensor([[1, 2, 3, 4, 8, 9]]), **{CACHE: fresh})
     for layer, expected in zip(cache.layers, fresh.layers, strict=True):
         torch.testing.assert_close(layer.keys, expected.keys, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(layer.values, expected.values, rtol=1e-4, atol=1e-5)
@@ -141,6 +141,6 @@ def test_a_sliding_window_in_a_plain_dynamic_cache():
     target, drafter = PAIRS["mistral-sliding"]
     ids = torch.arange(14)[None]
     drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, 16
-    plain = target.generate(ids, do_sample=False, max_new_tokens=20, past_key_values=DynamicCache())
-    drafted = target.generate(ids, do_sample=False, max_new_tokens=20, past_key_values=DynamicCache(), assistant_model=drafter)
+    plain = target.generate(ids, do_sample=False, max_new_tokens=20, **{CACHE: DynamicCache()})
+    drafted = target.generate(ids, do_sample=False, max_new_tokens=20, **{CACHE: DynamicCache()}, assistant_model=drafter)
     assert torch.equal(plain, drafted)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lossless import assert_lossless
 from peft import get_peft_model
-from tiny import generate, make_tokenizer, near_copy, tiny_model, with_prompts
+from tiny import CACHE, generate, make_tokenizer, near_copy, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM, BambaConfig, Llama4TextConfig, pipeline
 
 import hf_paradraft as pd
@@ -69,7 +69,7 @@ def test_a_calls_cache_is_freed_when_it_ends(prompt):
 
     def made(*args, **kwargs):
         made = make(*args, **kwargs)
-        caches.append(weakref.ref(args[1]["past_key_values"]))
+        caches.append(weakref.ref(args[1][CACHE]))
         return made
 
     target._prepare_cache_for_generation = made

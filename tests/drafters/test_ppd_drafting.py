@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GenerationConfig
 import hf_paradraft as pd
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.drafters.ppd.model import PpdDrafter
-from hf_paradraft.integration.probe import check_reads
+from hf_paradraft.integration.look import check_reads
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
 TARGETS = {name: tiny_model(name) for name in NAMES}
@@ -69,9 +69,10 @@ def test_peft_models_draft_by_themselves(tmp_path, prompt):
 
 def test_one_forward_per_round(prompt):
     target, drafter = TARGETS["llama"], adapter_for("llama")
-    check_reads(target, several=False)  # once for each target
     forwards = []
     handle = target.register_forward_pre_hook(lambda *_: forwards.append(1))
+    check_reads(target, several=False)  # once for each target as it is hooked
+    forwards.clear()
     target.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
     handle.remove()
     assert len(forwards) == drafter.last_stats.num_rounds
@@ -290,9 +291,10 @@ def test_static_caches_have_room_for_all_rows(m, e, tree_size, calibrated):
 def test_too_few_rows_are_refused_before_work_starts(prompt):
     drafter = adapter_for("llama")
     drafter.speculation_config = pd.SpeculationConfig(3, tree_size=3)
-    check_reads(TARGETS["llama"], several=False)  # once for each target
     forwards = []
     handle = TARGETS["llama"].register_forward_pre_hook(lambda *_: forwards.append(1))
+    check_reads(TARGETS["llama"], several=False)  # once for each target as it is hooked
+    forwards.clear()
     with pytest.raises(ValueError, match="here 4 at least"):
         TARGETS["llama"].generate(prompt, max_new_tokens=1, do_sample=False, assistant_model=drafter)
     handle.remove()

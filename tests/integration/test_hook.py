@@ -11,6 +11,7 @@ from transformers import GenerationMixin
 
 import hf_paradraft as pd
 from hf_paradraft.integration import hook
+from hf_paradraft.names import WRAPPED
 
 
 def test_installing_again_changes_nothing():
@@ -21,7 +22,7 @@ def test_installing_again_changes_nothing():
 
 def test_signatures_are_kept():
     """`generate` inspects them to decide what to pass."""
-    for name, parameters in hook.EXPECTED.items():
+    for name, parameters in WRAPPED.items():
         assert set(inspect.signature(getattr(GenerationMixin, name)).parameters) == parameters
 
 
@@ -32,7 +33,7 @@ def test_an_unknown_transformers_is_left_alone(monkeypatch):
     monkeypatch.setattr(GenerationMixin, "_assisted_decoding", another)
     for name in ("_validate_generation_mode", "_prepare_generation_config"):
         monkeypatch.setattr(GenerationMixin, name, getattr(GenerationMixin, name).__wrapped__)
-    with pytest.warns(UserWarning, match="has changed GenerationMixin._assisted_decoding"):
+    with pytest.warns(UserWarning, match="no GenerationMixin._assisted_decoding with the arguments"):
         assert not hook.install()
     assert GenerationMixin._assisted_decoding is another
 
@@ -63,7 +64,7 @@ def test_a_model_with_prompts_drafts_through_both_doors(prompt):
 
 
 def test_prompt_drafters_refuse_transformers_own_loop(monkeypatch, prompt):
-    for name in hook.EXPECTED:
+    for name in WRAPPED:
         monkeypatch.setattr(GenerationMixin, name, getattr(GenerationMixin, name).__wrapped__)
     target = tiny_model()
     adapter = pd.PpdDrafter.from_model(get_peft_model(tiny_model(), pd.PpdConfig(num_prompt_tokens=2)))

@@ -12,10 +12,10 @@ from typing import Any, Self
 import torch
 from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ...decoding.cache import RaggedCache
 from ...decoding.tree_attention import attention_windows
+from ...names import apply_rotary_pos_emb
 from ...protocol import GuessedLogits, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..cache import compiled_method, make_room, plain_cache

@@ -14,6 +14,7 @@ from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from ...decoding.features import layers_of
+from ...names import with_cache
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..drafter import pair
@@ -204,9 +205,8 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         beside = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
         gemma4 = config.layers.model_type == GEMMA4
         shared: dict[str, Any] = {"shared_kv_states": {}} if gemma4 else {}  # of which there are none
-        attended, _ = first.self_attn(
-            hidden_states=beside, position_embeddings=turned, attention_mask=masks[0], past_key_values=cache, **shared
-        )
+        shared |= with_cache(first.self_attn, cache)
+        attended, _ = first.self_attn(hidden_states=beside, position_embeddings=turned, attention_mask=masks[0], **shared)
         residual = normed if config.norm_before_residual else features
         if gemma4:
             states = behind_attention(first, residual, attended)
@@ -218,8 +218,8 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
                 states,
                 attention_mask=layer_mask,
                 position_ids=positions,
-                past_key_values=cache,
                 use_cache=True,
                 position_embeddings=turned,
+                **with_cache(layer, cache),
             )
         return states

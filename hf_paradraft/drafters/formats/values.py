@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ...files import read_json
+from ...names import ACT2FN, ROPE_INIT_FUNCTIONS
 from ...protocol.config import MOST
 
 WIDE, LONG = 2**22, 2**31  # of a width, of a text: a number beyond it is a mistake, or somebody else's joke

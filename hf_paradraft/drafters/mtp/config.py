@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from ...names import experts_of
 from ..formats.values import transformers_config
 from ..layers import describe_layers
 
@@ -41,7 +42,7 @@ class MtpConfig:
             ValueError: the target has no layers of ordinary attention.
         """
         described = describe_layers(self.target, 1, dense=self.bare)
-        experts = self.target._experts_implementation  # by which kernel the target runs its own
+        experts = experts_of(self.target)  # by which kernel the target runs its own
         return transformers_config(AutoConfig.for_model, {**described, "experts_implementation": experts})
 
 

@@ -17,6 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from ...decoding.features import layers_of
 from ...decoding.target_head import final_norm, final_scale
 from ...files import names_folder
+from ...names import commit_of
 from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
 from ..feature_reader import FeatureDrafting, FeatureModel
@@ -138,7 +139,7 @@ class MtpDrafter(FeatureDrafter):
         if not new:
             if not target.name_or_path:
                 raise ValueError(f"This {type(target).__name__} was not loaded from files, which would bring MTP layers.")
-            checkpoint = Checkpoint(target.name_or_path, getattr(target.config, "_commit_hash", None))
+            checkpoint = Checkpoint(target.name_or_path, commit_of(target))
             drafter = cls._brought(checkpoint, config)
         if drafter is None and new is False:
             raise ValueError(NOTHING.format(target.name_or_path))

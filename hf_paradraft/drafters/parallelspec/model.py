@@ -23,6 +23,7 @@ from ...decoding.tree_attention import additive
 from ...files import tensor_names
 from ...hardware import input_device
 from ...hub.card import provenance_of
+from ...names import attention_of
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ...training.target import refuse_missing
@@ -263,7 +264,7 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
         inputs = self.text(input_ids, features if features is not None else self.nothing(0))
         masks = self.mask_embeddings[(depths - 1).clamp(min=0)].to(inputs)
         inputs = torch.where((depths > 0)[..., None], masks, inputs)
-        if self.stack.config._attn_implementation == "eager":  # adds its mask
+        if attention_of(self.stack) == "eager":  # adds its mask
             attention_mask = additive(attention_mask, inputs.dtype)
         states = self.stack(
             inputs_embeds=inputs, attention_mask=attention_mask, position_ids=position_ids, use_cache=False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import FloatTensor, LongTensor
 from transformers import LogitsProcessorList
-from transformers.generation import CandidateGenerator
 
 from ...decoding.cache import empty_cache
+from ...names import CandidateGenerator
 from .model import PardDrafter
 
 

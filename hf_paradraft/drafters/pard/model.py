@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 import torch
 from torch import LongTensor
 from transformers import AutoConfig, Cache, LogitsProcessorList, PreTrainedConfig, PreTrainedModel
-from transformers.generation import GenerateDecoderOnlyOutput
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from ...decoding.cache import empty_cache, is_recurrent
 from ...decoding.sampling import sequential_choice, widen
 from ...files import tensor_names
 from ...hub.card import provenance_of
+from ...names import MODEL_FOR_CAUSAL_LM_MAPPING, OUTPUT_CACHE, GenerateDecoderOnlyOutput, cache_in
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..drafter import SavedDrafter, last_target, remember_target
@@ -276,13 +275,13 @@ class PardDrafter(SavedDrafter):
             return super().generate(inputs, *args, **kwargs)
         check_drafts(self)
         ids = kwargs["input_ids"] if inputs is None else inputs
-        past = kwargs.get("past_key_values")
+        past = cache_in(kwargs)
         past = empty_cache(self) if past is None or is_recurrent(past) else past
         count = max(1, kwargs["max_new_tokens"])
         tokens, scores = self.draft_chain(ids, past, count, kwargs["logits_processor"], config.do_sample)
         past = None if is_recurrent(past) else past  # that loop would crop it, and a state cannot be cropped
         return GenerateDecoderOnlyOutput(
-            sequences=torch.cat([ids, tokens[None]], dim=1), scores=tuple(scores.split(1)), past_key_values=past
+            sequences=torch.cat([ids, tokens[None]], dim=1), scores=tuple(scores.split(1)), **{OUTPUT_CACHE: past}
         )
 
     def __reduce__(self) -> tuple:
@@ -314,7 +313,7 @@ def _prepare(drafter: PardDrafter, mask_token_id: int, name: str) -> PardDrafter
     drafter.mask_token_id = mask_token_id
     drafter.speculation_config = SpeculationConfig.from_saved(drafter.paradraft.get("speculation_config"))
     drafter.last_stats = None
-    drafter.config._name_or_path = name
+    drafter.config.name_or_path = name
     drafter.name_or_path = name
     # What transformers' own assisted loop asks its assistant for: K tokens a round, always, however unsure.
     drafter.generation_config.num_assistant_tokens = drafter.speculation_config.num_draft_tokens

@@ -15,6 +15,7 @@ from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 
 from ...decoding.features import layers_of
+from ...names import with_cache
 from ...protocol.drafter import FeatureKey
 from ..feature_reader import FeatureModel
 from ..formats.files import unpickled
@@ -136,8 +137,8 @@ class ProjectedFeatures(FeatureModel):
             inputs_embeds=inputs,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=count,
+            **with_cache(self.stack, cache),
         ).logits
         return logits, inputs[:, -count:]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from ...names import MODEL_FOR_CAUSAL_LM_MAPPING
 from ...training.data import encode_rows, load_rows
 from ...training.output import replace_model
 from ...training.target import open_model, open_tokenizer

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainingArguments
-from transformers.utils import find_adapter_config_file, logging
+from transformers.utils import logging
 
 from ...decoding.tree_attention import additive, attention_windows
 from ...files import hub_name
+from ...names import attention_of, find_adapter_config_file
 from ...training.metrics import acceptance
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer, block_mask
 from ...training.run import RunInputs, TrainingOptions, option
@@ -37,7 +38,7 @@ class PardTrainer(RowTrainer):
     """
 
     def __init__(self, model: PardDrafter, args: TrainingArguments, cod: CodConfig | None = None, **kwargs: Any):
-        self.attention = model.config._attn_implementation
+        self.attention = attention_of(model)
         dense_masks = self.attention != "flex_attention"
         collator = RowCollator(model.mask_token_id, cod or CodConfig(), args.seed, dense_masks, model.vocabulary)
         super().__init__(model, args, collator, **kwargs)
@@ -110,7 +111,7 @@ class PardTraining(TrainingOptions):
     def prepare(self, inputs: RunInputs) -> tuple[PardDrafter, PardTrainer]:
         """As `TrainingOptions.prepare`."""
         drafter = cast(PardDrafter, inputs.model)
-        if attention_windows(drafter) is None and drafter.config._attn_implementation != "flex_attention":
+        if attention_windows(drafter) is None and attention_of(drafter) != "flex_attention":
             raise ValueError(
                 f"{type(drafter).__name__} takes no masks and positions as they are given, and is taught by rows that need them: "
                 "take a model whose layers are all of ordinary attention."

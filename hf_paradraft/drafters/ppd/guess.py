@@ -11,6 +11,7 @@ from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel
 
 from ...decoding.tree_attention import additive, attention_windows, or_sdpa
+from ...names import keeps_logits
 from .config import PpdConfig
 from .rows import prompt_rows
 from .tuner import prompt_embedding
@@ -61,7 +62,7 @@ def guess_at(
         for kind, window in attention_windows(base).items()
     }
     heads = max_asked + prompts.shape[1]
-    few = {"logits_to_keep": heads} if base._supports_logits_to_keep() else {}
+    few = {"logits_to_keep": heads} if keeps_logits(base) else {}
     logits = forward(
         inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
         attention_mask=masks.popitem()[1] if len(masks) == 1 else masks,

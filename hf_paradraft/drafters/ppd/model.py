@@ -20,6 +20,7 @@ from ...decoding.lookup import COPIED
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import read_json, tensor_names
 from ...hub.card import CardFields, provenance_of
+from ...names import cache_in
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
 from ..drafter import SavedDrafter, Variant, last_target, remember_target
@@ -268,7 +269,7 @@ def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
         any(kwargs.get(name, getattr(config, name, None)) not in (None, default) for name, default in NOT_DRAFTED.items())
         or "inputs_embeds" in kwargs
         or cache == "quantized"
-        or isinstance(kwargs.get("past_key_values"), QuantizedCache)
+        or isinstance(cache_in(kwargs), QuantizedCache)
         or attention_windows(self.model) is None
     ):
         logger.warning_once(

@@ -1,15 +1,18 @@
 """Targets that read drafts, or padded prompts, in another way than tokens one by one are refused, and no others are."""
 
+import functools
+
 import pytest
 import torch
 import transformers
 from lossless import assert_lossless
-from tiny import ARCHITECTURES, near_copy, tiny_model
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from tiny import ARCHITECTURES, generate, near_copy, tiny_model
 from transformers import FalconMambaConfig, FalconMambaForCausalLM
 
 import hf_paradraft as pd
-from hf_paradraft.integration import probe
-from hf_paradraft.integration.probe import check_reads
+from hf_paradraft.integration import look
+from hf_paradraft.integration.look import check_reads
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -131,9 +134,9 @@ def test_a_small_vocabulary_is_served(vocab_size):
 
 def test_one_look_at_a_target_is_enough(target, drafter, prompt, monkeypatch, tmp_path):
     """In other processes too: what is sound is noted on disk."""
-    monkeypatch.setattr(probe, "FOLDER", tmp_path / "reads")
-    looks, sound = [], probe._is_sound
-    monkeypatch.setattr(probe, "_is_sound", lambda model, several: looks.append(several) or sound(model, several))
+    monkeypatch.setattr(look, "FOLDER", tmp_path / "reads")
+    looks, fault = [], look._fault
+    monkeypatch.setattr(look, "_fault", lambda model, several: looks.append(several) or fault(model, several))
     batch = {"attention_mask": torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]), "pad_token_id": 0}
     for _ in range(2):
         target.generate(prompt, assistant_model=drafter, max_new_tokens=3)
@@ -141,10 +144,117 @@ def test_one_look_at_a_target_is_enough(target, drafter, prompt, monkeypatch, tm
     assert looks == [False, True]
     assert not target.training
     again = tiny_model(seed=5)
-    again.train()
     again.generate(prompt, assistant_model=drafter, max_new_tokens=3)
     assert looks == [False, True]
-    assert again.training
-    again.to(torch.float32).generate(prompt, assistant_model=near_copy(again), max_new_tokens=3)
+    again.train()  # which is another way to be called
+    for _ in range(2):
+        again.generate(prompt, assistant_model=drafter, max_new_tokens=3)
     assert looks == [False, True, False]
     assert again.training
+    again.eval().to(torch.float32).generate(prompt, assistant_model=near_copy(again), max_new_tokens=3)
+    assert looks == [False, True, False, False]
+
+
+def refused(target, drafter, ids, **options):
+    """What a drafted call says, after the same call without a drafter answered."""
+    target.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+    with pytest.raises(ValueError, match=r"generate without|before generate") as error:
+        target.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, assistant_model=drafter, **options)
+    return str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore:Both `past_key_values` and `cache`")  # PEFT 0.21 hands prefixes over by the former name
+@pytest.mark.parametrize("config", [PrefixTuningConfig, PromptTuningConfig])
+def test_virtual_tokens_around_a_target_that_was_looked_at_before(config, prompt):
+    """The verdict of the first look was remembered by the model inside, and the prefix was lost without a word."""
+    base = tiny_model()
+    drafter = near_copy(base)
+    expected = generate(base, drafter, prompt)
+    wrapped = get_peft_model(base, config(num_virtual_tokens=5, task_type="CAUSAL_LM")).double()
+    with torch.no_grad():
+        for parameter in wrapped.prompt_encoder.parameters():
+            parameter.mul_(20)
+    assert "does not read drafts" in refused(wrapped, drafter, prompt)
+    assert torch.equal(generate(base, drafter, prompt), expected)  # the model inside, called by itself
+
+
+def test_hooks_that_count_the_rows_of_a_forward(prompt):
+    """Plain decoding has one row a forward, verification many; each hook is another target."""
+    target = tiny_model()
+    drafter = near_copy(target)
+    generate(target, drafter, prompt)
+
+    def steers_the_last(module, args, output):
+        states = output if isinstance(output, torch.Tensor) else output[0]
+        states[:, -1] += 1.0
+
+    def steers_all(module, args, output):
+        (output if isinstance(output, torch.Tensor) else output[0]).add_(0.1)
+
+    handle = target.model.layers[0].register_forward_hook(steers_the_last)
+    assert "does not read drafts" in refused(target, drafter, prompt)
+    handle.remove()
+    handle = target.model.layers[0].register_forward_hook(steers_all)
+    assert_lossless(target, drafter, prompt)
+    handle.remove()
+    assert_lossless(target, drafter, prompt)
+
+
+def test_a_method_that_was_put_over_the_classes(prompt):
+    target = tiny_model()
+    drafter = near_copy(target)
+    generate(target, drafter, prompt)
+    forward = target.forward
+    for shift, right in ((0, True), (1, False)):
+
+        def shifted(input_ids, *args, shift=shift, **kwargs):
+            ids = torch.cat([input_ids[:, :-1], (input_ids[:, -1:] + shift) % 32], dim=1)
+            return forward(ids, *args, **kwargs)
+
+        target.forward = functools.wraps(forward)(shifted)
+        if right:
+            assert_lossless(target, drafter, prompt)
+        else:
+            refused(target, drafter, prompt)
+    del target.forward
+    assert_lossless(target, drafter, prompt)
+
+
+def test_adapters_that_are_on_from_certain_tokens_on(prompt):
+    base = tiny_model()
+    for words, right in ((None, True), ([3, 4], False)):
+        adapted = get_peft_model(
+            base, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], alora_invocation_tokens=words)
+        ).double()
+        if right:
+            assert_lossless(adapted, near_copy(tiny_model()), prompt)
+            base = adapted.unload()
+        else:
+            assert "aLoRA" in refused(adapted, near_copy(tiny_model()), prompt)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_")  # which is called activation_checkpointing_… since 5.24
+def test_training_mode_is_served_where_it_changes_nothing(prompt):
+    target = tiny_model().train()
+    drafter = near_copy(target)
+    assert_lossless(target, drafter, prompt)
+    target.gradient_checkpointing_enable()
+    assert "drops the target's cache" in refused(target, drafter, prompt)
+    target.gradient_checkpointing_disable()
+    assert_lossless(target, drafter, prompt)
+    state = torch.get_rng_state()
+    other = tiny_model("gpt2").train()  # with dropout
+    assert "draws random numbers" in refused(other, near_copy(other), prompt)
+    torch.set_rng_state(state)
+    assert_lossless(other.eval(), near_copy(other), prompt)
+
+
+def test_a_look_leaves_the_callers_seed_alone(prompt):
+    target, other = tiny_model(), tiny_model("gpt2").train()
+    torch.manual_seed(7)
+    check_reads(target, several=False)
+    with pytest.raises(ValueError, match="random numbers"):
+        check_reads(other, several=True)
+    after = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(after, torch.rand(3))

@@ -7,6 +7,7 @@ config says which they are. So a short text is decoded plainly, and again with d
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -15,13 +16,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 from huggingface_hub.constants import HF_HOME
+from peft.tuners.lora.variants import ALoraLinearVariant
 from torch import LongTensor, Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, __version__
 
 from ..decoding.checks import Refused
 from ..decoding.loop import speculative_decoding
+from ..decoding.noise import generator_of
 from ..drafters.feature_drafter import FeatureDrafter
 from ..hardware import device_name, input_device
+from ..names import ChangedTransformers, attention_of
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
 NEW = 4  # tokens: two of a draft behind the prompt, and two of a tree
@@ -32,7 +36,12 @@ PADDED = 3  # tokens on the left of the second sequence of a batch
 FINE = {torch.float64: 1e-9, torch.float32: 1e-4}
 STEPS, TIMES, PACKED = 2.0, 6.0, 0.1
 FOLDER = Path(HF_HOME) / "paradraft" / "reads"
-_reads: WeakKeyDictionary[PreTrainedModel, dict[tuple, bool]] = WeakKeyDictionary()
+PLAIN = vars(torch.nn.Module()).keys()  # what every part has of its own
+LOOKS = 64  # verdicts that are kept of a target
+OURS = "hf_paradraft."  # hooks of calls in other threads
+_numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of functions and owners: an id is used again
+_count = itertools.count()
+_faults: WeakKeyDictionary[PreTrainedModel, dict[tuple, str]] = WeakKeyDictionary()
 
 
 def _file(model: PreTrainedModel, several: bool) -> Path:
@@ -40,11 +49,11 @@ def _file(model: PreTrainedModel, several: bool) -> Path:
     config = {**model.config.to_dict(), "_name_or_path": None}
     versions = __version__, torch.__version__, device_name(input_device(model))
     parts = sorted({type(part).__name__ for module in model.modules() for part in (module, vars(module).get("_hf_hook"))})
-    key = type(model).__name__, config, str(model.dtype), model.config.get_text_config()._attn_implementation, parts, *versions
+    key = type(model).__name__, config, str(model.dtype), attention_of(model), parts, *versions
     return FOLDER / hashlib.sha256(json.dumps([*key, several], sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
-class Known(Drafter, Drafting):
+class OracleDrafter(Drafter, Drafting):
     """Guesses what is known to follow, beside tokens that do not.
 
     Args:
@@ -78,8 +87,42 @@ class Known(Drafter, Drafting):
         return guesses
 
 
+def as_called(model: PreTrainedModel) -> tuple:
+    """Describe everything but weights and inputs that decides what a forward of `model` does now.
+
+    It may have changed since the last call: wrappers put methods over those of the class, hooks change what a layer gives,
+    adapters are parts, and a part in training mode may draw random numbers.
+
+    Returns:
+        The classes of its parts; then, for each part that is not as its class made it, its index and what is different.
+    """
+    kinds, changed = set(), []
+    for index, part in enumerate(model.modules()):
+        kinds.add(type(part))
+        own, hooks = vars(part), {**part._forward_pre_hooks, **part._forward_hooks}
+        foreign = tuple(handle for handle, hook in hooks.items() if not getattr(hook, "__module__", "").startswith(OURS))
+        methods = tuple((name, _identity(own[name])) for name in own.keys() - PLAIN if _covers(own[name], type(part), name))
+        if foreign or methods or part.training:
+            changed.append((index, foreign, methods, part.training))
+    return frozenset(kinds), tuple(changed)
+
+
+def _covers(value: Any, owner: type, name: str) -> bool:
+    """Tell whether an object's own attribute covers a method of its class with something else."""
+    method = getattr(owner, name, None)
+    return callable(value) and callable(method) and getattr(value, "__func__", None) is not method
+
+
+def _identity(method: Any) -> tuple[int, ...]:
+    """Identify a function, or a bound method by its function and owner: it is another object in every look at it."""
+    parts = getattr(method, "__func__", method), getattr(method, "__self__", method)
+    return tuple(_numbers.setdefault(part, next(_count)) for part in parts)
+
+
 def check_reads(model: PreTrainedModel, several: bool) -> None:
-    """Refuse a target whose texts would be others with a drafter; it is looked at once, and if it is sound, in one process.
+    """Refuse a target whose texts would be others with a drafter.
+
+    It is looked at once as it is called now (`as_called`), and, if nothing is wrapped around it, once in all processes.
 
     Args:
         model: the target.
@@ -88,28 +131,41 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
     Raises:
         ValueError: it does not read drafts, or padded prompts, as it reads tokens one by one.
     """
-    verdicts = _reads.setdefault(model, {})
-    how = several, model.dtype, model.config.get_text_config()._attn_implementation
-    if how not in verdicts:
-        file = _file(model, several)
-        sound = file.exists() or _is_sound(model, several)
-        if sound is None:
+    if any(_switches_by_tokens(part) for part in model.modules()):
+        raise Refused(
+            "An adapter of this target is on from certain tokens on (aLoRA), and counts them from the end of each forward, which "
+            "a draft moves: generate without a drafter."
+        )
+    faults = _faults.setdefault(model, {})
+    kinds, changed = as_called(model)
+    how = several, model.dtype, attention_of(model), kinds, changed
+    if how not in faults:
+        file = None if changed else _file(model, several)
+        fault = "" if file is not None and file.exists() else _fault(model, several)
+        if fault is None:
             return
-        if sound:
+        if not fault and file is not None:
             with suppress(OSError):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.touch()
-        verdicts[how] = sound
-    if not verdicts[how]:
-        what = "padded prompts" if several else "drafts"
+        if len(faults) >= LOOKS:  # hooks that each call registers anew
+            faults.clear()
+        faults[how] = fault
+    if faults[how]:
+        alone = ", or one prompt at a time" if "padded" in faults[how] else ""
         raise Refused(
-            f"{type(model).__name__} does not read {what} as it reads tokens one by one, as it is loaded here: generate without "
-            f"a drafter{', or one prompt at a time' if several else ''}."
+            f"{type(model).__name__} {faults[how]}, as it is loaded and called here: generate without a drafter{alone}."
         )
 
 
+def _switches_by_tokens(part: torch.nn.Module) -> bool:
+    """Tell whether a part is a layer with an activated LoRA (PEFT's aLoRA) that is on."""
+    variants = vars(part).get("lora_variant") or {}
+    return any(isinstance(variants.get(name), ALoraLinearVariant) for name in (part.active_adapters if variants else ()))
+
+
 def reads_padded(model: PreTrainedModel) -> bool:
-    """Whether `check_reads` has nothing against padded prompts."""
+    """Tell whether `check_reads` has nothing against padded prompts."""
     try:
         check_reads(model, True)
     except Refused:
@@ -135,8 +191,12 @@ def check_more_than_text(model: PreTrainedModel, drafter: Drafter) -> None:
 
 
 @torch.no_grad()
-def _is_sound(model: PreTrainedModel, several: bool) -> bool | None:
-    """None: it cannot be decoded plainly either."""
+def _fault(model: PreTrainedModel, several: bool) -> str | None:
+    """Decode a short text plainly and with drafts; say what is wrong with the target, as the predicate of a sentence.
+
+    Returns:
+        "" for a sound target; None for one that cannot be decoded plainly, or that the loop itself refuses.
+    """
     device = input_device(model)
     vocab_size = model.config.get_text_config().vocab_size
     ids = torch.tensor([PROMPT], device=device) % vocab_size
@@ -144,29 +204,33 @@ def _is_sound(model: PreTrainedModel, several: bool) -> bool | None:
     if several:
         ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
         mask[1, :PADDED] = 0
-    training = model.training
-    model.eval()
-    decodes = False
-    try:
-        texts, plain = _decoded(model, ids, mask)
-        _, again = _decoded(model, ids.repeat(2, 1), mask.repeat(2, 1))
-        decodes = True
-        drafter = Known(texts, (mask == 0).sum(1).tolist(), vocab_size)
-        _, drafted = _decoded(model, ids, mask, custom_generate=speculative_decoding, drafter=drafter)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever a model raises that was not written for drafts; the loop says what it does not serve
-        if not decodes:  # whoever asks for it will be told
-            return None
-        return isinstance(error, Refused)
-    finally:
-        model.train(training)
+    generator, decodes = generator_of(device), False
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the caller's seed is the caller's
+        try:
+            before = None if generator is None else generator.get_state()
+            texts, plain = _decoded(model, ids, mask)
+            moved = generator is not None and not torch.equal(before, generator.get_state())
+            _, again = _decoded(model, ids.repeat(2, 1), mask.repeat(2, 1))
+            decodes = True
+            drafter = OracleDrafter(texts, (mask == 0).sum(1).tolist(), vocab_size)
+            _, drafted = _decoded(model, ids, mask, custom_generate=speculative_decoding, drafter=drafter)
+        except (torch.OutOfMemoryError, ChangedTransformers):
+            raise
+        except Exception as error:  # whatever a model raises that was not written for drafts
+            # What cannot be decoded plainly tells whoever asks for it; what the loop refuses, the loop will say.
+            return f"does not read {_read(several)}" if decodes and not isinstance(error, Refused) else None
+    if moved:
+        return "draws random numbers in its forwards (dropout in training mode?)"
     if not bool(plain.isfinite().all()):  # acceptance says what is wrong with it
-        return True
+        return ""
     spread = plain.std(-1)
     noise = ((plain - again[: len(plain)]).square().mean(-1).sqrt() / spread).median()
     apart = ((plain - drafted).square().mean(-1).sqrt() / spread)[:, 1:].median(-1).values.max()
-    return bool(apart <= max(_rounding(model), TIMES * float(noise)))
+    return "" if bool(apart <= max(_rounding(model), TIMES * float(noise))) else f"does not read {_read(several)}"
+
+
+def _read(several: bool) -> str:
+    return f"{'padded prompts' if several else 'drafts'} as it reads tokens one by one"
 
 
 def _rounding(model: PreTrainedModel) -> float:
