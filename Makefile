@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # One thread for each of the test processes: two that use all cores slow each other tenfold.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 
-.PHONY: demo test check fuzz lowest gpu quality micro family public docs screenshots pictures card clean
+.PHONY: demo test check fuzz lowest newest versions gpu quality micro family public docs screenshots pictures card clean
 
 demo: $(VENV)/installed
 	$(BIN)/paradraft demo
@@ -24,14 +24,38 @@ fuzz: $(VENV)/installed
 	end=$$(($$(date +%s) + $(SECONDS))); while [ $$(date +%s) -lt $$end ]; do \
 		$(PYTEST) -n auto -m "hypothesis and not gpu" -x --hypothesis-profile fuzz || exit 1; done
 
-# The fast tests with the lowest versions that pyproject.toml allows, in a virtual environment of their own.
-lowest: tests/lowest.txt
-	test -d $(VENV)-lowest || $(PYTHON) -m venv $(VENV)-lowest
+# The fast tests with the lowest versions that pyproject.toml allows, and the exactness tests with the newest transformers that
+# pip finds, each in a virtual environment of its own; `make versions` runs some three minutes of both.
+FAST := -n auto --dist loadgroup -m "not slow and not browser and not gpu"
+EXACT := tests/test_names.py tests/integration/test_hook.py tests/integration/test_look.py tests/decoding tests/drafters/test_kinds.py
+FIRST := tests/test_names.py tests/integration tests/decoding/test_lossless.py tests/decoding/test_batches.py \
+	tests/decoding/test_rows_of_a_batch.py tests/decoding/test_call.py tests/drafters/test_kinds.py
+TESTED := '.[train,bench]' pytest pytest-xdist pytest-benchmark hypothesis scipy
+ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+
+lowest: $(VENV)-lowest/installed
+	$(ONE_THREAD) $(VENV)-lowest/bin/python -m pytest $(FAST) tests/test_names.py tests/decoding tests/drafters tests/integration
+
+newest: $(VENV)-newest/installed
+	$(VENV)-newest/bin/python -m pip install --quiet --upgrade transformers
+	$(VENV)-newest/bin/python -c 'import transformers; print("transformers", transformers.__version__)'
+	$(ONE_THREAD) $(VENV)-newest/bin/python -m pytest $(FAST) $(EXACT)
+
+versions: $(VENV)-lowest/installed $(VENV)-newest/installed
+	for venv in $(VENV)-lowest $(VENV)-newest; do $(ONE_THREAD) $$venv/bin/python -m pytest $(FAST) $(FIRST) || exit 1; done
+
+$(VENV)-lowest/installed: tests/lowest.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)-lowest
 	$(VENV)-lowest/bin/python -m pip install --quiet --constraint tests/lowest.txt torch
-	$(VENV)-lowest/bin/python -m pip install --quiet --constraint tests/lowest.txt --editable '.[train,bench]' \
-		pytest pytest-xdist pytest-benchmark hypothesis scipy optimum-quanto
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)-lowest/bin/python -m pytest -n auto -m "not slow and not browser and not gpu" \
-		tests/decoding tests/drafters tests/trees tests/integration
+	$(VENV)-lowest/bin/python -m pip install --quiet --constraint tests/lowest.txt --editable $(TESTED)
+	touch $@
+
+$(VENV)-newest/installed: constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)-newest
+	grep -v '^transformers==' constraints.txt > $(VENV)-newest/constraints.txt
+	$(VENV)-newest/bin/python -m pip install --quiet --constraint $(VENV)-newest/constraints.txt torch
+	$(VENV)-newest/bin/python -m pip install --quiet --constraint $(VENV)-newest/constraints.txt --editable $(TESTED)
+	touch $@
 
 gpu: $(VENV)/installed
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "No CUDA device here: nothing was run.")'
@@ -77,7 +101,7 @@ card: $(VENV)/installed
 	$(BIN)/paradraft report hf_paradraft/demo/family/bench.json --plot docs/measurements/bench
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest build dist
 
 # torch first: its CPU build needs no other package, and nothing later may pull in a larger one.
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -14,23 +14,34 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 
-def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], opened: bool) -> str:
-    """The text of a conversation, by the tokenizer's chat template.
+class RefusedTurns(ValueError):
+    """A conversation that the chat template refuses: its turns do not alternate, say."""
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    opened: bool,
+    tools: list[dict[str, Any]] | None = None,
+) -> str:
+    """Render a conversation as text, by the tokenizer's chat template.
 
     Args:
         tokenizer: has a chat template.
-        messages: turns.
+        messages: the turns.
         opened: whether the assistant's next turn is begun.
+        tools: JSON schemas of the tools that the model was offered.
 
     Raises:
-        ValueError: there is no template, or it refuses these turns.
+        ValueError: there is no template.
+        RefusedTurns: it refuses these turns.
     """
     if tokenizer.chat_template is None:
         raise ValueError("The tokenizer has no chat template: use {'text': …} rows, or set one.")
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened)
-    except TemplateError as error:
-        raise ValueError(f"The chat template refuses {reprlib.repr(list(messages))}: {error}") from None
+        return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=opened)
+    except (TemplateError, TypeError) as error:  # a template may add what is no text
+        raise RefusedTurns(f"The chat template refuses {reprlib.repr(list(messages))}: {error}") from None
 
 
 def whole_characters(text: str) -> str:
@@ -46,15 +57,17 @@ def whole_characters(text: str) -> str:
     return text
 
 
-def encode_chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Ids of a conversation up to where the answer begins; without a chat template, of its texts, with a warning."""
+def encode_chat_prompt(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None = None
+) -> list[int]:
+    """Encode a conversation up to where the answer begins; without a chat template, its texts, with a warning."""
     if tokenizer.chat_template is None:
         logger.warning_once(
             "The tokenizer has no chat template: the model reads prompts as bare text, to which a chat model answers badly. If "
             "it is one, set the chat template that it was trained with."
         )
         return tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
-    return tokenizer(render_chat(tokenizer, messages, True), add_special_tokens=False)["input_ids"]
+    return tokenizer(render_chat(tokenizer, messages, True, tools), add_special_tokens=False)["input_ids"]
 
 
 def sampling(temperature: float) -> dict[str, Any]:

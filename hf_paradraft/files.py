@@ -24,6 +24,7 @@ PUBLISHED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt",
 )  # fmt: skip
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 BESIDE = ("warp_model.safetensors",)  # loaded with the weights where they lie beside them
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
@@ -113,7 +114,7 @@ def read_json(file: Path, kind: type = dict) -> Any:
         OSError: it is missing, not JSON, or JSON of another kind.
     """
     try:
-        if not isinstance(content := json.loads(file.read_text(encoding="utf-8")), kind):
+        if not isinstance(content := json.loads(file.read_text(encoding="utf-8-sig")), kind):
             raise ValueError(f"it holds a {type(content).__name__}, not a {kind.__name__}")
         return content
     except FileNotFoundError:
@@ -122,23 +123,48 @@ def read_json(file: Path, kind: type = dict) -> Any:
         raise OSError(f"{file} is not valid JSON ({error}): download or save it again.") from None
 
 
-def tensor_names(folder: Path) -> list[str]:
-    """Names of all tensors in the safetensors files of `folder`, from their headers.
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """Find the file that holds each tensor of a folder, as transformers finds it.
+
+    Of files in several pieces the index decides, and what it does not name is not read: a file of an older epoch may lie there.
 
     Raises:
-        OSError: there are no safetensors, or a file is truncated or damaged.
+        OSError: there are no safetensors, a piece is missing, or a file is truncated or damaged.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    if (index := folder / INDEX).exists():
+        files = {folder / str(name) for name in read_json(index).get("weight_map", {}).values()}
+    else:
+        files = {folder / WHOLE} if (folder / WHOLE).exists() else {*folder.glob("*.safetensors")}
     if not files:
         raise OSError(f"{folder} has no .safetensors file: convert the weights first; pickled weights are not loaded.")
-    names: list[str] = []
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                names += tensors.keys()
-        except SafetensorError as error:
-            raise OSError(f"{file} is truncated or damaged ({error}): download or save it again.") from None
-    return names
+    if missing := sorted(file.name for file in files if not file.is_file() or file.parent != folder):
+        raise OSError(f"{folder} lacks {', '.join(missing)}, which {INDEX} names: download or save it again.")
+    held = {name: file for file in sorted(files) for name in names_of(file)}
+    if not index.exists():
+        return held
+    return {name: folder / file for name, file in read_json(index)["weight_map"].items() if name in held}
+
+
+def names_of(file: Path) -> list[str]:
+    """Read the names of a safetensors file's tensors from its header.
+
+    Raises:
+        OSError: it is truncated or damaged.
+    """
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return list(tensors.keys())
+    except SafetensorError as error:
+        raise OSError(f"{file} is truncated or damaged ({error}): download or save it again.") from None
+
+
+def tensor_names(folder: Path) -> list[str]:
+    """List the names of all tensors of a folder, from headers.
+
+    Raises:
+        OSError: as for `tensor_files`.
+    """
+    return list(tensor_files(folder))
 
 
 def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
@@ -168,7 +194,7 @@ def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not JSON lines: it is packed, or no text in UTF-8 ({error}).") from None
     for number, line in enumerate(text.split("\n"), 1):

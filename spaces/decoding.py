@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
 
 from hf_paradraft import SpeculationConfig, SpeculationStats
 from hf_paradraft.chat import Detokeniser
+from hf_paradraft.protocol import RoundStreamer
 
 FRAME = 0.1  # seconds between two pictures of a growing answer
 OWN, DRAFTED = "the target's own", "drafted and accepted"
@@ -45,7 +45,7 @@ class Progress:
         return len(self.ids) / self.seconds if self.seconds else 0.0
 
 
-class _Blocks(BaseStreamer):
+class _Blocks(RoundStreamer):
     """Puts every block of new tokens, with its time, into a queue."""
 
     def __init__(self):
@@ -53,9 +53,13 @@ class _Blocks(BaseStreamer):
         self.first = True
 
     def put(self, value: torch.Tensor) -> None:
-        if not self.first:  # the prompt
-            self.blocks.put((value.flatten().tolist(), time.perf_counter()))
+        """Put a token of plain decoding; first comes the prompt."""
+        if not self.first:
+            self.put_round(value.flatten().tolist(), 0)
         self.first = False
+
+    def put_round(self, tokens: list[int], num_accepted: int) -> None:
+        self.blocks.put((tokens, time.perf_counter()))
 
     def end(self) -> None:
         pass

@@ -8,7 +8,7 @@ from lossless import listen
 from safetensors.torch import load_file
 from tiny import tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding.features import Features
 
 EXPECTED = load_file(Path(__file__).parent / "drafters" / "expected" / "expected.safetensors")
@@ -37,7 +37,7 @@ def guesses_of_a_call(drafter, target, ids, answers=None, **options):
         if answers is None or len(heard) // len(prefixes) % 2:
             return guesses
         return [
-            pd.GuessedTokens(answer[question.ids.shape[1] :][: question.room])
+            hf_paradraft.GuessedTokens(answer[question.ids.shape[1] :][: question.room])
             for question, answer in zip(prefixes, answers, strict=True)
         ]
 

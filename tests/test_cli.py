@@ -1,12 +1,15 @@
 """The command line as a person meets it."""
 
 import json
+import os
+import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from typer.testing import CliRunner
 
-from hf_paradraft.cli import app, main
+from hf_paradraft.cli import app, main, with_home
 from hf_paradraft.demo import FAMILY, QUESTIONS
 
 run = CliRunner().invoke
@@ -103,3 +106,59 @@ def test_bench_says_at_once_what_it_cannot_do(tmp_path):
     result = run(app, ["bench", "-n", "many"])
     assert result.exit_code == 2
     assert "whole number" in result.output
+
+
+def paradraft(*arguments, stdin=b"", **environment):
+    """The command in a process of its own: its exit code and what it wrote, as bytes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hf_paradraft.cli", *arguments], input=stdin, capture_output=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+@pytest.mark.parametrize("command", [["--help"], ["bench", "--help"], ["info", str(FAMILY / "pard")]], ids=" ".join)
+def test_no_console_ends_for_the_sake_of_a_character(encoding, command):
+    code, shown = paradraft(*command, PYTHONIOENCODING=encoding)
+    assert code == 0, shown
+    assert shown.decode(encoding)
+
+
+@pytest.mark.slow
+def test_an_answer_on_a_console_of_windows():
+    code, shown = paradraft("generate", "Hello", "--max-new-tokens", "8", "--dtype", "float32", PYTHONIOENCODING="cp1252")
+    assert code == 0, shown
+    assert b"plain generate" in shown
+
+
+def test_a_home_folder_behind_an_equals_sign(tmp_path, monkeypatch):
+    """A shell leaves it alone there, and a folder called ~ appeared."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for words in (["--output-dir=~/d"], ["--output-dir", "~/d"]):
+        wanted = [with_home(word, before) for before, word in pairwise(["", *words])]
+        assert wanted[-1].endswith(str(tmp_path / "d"))
+    assert with_home("~/d is a folder", "") == "~/d is a folder"  # a prompt
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "file").touch()
+    result = run(app, ["train", "pard", "--model", "m", "--train-file=~/rows.jsonl", "--output-dir=~/d"])
+    assert str(tmp_path / "d") in str(result.exception)
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.slow
+def test_a_prompt_from_standard_input():
+    code, shown = paradraft("generate", "-", "--max-new-tokens", "8", "--dtype", "float32", stdin="Grüße, Mia".encode())
+    assert code == 0, shown
+    assert "Grüße, Mia" in shown.decode()
+
+
+@pytest.mark.parametrize(("prompt", "stdin", "said"), [
+    ("-", b"\xff\xfe\xfa", b"no text in UTF-8"), ("-", b"  ", b"prompt is empty"), (b"\xff", b"", b"half a character"),
+])  # fmt: skip
+def test_a_prompt_that_is_no_text(prompt, stdin, said):
+    code, shown = paradraft("generate", prompt, stdin=stdin)
+    assert code == 1
+    assert said in shown
+    assert b"Traceback" not in shown

@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import HfApi
 from tiny import make_tokenizer, near_copy, tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft import files
 from hf_paradraft.files import local_folder, rows_of
 from hf_paradraft.whole_files import write_whole
@@ -35,11 +35,11 @@ def test_revision_and_subfolder_are_remembered(hub, tmp_path):
     api.create_repo("user/two")
     api.create_branch("user/two", branch="next")
     api.upload_folder(repo_id="user/two", folder_path=tmp_path, revision="next")
-    loaded = pd.AutoDrafter.from_pretrained("user/two", revision="next", subfolder="inner")
+    loaded = hf_paradraft.AutoDrafter.from_pretrained("user/two", revision="next", subfolder="inner")
     assert loaded.name_or_path == "user/two"
     assert loaded.found_under == {"revision": "next", "subfolder": "inner"}
     loaded.push_to_hub("user/again")
-    again = pd.AutoDrafter.from_pretrained("user/again")
+    again = hf_paradraft.AutoDrafter.from_pretrained("user/again")
     from transformers import AutoTokenizer
 
     assert AutoTokenizer.from_pretrained("user/again").get_vocab()["a"] == 0
@@ -56,7 +56,7 @@ def test_revision_and_subfolder_are_remembered(hub, tmp_path):
 def test_a_pickle_beside_safetensors_is_not_read(tmp_path):
     near_copy(tiny_model()).save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"not even a pickle")
-    assert isinstance(pd.AutoDrafter.from_pretrained(tmp_path), pd.PardDrafter)
+    assert isinstance(hf_paradraft.AutoDrafter.from_pretrained(tmp_path), hf_paradraft.PardDrafter)
 
 
 def test_a_write_is_whole_or_not_at_all(tmp_path, monkeypatch):

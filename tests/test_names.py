@@ -72,7 +72,7 @@ def test_a_name_that_is_gone(owner, name, said):
 
 
 def test_an_attribute_that_is_gone():
-    with pytest.raises(names.ChangedTransformers, match="no object._supports_logits_to_keep, which"):
+    with pytest.raises(names.ChangedTransformers, match=r"no object\._supports_logits_to_keep, which"):
         names.keeps_logits(object())
 
 

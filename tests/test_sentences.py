@@ -11,7 +11,7 @@ from trained import regenerate, train_parallelspec
 from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.bench.questions import Question, ask
 from hf_paradraft.cli import app
 
@@ -127,7 +127,7 @@ def test_a_foreign_pickle_is_not_advised_to_be_trusted(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["DFlashDraftModel"], "dflash_config": {}}))
     torch.save({"a": print}, tmp_path / "pytorch_model.bin")
     with pytest.raises(OSError, match="ask its publisher for safetensors") as raised:
-        pd.AutoDrafter.from_pretrained(tmp_path)
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     assert "weights_only" not in str(raised.value)
 
 

@@ -13,10 +13,10 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-import hf_paradraft as pd
+import hf_paradraft
 
 VOCAB, EOS, MASK = 32, 30, 31
-CACHE = pd.names.OUTPUT_CACHE  # the argument of generate and of forwards, before and since transformers 5.24
+CACHE = hf_paradraft.names.OUTPUT_CACHE  # the argument of generate and of forwards, before and since transformers 5.24
 
 SHARED = {
     "vocab_size": VOCAB,
@@ -67,7 +67,7 @@ def near_copy(model, noise: float = 0.02, seed: int = 1):
     with torch.no_grad():
         for parameter in copy.parameters():
             parameter.add_(noise * torch.randn_like(parameter))
-    drafter = pd.PardDrafter.from_causal_lm(copy, mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(copy, mask_token_id=MASK)
     drafter.speculation_config.never_slower = False  # it is as large as its target: drafting never pays
     return drafter
 
@@ -75,7 +75,7 @@ def near_copy(model, noise: float = 0.02, seed: int = 1):
 def with_prompts(model, m: int = 2, e: int = 1, calibrated: bool = False, seed: int = 0):
     """`model` with untrained prompt tokens; `calibrated` makes up how often they guess right."""
     torch.manual_seed(seed)
-    config = pd.PpdConfig(num_prompt_tokens=m, num_ensembles=e)
+    config = hf_paradraft.PpdConfig(num_prompt_tokens=m, num_ensembles=e)
     if calibrated:
         config.accuracy = [[0.4 * 0.8**distance * 0.6**rank for rank in range(16)] for distance in range(m)]
     return get_peft_model(model, config)
@@ -149,7 +149,7 @@ def pard_folder(tmp_path):
 
 def ppd_folder(tmp_path):
     folder = tmp_path / "adapter"
-    model = get_peft_model(tiny_model(), pd.PpdConfig(num_prompt_tokens=2, accuracy=[[0.5, 0.2], [0.3, 0.1]]))
+    model = get_peft_model(tiny_model(), hf_paradraft.PpdConfig(num_prompt_tokens=2, accuracy=[[0.5, 0.2], [0.3, 0.1]]))
     model.save_pretrained(folder)
     return folder
 
@@ -167,11 +167,11 @@ def generate(target, drafter, ids, **options):
     return target.generate(ids, assistant_model=drafter, **{"do_sample": False, "max_new_tokens": 30, **options})
 
 
-class Oracle(pd.Drafter, pd.Drafting):
+class Oracle(hf_paradraft.Drafter, hf_paradraft.Drafting):
     """Knows the answers, all but every fifth token; beside each first guess stands a wrong one."""
 
     def __init__(self, answers, padding=None):
-        self.speculation_config, self.answers = pd.SpeculationConfig(6, tree_size=7, never_slower=False), answers
+        self.speculation_config, self.answers = hf_paradraft.SpeculationConfig(6, tree_size=7, never_slower=False), answers
         self.padding = padding or [0] * len(answers)
 
     def start_drafting(self, target, max_length):
@@ -185,14 +185,14 @@ class Oracle(pd.Drafter, pd.Drafting):
         tokens = self.answers[row, length : length + prefix.room].clone()
         tokens[(length + torch.arange(len(tokens))) % 5 == 0] ^= 1
         if not len(tokens):
-            return pd.GuessedTokens(tokens)
+            return hf_paradraft.GuessedTokens(tokens)
         parents, acceptance = [-1, -1, *range(1, len(tokens))], [0.1] + [0.9] * len(tokens)
-        return pd.GuessedTokens(torch.cat([tokens[:1] ^ 1, tokens]), parents, acceptance)
+        return hf_paradraft.GuessedTokens(torch.cat([tokens[:1] ^ 1, tokens]), parents, acceptance)
 
 
 def same_with_an_oracle(target, **inputs):
     options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0, **inputs}
     plain = target.generate(**options)
     oracle = Oracle(plain)
-    assert torch.equal(plain, target.generate(**options, custom_generate=pd.speculative_decoding, drafter=oracle))
+    assert torch.equal(plain, target.generate(**options, custom_generate=hf_paradraft.speculative_decoding, drafter=oracle))
     assert oracle.last_stats.mean_emitted > 2

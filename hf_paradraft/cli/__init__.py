@@ -1,16 +1,44 @@
 """The `paradraft` command: one file each for watching, measuring, making data and models, training, publishing."""
 
-from typing import Annotated
+import os
+import sys
+from io import TextIOWrapper
+from itertools import pairwise
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 from safetensors import SafetensorError
+from typer.core import TyperGroup
 
 from .. import __version__
 from . import decode, make, measure, publish, train
 from .options import err_console
 
+
+class Paradraft(TyperGroup):
+    """The command; `--output-dir=~/d` means the home folder, which shells leave alone behind `=`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse a line with its home folders written out."""
+        return super().parse_args(ctx, [with_home(word, before) for before, word in pairwise(["", *args])])
+
+
+def with_home(word: str, before: str) -> str:
+    """Write out `~` where a word of the command line is an option's value.
+
+    Args:
+        word: the word.
+        before: the one before it.
+    """
+    name, sign, value = word.partition("=")
+    if sign and name.startswith("--"):
+        return f"{name}={os.path.expanduser(value)}"
+    return os.path.expanduser(word) if before.startswith("--") and "=" not in before else word
+
+
 app = typer.Typer(
+    cls=Paradraft,
     help="Parallel drafters for transformers: the same output from generate, several times faster.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -36,7 +64,13 @@ for commands in (decode, measure, make, train, publish):
 
 
 def main() -> None:
-    """Run the command; errors that a person can mend are one sentence, not a traceback."""
+    """Run the command; errors that a person can mend are one sentence, not a traceback.
+
+    What a console's character set lacks is shown as `?`: nothing ends for the sake of a character.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except ModuleNotFoundError as error:

@@ -1,5 +1,6 @@
 """Commands that decode while a person watches: demo, generate."""
 
+import sys
 import warnings
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 from ..bench.cases import Case, methods_of
 from ..bench.measure import Settings
 from ..bench.questions import ask, load_questions
+from ..chat import whole_characters
 from ..demo import GENERAL, QUESTIONS
 from ..demo.show import by_turns, compare_within, stream_one
 from ..names import is_recurrent_model
@@ -72,9 +74,26 @@ def demo(
     compare_within(models.target, shown, prompts, console, settings, seconds, plain_rate)
 
 
-@app.command(epilog="Example: paradraft generate 'Write as JSON: name is Mia' --target DIR --drafter DIR")
+def _prompt(text: str) -> str:
+    """Read a prompt from the command line, or from standard input if it is `-`.
+
+    Raises:
+        ValueError: it is no text in UTF-8, or empty.
+    """
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig") if text == "-" else text
+    except UnicodeDecodeError as error:
+        raise ValueError(f"Standard input is no text in UTF-8 ({error}).") from None
+    if not text.strip():
+        raise ValueError("The prompt is empty: write what the model is asked, or - for standard input.")
+    return whole_characters(text)
+
+
+@app.command(
+    epilog="Example: paradraft generate 'Write as JSON: name is Mia' --target DIR --drafter DIR, or … | paradraft generate -"
+)
 def generate(
-    prompt: str,
+    prompt: Annotated[str, typer.Argument(help="What the model is asked; - reads standard input.")],
     target: Target = None,
     drafter: AnyDrafter = None,
     max_new_tokens: NewTokens = 128,
@@ -82,6 +101,7 @@ def generate(
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Answer one prompt, streamed, with accepted drafts coloured, and compare with plain generate."""
+    prompt = _prompt(prompt)
     _quiet()
     models = load(target, drafter, None, dtype)
     stream_one(models.target, models.drafter, models.tokenizer, prompt, console, max_new_tokens, temperature)

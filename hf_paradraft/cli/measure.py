@@ -80,7 +80,7 @@ def _load_questions(sources: list[str] | None, embedded: bool, per_category: int
 
 def _write(rows: list, markdown_file: Path | None, plot_file: Path | None) -> None:
     if markdown_file is not None:
-        markdown_file.write_text(markdown(rows))
+        markdown_file.write_text(markdown(rows), encoding="utf-8")
     if plot_file is not None:
         from ..report.figures import draw
 

@@ -98,7 +98,7 @@ def begin_call(
             sequence.rule = partial(sample_match, draw=partial(noise.draw, index))
     for sequence in sequences:  # what the cache held before has no features
         sequence.observed = max(0, begin - verifier.unread - sequence.padding)
-    _tell(model, used, config, rule, verifier, bool(features.keys) and verifier.unread < begin)
+    _tell(model, used, config, rule, verifier, ends.limit - max(padding), bool(features.keys) and verifier.unread < begin)
     budget = _budget(model, drafter, config, rule, batch_size, verifier)
     text = model.config.get_text_config()
     # The first forward may read images or embeddings, which a drafter cannot.
@@ -165,9 +165,16 @@ def _tell(
     config: SpeculationConfig,
     rule: str,
     verifier: ChainVerifier | TreeVerifier,
+    limit: int,
     lacks_features: bool,
 ) -> None:
     """Warn, once, of what will be slower than it looks."""
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and limit > context:
+        logger.warning_once(
+            f"This call may reach {limit} tokens, and {type(model).__name__} has positions for {context}: beyond them nothing is "
+            "drafted."
+        )
     if lacks_features:
         logger.warning_once(
             f"{type(drafter).__name__} reads the target's hidden states, and those of the tokens that the cache came with "

@@ -10,7 +10,18 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.utils import logging
 
 from ..names import BaseStreamer
-from ..protocol import Draft, Drafter, Drafting, Observation, Prefix, Round, SequenceRound, SpeculationConfig, SpeculationStats
+from ..protocol import (
+    Draft,
+    Drafter,
+    Drafting,
+    Observation,
+    Prefix,
+    Round,
+    RoundStreamer,
+    SequenceRound,
+    SpeculationConfig,
+    SpeculationStats,
+)
 from .accept import Emitted
 from .budget import Budget
 from .checks import changes_its_scale
@@ -44,7 +55,7 @@ class Call:
         ends: when sequences end.
         criteria: the caller's own, which may remember: asked about the whole batch, token after token, as plain decoding does.
         generation_config: of the call.
-        streamer: gets each round's tokens; for one sequence.
+        streamer: gets the tokens as they are accepted, or rounds (`RoundStreamer`); for one sequence.
         stats: what happened so far.
         context: positions that the target has.
         drafts_first: whether the forward that reads the prompt may verify a draft.
@@ -239,7 +250,11 @@ class Call:
         self.budget.observe(record)
         if self.streamer is not None:
             for part in record.sequences:
-                self.streamer.put(torch.tensor([part.emitted]))
+                if isinstance(self.streamer, RoundStreamer):
+                    self.streamer.put_round(part.emitted, len(part.accepted))
+                else:
+                    for token in part.emitted:
+                        self.streamer.put(torch.tensor([token]))
         self.first = False
 
     def parts(self) -> list[SequenceRound]:

@@ -75,7 +75,7 @@ def speculative_decoding(
         stopping_criteria: asked after every emitted token, as in plain decoding.
         generation_config: of this call.
         drafter: guesses; see `Drafter`.
-        streamer: gets each round's tokens as they are accepted; for one sequence.
+        streamer: gets the tokens as they are accepted, one by one, or rounds (`RoundStreamer`); for one sequence.
         synced_gpus: must be False.
         model_kwargs: for the target's forward.
 

@@ -17,13 +17,12 @@ from ..bench.methods import Method
 from ..bench.questions import Prompt, Question
 from ..bench.results import environment, records
 from ..chat import Detokeniser, check_room, encode_question, sampling
-from ..names import BaseStreamer
-from ..protocol import Drafter
+from ..protocol import Drafter, RoundStreamer
 from ..report.tables import table
 from .differences import explain
 
 
-class ColourStreamer(BaseStreamer):
+class ColourStreamer(RoundStreamer):
     """Prints text as it comes: drafted and accepted tokens green, the target's own plain.
 
     Args:
@@ -33,16 +32,14 @@ class ColourStreamer(BaseStreamer):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, console: Console):
         self.detokeniser, self.console = Detokeniser(tokenizer), console
-        self.prompt_seen = False
 
     def put(self, value: torch.Tensor) -> None:
-        """A round's tokens `(1, n)`; the last is the target's own. The first call brings the prompt."""
-        if not self.prompt_seen:
-            self.prompt_seen = True
-            return
-        *drafted, last = value[0].tolist()
-        self._show(drafted, "green")
-        self._show([last], "white")
+        """Leave the prompt out."""
+
+    def put_round(self, tokens: list[int], num_accepted: int) -> None:
+        """Print a round's tokens."""
+        self._show(tokens[:num_accepted], "green")
+        self._show(tokens[num_accepted:], "white")
 
     def _show(self, ids: list[int], style: str) -> None:
         for token in ids:

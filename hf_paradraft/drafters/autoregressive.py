@@ -18,6 +18,7 @@ from ..training.target import refuse_missing, refuse_trimmed
 from ..whole_files import write_json
 from .drafter import SavedDrafter
 from .formats.values import read_config
+from .pard.config import mend_sampling
 from .reader import LmReader, check_drafts, logits_behind
 
 
@@ -108,6 +109,7 @@ class AutoregressiveDrafter(SavedDrafter):
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """The model, with a config that says that it is a drafter; the model's own stays as it is."""
+        mend_sampling(self.model.generation_config)
         self.model.save_pretrained(folder, **kwargs)
         config = read_config(folder)
         config["paradraft"] = {"kind": self.kind, "speculation_config": asdict(self.speculation_config)}

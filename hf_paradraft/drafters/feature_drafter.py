@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import LongTensor, Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from ..decoding.features import layers_of
 from ..decoding.target_head import TargetHead, final_norm, final_scale, finished
@@ -19,6 +20,7 @@ from .formats.files import offset_tables, vocabulary_of
 from .formats.identify import kind_in
 from .formats.speculators import proposal
 
+logger = logging.get_logger(__name__)
 PADDING = 512  # rows by which tables of one vocabulary differ, padded to this or that multiple
 
 
@@ -192,6 +194,12 @@ class FeatureDrafter(ModuleDrafter):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own."""
+        window = getattr(self.stack.config, "max_position_embeddings", None)
+        if window is not None and max_length > window:
+            logger.warning_once(
+                f"This call may reach {max_length} tokens, and the {self.title} has positions for {window}: behind them fewer of "
+                "its guesses may be right."
+            )
         return self.beside(target).drafting(self.speculation_config, max_length)
 
     def draft_logits(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
+from transformers.utils import logging
 
 from ..decoding.cache import (
     MOST_UNREAD,
@@ -24,6 +25,8 @@ from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
 from ..names import DynamicLayer, with_cache
 from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
 from .cache import Nodes, check_continues, guesses_of, make_room, plain_cache, ragged_rows
+
+logger = logging.get_logger(__name__)
 
 
 def check_drafts(model: PreTrainedModel) -> None:
@@ -142,6 +145,10 @@ class LmReader:
             room = max(count, min(room, self.context // 2))
             if any(len(ids) - begin + room > self.context for ids, begin in zip(rows, self.begins, strict=True)):
                 # Keep the newer half, and go on from there.
+                logger.warning_once(
+                    f"The text is longer than the {self.context} tokens that the drafter has positions for: it reads the newer "
+                    "half of them alone, and fewer of its guesses may be right."
+                )
                 self.begins = [max(begin, len(ids) - self.context // 2) for ids, begin in zip(rows, self.begins, strict=True)]
                 self.cache = None
         if count < 1:

@@ -1,6 +1,5 @@
 """Publish a drafter's folder: one commit with everything in it, or nothing."""
 
-import json
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from ..files import BESIDE, PUBLISHED, hub_name, read_json, shipped
+from ..whole_files import write_json, write_whole
 from .card import CardFields, plot_bench, render_card
 
 MODEL = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")  # in one piece or in several
@@ -53,10 +53,10 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
         if (adapter := whole / "adapter_config.json").exists():
             config = read_json(adapter)
             config["base_model_name_or_path"] = hub_name(config.get("base_model_name_or_path"))
-            adapter.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+            write_json(adapter, config)
         plot_bench(whole)
         card = whole / "README.md"
-        if not card.exists() or PEFT_CARD in card.read_text():
+        if not card.exists() or PEFT_CARD in card.read_text(encoding="utf-8"):
             render_card(whole, repo_id, fields, license).save(card)
         elif license is not None:
             try:
@@ -170,4 +170,4 @@ def push_space(repo_id: str, private: bool | None = None, token: str | bool | No
 
 def _name_in_card(folder: Path, placeholder: str, name: str) -> None:
     card = folder / "README.md"
-    card.write_text(card.read_text().replace(placeholder, name))
+    write_whole(card, card.read_text(encoding="utf-8").replace(placeholder, name))

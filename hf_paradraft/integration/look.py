@@ -131,6 +131,11 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
     Raises:
         ValueError: it does not read drafts, or padded prompts, as it reads tokens one by one.
     """
+    if any(_has_adapters_of_rows(part) for part in model.modules()):
+        raise Refused(
+            "The adapters of this call differ from row to row (adapter_names), and drafts have rows of their own: generate "
+            "without a drafter, or once per adapter."
+        )
     if any(_switches_by_tokens(part) for part in model.modules()):
         raise Refused(
             "An adapter of this target is on from certain tokens on (aLoRA), and counts them from the end of each forward, which "
@@ -156,6 +161,11 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
         raise Refused(
             f"{type(model).__name__} {faults[how]}, as it is loaded and called here: generate without a drafter{alone}."
         )
+
+
+def _has_adapters_of_rows(part: torch.nn.Module) -> bool:
+    """Tell whether a call of PEFT's gives each row of its batch an adapter, by a hook for the time of the call."""
+    return any("adapter_names" in getattr(hook, "keywords", ()) for hook in part._forward_pre_hooks.values())
 
 
 def _switches_by_tokens(part: torch.nn.Module) -> bool:

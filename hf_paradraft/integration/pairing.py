@@ -27,7 +27,7 @@ def check_same_tokenizer(
         ValueError: the tokenizers differ; the message says where.
     """
     if target_tokenizer is not None and drafter_tokenizer is not None:
-        difference = _difference(target_tokenizer.get_vocab(), drafter_tokenizer.get_vocab())
+        difference = _difference(target_tokenizer, drafter_tokenizer)
     else:
         if not drafter.name_or_path or target.name_or_path == drafter.name_or_path:
             return
@@ -52,28 +52,35 @@ def check_same_tokenizer(
 @lru_cache
 def _stored_difference(target: tuple, drafter: tuple) -> str | None:
     """What differs, "" for nothing, None when a tokenizer is not stored here; of names, with where they are found under these."""
-    vocabularies = []
+    tokenizers = []
     for name, *found_under in (target, drafter):
         options = {**dict(found_under), "local_files_only": True, "trust_remote_code": False}
         if Path(name).is_dir() and not any(Path(name).glob("*token*")):
             return None  # drafters that stand on their target have none of their own, and need none
         try:
-            vocabularies.append(AutoTokenizer.from_pretrained(name, **options).get_vocab())
+            tokenizers.append(AutoTokenizer.from_pretrained(name, **options))
         except Exception:  # whatever a missing or foreign tokenizer raises, there is nothing to compare
             return None
-    return _difference(*vocabularies)
+    return _difference(*tokenizers)
 
 
-def _difference(target: dict[str, int], drafter: dict[str, int]) -> str:
-    """A clause that names the first id on which the vocabularies disagree; "" if every shared id is the same token.
+def _difference(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> str:
+    """Name the first id on which two tokenizers disagree, as a clause; "" if every shared id is the same token.
 
-    Tokens that only one side has at its end (a mask token, say) are no difference.
+    Tokens that only one side has at its end (a mask token, say) are no difference. Special tokens of another name are one that a
+    warning is enough for: newer models of a family rename reserved ones.
     """
-    ours = {index: token for token, index in target.items()}
-    theirs = {index: token for token, index in drafter.items()}
+    ours, theirs = ({index: token for token, index in side.get_vocab().items()} for side in (target, drafter))
     shared = ours.keys() & theirs.keys()
     wrong = sorted(index for index in shared if ours[index] != theirs[index])
-    if not wrong:
+    special = [{index for index, token in side.added_tokens_decoder.items() if token.special} for side in (target, drafter)]
+    if renamed := special[0] & special[1] & {*wrong}:
+        first = min(renamed)
+        logger.warning_once(
+            f"{len(renamed)} special tokens have another name for the drafter than for the target (first id {first}: "
+            f"{theirs[first]!r} and {ours[first]!r}): where they are used, fewer of its guesses are right."
+        )
+    if not (wrong := [index for index in wrong if index not in renamed]):
         return ""
     first = wrong[0]
     return (

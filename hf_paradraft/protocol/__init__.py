@@ -5,6 +5,7 @@ from .draft import Draft, PromptRows
 from .drafter import Drafter, Drafting, Observation, Prefix
 from .guess import Guess, GuessedLogits, GuessedTokens
 from .stats import Round, RoundTrace, SequenceRound, SpeculationStats
+from .streamer import RoundStreamer
 
 __all__ = [
     "Draft",
@@ -17,6 +18,7 @@ __all__ = [
     "Prefix",
     "PromptRows",
     "Round",
+    "RoundStreamer",
     "RoundTrace",
     "SequenceRound",
     "SpeculationConfig",

@@ -18,7 +18,7 @@ from ..chat import end_tokens, learned_context, render_chat, sampling, until_end
 from ..decoding.checks import Refused
 from ..decoding.continuous import can_join, continuous_batching
 from ..protocol import Drafter
-from .data import tokenizer_hash
+from .data import THOUGHTS, tokenizer_hash
 from .fingerprint import fingerprint
 
 logger = logging.get_logger(__name__)
@@ -26,19 +26,21 @@ TYPICAL_PROMPT = 256  # tokens of a prompt; a batch of longer ones has fewer row
 PATIENCE = 600.0  # seconds for one answer of a server
 
 
-def answered(row: Mapping[str, Any], text: str, ended: bool, **more: Any) -> dict[str, Any]:
-    """A row with the answer to its prompt.
+def answered(row: Mapping[str, Any], text: str | None, ended: bool, said: Mapping[str, Any] = {}, **more: Any) -> dict[str, Any]:
+    """Make a row of a prompt and its answer.
 
     Args:
-        row: the prompt.
-        text: without special tokens.
+        row: the prompt, with the tools that the target was offered.
+        text: the answer, without special tokens; None next to calls of tools.
         ended: whether it came to an end.
+        said: what the answer's turn has beside its text: thoughts, calls of tools.
         more: what else the row says: `ids` of prompt and answer, their `tokenizer`, `prompt_tokens`.
     """
     written = {"finished": ended, **more}
     if "text" in row:
-        return {"text": row["text"] + text, **written}
-    return {"messages": [*row["messages"], {"role": "assistant", "content": text}], **written}
+        return {"text": row["text"] + (text or ""), **written}
+    tools = {"tools": row["tools"]} if "tools" in row else {}
+    return {"messages": [*row["messages"], {"role": "assistant", "content": text, **said}], **tools, **written}
 
 
 @dataclass
@@ -91,7 +93,8 @@ class Target:
         """Of a prompt."""
         if "text" in row:
             return self.tokenizer(row["text"])["input_ids"]
-        return self.tokenizer(render_chat(self.tokenizer, row["messages"], True), add_special_tokens=False)["input_ids"]
+        text = render_chat(self.tokenizer, row["messages"], True, row.get("tools"))
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     @property
     def context(self) -> int | None:
@@ -102,7 +105,7 @@ class Target:
         """Whether a prompt leaves room for an answer.
 
         Raises:
-            ValueError: the chat template refuses it.
+            RefusedTurns: the chat template refuses it.
         """
         length = len(self.ids(row)) + self.max_new_tokens
         return self.context is None or length <= self.context
@@ -240,6 +243,7 @@ class Server:
             "max_tokens": self.max_new_tokens,
             "temperature": self.temperature,
             "seed": self.seed + index,
+            **({"tools": row["tools"]} if "tools" in row else {}),
         }
         url = f"{self.base_url.rstrip('/')}/chat/completions"
         try:
@@ -250,14 +254,17 @@ class Server:
             if response.status_code > 400:
                 raise ValueError(f"status {response.status_code}, {response.text[:200]}")
             choice = response.json()["choices"][0]
-            text, reason = choice["message"]["content"], choice["finish_reason"]
-            if text is None:  # all of its tokens went into thoughts
-                return answered(row, "", False)
-            if not isinstance(text, str):
+            message, reason = choice["message"], choice["finish_reason"]
+            text, calls = message["content"], message.get("tool_calls") or None
+            thought = next((message[name] for name in THOUGHTS if isinstance(message.get(name), str) and message[name]), None)
+            if not isinstance(text, str | None):
                 raise ValueError(f"an answer without text: {str(choice)[:200]}")
         except Exception as error:  # a foreign server fails in many ways
             raise OSError(
                 f"{url} did not answer prompt {index + 1} ({type(error).__name__}: {error}). What it has answered is "
                 "kept: the same call goes on."
             ) from error
-        return answered(row, text, reason == "stop")
+        said = {"reasoning_content": thought, "tool_calls": calls}
+        text = text if text or calls else text or ""  # all of its tokens may have gone into thoughts
+        whole = reason in ("stop", "tool_calls") and bool(text or calls)
+        return answered(row, text, whole, {name: value for name, value in said.items() if value is not None})

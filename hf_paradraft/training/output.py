@@ -7,11 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from transformers import TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from ..files import PUBLISHED, read_json
+from ..files import PUBLISHED, names_of, read_json
 from ..whole_files import write_json
 
 logger = logging.get_logger(__name__)
@@ -69,6 +70,8 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
     for checkpoint in _checkpoints(output_dir):
         if not (checkpoint / RUN).exists():
             logger.warning("%s is not whole, for its run was stopped while it was written: it is left aside.", checkpoint)
+        elif (damaged := _damaged(checkpoint)) is not None:
+            logger.warning("%s is damaged, so its checkpoint is left aside.", damaged)
         elif (made := read_json(checkpoint / RUN)) == settings:
             return str(checkpoint)
         else:
@@ -85,6 +88,16 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
             "pass --overwrite to begin anew, or name another folder."
         )
     return None
+
+
+def _damaged(checkpoint: Path) -> Path | None:
+    """Find a file of a checkpoint that is cut off or overwritten; None: there is none."""
+    for file in checkpoint.glob("*.safetensors"):
+        try:
+            names_of(file)
+        except OSError:
+            return file
+    return next((file for file in checkpoint.glob("*.pt") if not is_zipfile(file)), None)
 
 
 class Checkpoints(TrainerCallback):

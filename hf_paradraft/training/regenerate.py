@@ -13,10 +13,11 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..chat import RefusedTurns
 from ..files import read_json, rows_of
 from ..whole_files import write_json
 from .answers import Server, Target
-from .data import load_rows, text_of, turns_of
+from .data import leave_out, load_rows, text_of, tools_of, turns_of
 from .disjoint import WORDS, disjoint
 
 logger = logging.get_logger(__name__)
@@ -24,7 +25,7 @@ WINDOW = 32  # batches within which prompts are put together by their lengths
 
 
 def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[dict]:
-    """`{"messages": turns before the last answer}` or `{"text": its first prompt_tokens tokens}` for every row.
+    """Yield `{"messages": turns before the last answer}`, with its tools, or `{"text": its first tokens}` for every row.
 
     Raises:
         ValueError: a row is none of both, or a text where no tokenizer can cut it.
@@ -32,12 +33,14 @@ def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedToke
     for count, row in enumerate(load_rows(source), 1):
         try:
             turns, text = turns_of(row["messages"]) if row.get("messages") else [], text_of(row)
+            tools = tools_of(row)
         except ValueError as error:
             raise ValueError(f"{source}, row {count}: {error}") from None
         while turns and turns[-1]["role"] == "assistant":
             turns.pop()
         if turns:
-            yield {"messages": [{k: v for k, v in turn.items() if v is not None or k == "content"} for turn in turns]}
+            messages = [{k: v for k, v in turn.items() if v is not None or k == "content"} for turn in turns]
+            yield {"messages": messages, **({} if tools is None else {"tools": tools})}
         elif text and not row.get("messages"):
             if tokenizer is None:
                 raise ValueError(f"{source}, row {count}: a server answers conversations, give rows with 'messages'.")
@@ -140,13 +143,20 @@ def regenerate(
             raise ValueError(f"Every prompt of {source} shares {WORDS} words in a row with {avoid}: nothing is left to answer.")
     if not prompts:
         raise ValueError(f"{source} has no prompts: chats need a turn before the assistant's, and texts some tokens.")
-    fits = [row for row in prompts if writer.fits(row)]
+    fits, refused = [], []
+    for number, row in enumerate(prompts, 1):
+        try:
+            if writer.fits(row):
+                fits.append(row)
+        except RefusedTurns as error:
+            refused.append(f"Prompt {number}: {error}")
+    leave_out(refused, len(prompts))
     if not fits:
         raise ValueError(
             f"No prompt of {source} leaves room for {writer.max_new_tokens} tokens in the target's context of {writer.context}."
         )
-    if len(fits) < len(prompts):
-        logger.warning("%d of %d prompts leave no room in the context: left out.", len(prompts) - len(fits), len(prompts))
+    if (long := len(prompts) - len(refused) - len(fits)) > 0:
+        logger.warning("%d of %d prompts leave no room in the context: left out.", long, len(prompts))
     run, part = (output.with_name(f"{output.name}.{name}") for name in ("run", "part"))
     done = 0
     waiting: dict[int, dict[str, Any]] = {}

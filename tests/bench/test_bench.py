@@ -10,7 +10,7 @@ from rich.console import Console
 from tiny import near_copy, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.bench import Measurement, Prompt, Settings, assisted, bench, drafted, plain, prompt_lookup, records
 from hf_paradraft.bench.cases import Case, methods_of
 from hf_paradraft.bench.compare import compare
@@ -26,7 +26,7 @@ from hf_paradraft.report.tables import markdown, table
 
 
 def pard_chain(drafter, length):
-    return drafted(Variant(f"pard-chain-k{length}", drafter, pd.SpeculationConfig(length, None)))
+    return drafted(Variant(f"pard-chain-k{length}", drafter, hf_paradraft.SpeculationConfig(length, None)))
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,8 @@ def test_figures_come_from_the_records_alone(results, tmp_path):
 def test_prompt_tokens_their_trees_and_sizes():
     torch.manual_seed(0)
     accuracy = [[0.5 * 0.5**rank for rank in range(8)]] * 3
-    adapter = pd.PpdDrafter.from_model(get_peft_model(tiny_model(dtype=torch.float32), PpdConfig(accuracy=accuracy)))
-    prompted = pd.PromptedDrafter(get_peft_model(tiny_model(seed=3, dtype=torch.float32), PpdConfig()))
+    adapter = hf_paradraft.PpdDrafter.from_model(get_peft_model(tiny_model(dtype=torch.float32), PpdConfig(accuracy=accuracy)))
+    prompted = hf_paradraft.PromptedDrafter(get_peft_model(tiny_model(seed=3, dtype=torch.float32), PpdConfig()))
     prompts = [Prompt("a", torch.tensor([[1, 2, 3]]))]
     methods = methods_of(Case.prompts, near_copy(tiny_model(dtype=torch.float32)), None, others=[adapter])
     names = [method.name for method in methods]
@@ -135,7 +135,7 @@ def test_prompt_tokens_their_trees_and_sizes():
         if method.name in ("ppd-static-n15", "ppd-chain-n15"):
             with method.using():
                 drafting = method.drafter.start_drafting(tiny_model(dtype=torch.float32), 64)
-            drafting.propose([pd.Prefix(torch.tensor([[1]]), 3, 0)])
+            drafting.propose([hf_paradraft.Prefix(torch.tensor([[1]]), 3, 0)])
             trees[method.name] = [tree for tree, _ in drafting.trees]
     assert all(max(tree.paths.ranks, default=0) == 0 for tree in trees["ppd-chain-n15"])
     assert all(set(tree.prompts) == {3} for tree in trees["ppd-static-n15"])
@@ -150,7 +150,7 @@ def test_prompt_tokens_their_trees_and_sizes():
 def test_drafters_of_one_kind_are_told_apart():
     first, second = near_copy(tiny_model(dtype=torch.float32)), near_copy(tiny_model(dtype=torch.float32))
     first.name_or_path, second.name_or_path = "somewhere/small", "user/large"
-    other = pd.ParallelSpecDrafter.from_target(tiny_model(dtype=torch.float32), num_masks=2)
+    other = hf_paradraft.ParallelSpecDrafter.from_target(tiny_model(dtype=torch.float32), num_masks=2)
     names = [method.name for method in methods_of(Case.methods, first, None, (2,), (6,), others=[second, other])]
     assert names[2:6] == ["pard-chain-k2@small", "pard-tree-k2-n6@small", "pard-chain-k2@large", "pard-tree-k2-n6@large"]
     assert names[6:] == ["parallelspec-chain-k2", "parallelspec-tree-k2-n6"]
@@ -252,8 +252,8 @@ def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path):
     """A drafter that had been trained anew in the same folder went on with the former one's figures."""
     target, file = tiny_model(dtype=torch.float32), tmp_path / "results.json"
     prompts, console = [Prompt("a", torch.tensor([[1, 2, 3]]))], Console(quiet=True)
-    pard, ppd = near_copy(target), pd.PpdDrafter.from_model(with_prompts(tiny_model(dtype=torch.float32)))
-    drafters = {"pard": pard, "ppd": ppd, "ngram": pd.NgramDrafter()}
+    pard, ppd = near_copy(target), hf_paradraft.PpdDrafter.from_model(with_prompts(tiny_model(dtype=torch.float32)))
+    drafters = {"pard": pard, "ppd": ppd, "ngram": hf_paradraft.NgramDrafter()}
     methods = [plain(), *(drafted(Variant(name, drafter, drafter.speculation_config)) for name, drafter in drafters.items())]
 
     def stopped(*_):

@@ -5,7 +5,7 @@ import torch
 from tiny import MASK, near_copy, tiny_model, with_prompts
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.bench import Prompt
 from hf_paradraft.bench.plan import expected_tau, measured, plan
 from hf_paradraft.cli import app
@@ -24,7 +24,7 @@ def test_expected_tau():
 def test_a_good_drafter_is_told_from_a_bad_one():
     target = tiny_model(num_hidden_layers=8)
     good = near_copy(target, 0.0)
-    bad = pd.PardDrafter.from_causal_lm(tiny_model(seed=9), mask_token_id=MASK)
+    bad = hf_paradraft.PardDrafter.from_causal_lm(tiny_model(seed=9), mask_token_id=MASK)
     config = good.speculation_config
     taus = {
         name: [entry.tau for entry in plan(target, drafter, PROMPTS, (1, 3), 24)]
@@ -41,7 +41,7 @@ def test_a_good_drafter_is_told_from_a_bad_one():
 @pytest.mark.slow
 def test_overlapped_chains_are_planned_and_measured():
     target = tiny_model(num_hidden_layers=8)
-    copy, threads = pd.AutoregressiveDrafter(near_copy(target, 0.0)), torch.get_num_threads()
+    copy, threads = hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.0)), torch.get_num_threads()
     plans = plan(target, copy, PROMPTS, (2, 4), 24, overlap=True)
     names = ["autoregressive-chain-k2", "autoregressive-chain-k4"]
     assert [entry.way.name for entry in plans] == [*names, *(f"pearl-{name}" for name in names)]
@@ -49,7 +49,7 @@ def test_overlapped_chains_are_planned_and_measured():
     assert all(entry.speedup > 0 and entry.round_cost > 0.5 for entry in plans)
     assert len(measured(target, PROMPTS, plans, 16)) == 4
     assert torch.get_num_threads() == threads
-    reader = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
+    reader = hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 2)
     with pytest.raises(ValueError, match="set overlap=False"):
         plan(target, reader, PROMPTS, (2,), 24, overlap=True)
 
@@ -58,7 +58,11 @@ def test_overlapped_chains_are_planned_and_measured():
 @pytest.mark.parametrize("kind", ["ngram", "ppd"])
 def test_copies_and_prompt_tokens_are_planned(kind):
     target = tiny_model(num_hidden_layers=8)
-    drafter = pd.NgramDrafter() if kind == "ngram" else pd.PpdDrafter.from_model(with_prompts(target, 2, calibrated=True))
+    drafter = (
+        hf_paradraft.NgramDrafter()
+        if kind == "ngram"
+        else hf_paradraft.PpdDrafter.from_model(with_prompts(target, 2, calibrated=True))
+    )
     config = drafter.speculation_config
     plans = plan(target, drafter, PROMPTS, (4, 10), 40)
     assert [entry.way.name for entry in plans] == (["ngram-chain-k4", "ngram-chain-k10"] if kind == "ngram" else ["ppd-auto"])
@@ -96,18 +100,18 @@ def test_trees_and_copies_are_decoded_as_they_will_be():
 
 @pytest.mark.slow
 def test_drafters_that_draft_less_than_asked_are_planned():
-    short = pd.PardDrafter.from_causal_lm(tiny_model("gpt2", max_position_embeddings=24), mask_token_id=MASK)
-    ahead = pd.PromptedDrafter(with_prompts(tiny_model(), 3))
+    short = hf_paradraft.PardDrafter.from_causal_lm(tiny_model("gpt2", max_position_embeddings=24), mask_token_id=MASK)
+    ahead = hf_paradraft.PromptedDrafter(with_prompts(tiny_model(), 3))
     for drafter in (short, ahead):
         assert all(entry.round_cost > 0 for entry in plan(tiny_model(), drafter, PROMPTS, (16,), 24))
     with pytest.raises(ValueError, match="before anything could be drafted"):
-        plan(tiny_model(), pd.NgramDrafter(), PROMPTS, (4,), 1)
+        plan(tiny_model(), hf_paradraft.NgramDrafter(), PROMPTS, (4,), 1)
 
 
 @pytest.mark.slow
 def test_a_drafter_of_blocks_goes_as_far_as_it_can():
     target = tiny_model(num_hidden_layers=8)
-    drafter = pd.DSparkDrafter.from_target(target, MASK, block_size=3, num_features=2, markov_rank=4)
+    drafter = hf_paradraft.DSparkDrafter.from_target(target, MASK, block_size=3, num_features=2, markov_rank=4)
     plans = plan(target, drafter, PROMPTS, (2, 8), 12)
     assert [entry.way.config.num_draft_tokens for entry in plans] == [2, 3]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiny import EOS, near_copy, tiny_model
 from transformers import LogitsProcessor
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding.batch import Batch
 from hf_paradraft.decoding.begin import begin_call
 from hf_paradraft.decoding.loop import step
@@ -48,9 +48,9 @@ class Counts(LogitsProcessor):
 
 DRAFTERS = {
     "pard": lambda target: near_copy(target, 0.05),
-    "autoregressive": lambda target: pd.AutoregressiveDrafter(near_copy(target, 0.05)),
-    "parallelspec": lambda target: pd.ParallelSpecDrafter.from_target(target, "eagle", 3),
-    "n-gram": lambda target: pd.NgramDrafter(),
+    "autoregressive": lambda target: hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.05)),
+    "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 3),
+    "n-gram": lambda target: hf_paradraft.NgramDrafter(),
 }
 PROMPT = st.lists(st.integers(1, EOS - 1), min_size=1, max_size=9)
 
@@ -72,7 +72,7 @@ def test_calls_that_join_and_leave_get_what_they_get_alone(name, arrivals):
     target, batch, waiting = TARGETS[name], None, []
     for kind, prompts, new, wait, size, remembers in arrivals:
         drafter = DRAFTERS[kind](target)
-        drafter.speculation_config = pd.SpeculationConfig(4, size, never_slower=False)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(4, size, never_slower=False)
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])

@@ -4,9 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lossless import assert_lossless
 from tiny import ARCHITECTURES, EOS, near_copy, tiny_model
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
+
+from hf_paradraft import NgramDrafter, SpeculationConfig
 
 MIXED = Gemma3TextConfig(
     vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -157,6 +160,18 @@ def test_a_streamer_is_for_one_text():
     target, drafter = PAIRS["llama"]
     with pytest.raises(ValueError, match="streamer"):
         target.generate(**left_padded(prompts_of([3, 4])), do_sample=False, assistant_model=drafter, streamer=Silent())
+
+
+@pytest.mark.parametrize("size", [None, 6, "auto"])
+@pytest.mark.parametrize("new", [15, 16, 17])
+def test_a_batch_fills_learned_positions(size, new):
+    """Rows of a sequence that has ended stood behind the last position, for which there is no embedding."""
+    target = tiny_model("gpt2", max_position_embeddings=32)
+    ids = torch.randint(1, 30, (3, 16), generator=torch.Generator().manual_seed(0))
+    for drafter in (near_copy(target, 0.01), NgramDrafter()):
+        drafter.speculation_config = SpeculationConfig(5, size, never_slower=False)
+        for ends in (None, 7):
+            assert_lossless(target, drafter, ids, max_new_tokens=new, eos_token_id=ends, pad_token_id=0)
 
 
 def test_right_padding_is_refused():

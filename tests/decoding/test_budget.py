@@ -6,7 +6,7 @@ import torch
 from lossless import assert_lossless
 from tiny import EOS, MASK, near_copy, tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding.budget import Budget, budget_of
 from hf_paradraft.decoding.drafts import DraftBuilder
 from hf_paradraft.decoding.latency import RowLatency
@@ -185,10 +185,10 @@ def test_a_slower_machine_is_noticed():
 
 def test_calls_of_one_pair_share_a_budget(tmp_path, monkeypatch):
     monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path)
-    target, other, drafter = tiny_model(), tiny_model(), pd.NgramDrafter()
+    target, other, drafter = tiny_model(), tiny_model(), hf_paradraft.NgramDrafter()
     shared = budget_of(target, drafter, True, K, 1, None, "greedy")
     assert budget_of(target, drafter, True, K, 1, None, "greedy") is shared
-    for pair in ((other, drafter, True, K, 1), (target, pd.NgramDrafter(), True, K, 1), (target, drafter, True, K, 2)):
+    for pair in ((other, drafter, True, K, 1), (target, hf_paradraft.NgramDrafter(), True, K, 1), (target, drafter, True, K, 2)):
         assert budget_of(*pair, None, "greedy") is not shared
 
 
@@ -237,7 +237,7 @@ def test_prompt_tokens_come_back_from_a_pause():
     assert all(drafted[-200:])
 
 
-class Scripted(pd.Drafting):
+class Scripted(hf_paradraft.Drafting):
     """Guesses what it is told to."""
 
     def __init__(self, guess):
@@ -257,8 +257,8 @@ def test_copies_alone_where_a_draft_costs_more_than_it_brings(draft_seconds, tex
     budget = Budget(table(0.02), 12)
     for turn in range(40):  # a guess is right in three of ten rounds
         budget.observe(one_round(Draft.chain(torch.arange(4), None, [0.3] * 4), [0] if turn % 3 == 0 else [], draft_seconds, 1.1))
-    builder = DraftBuilder(pd.SpeculationConfig(4, "auto", prompt_lookup=True), "greedy", budget, 32)
-    drafting = Scripted(pd.GuessedLogits(torch.zeros(4, 32)))
+    builder = DraftBuilder(hf_paradraft.SpeculationConfig(4, "auto", prompt_lookup=True), "greedy", budget, 32)
+    drafting = Scripted(hf_paradraft.GuessedLogits(torch.zeros(4, 32)))
     for length in range(max(1, len(text) - 8), len(text) + 1):  # copies earn their credit
         ids = torch.tensor([text[:length]])
         builder(drafting, [Prefix(ids, 4, 0)], [[]], True, [20])
@@ -281,8 +281,8 @@ def test_automatic_trees_are_lossless(tmp_path, monkeypatch, batch_size):
 
 def test_a_worse_than_useless_drafter_is_rarely_asked(prompt):
     target = tiny_model()
-    drafter = pd.PardDrafter.from_causal_lm(tiny_model(seed=5, num_hidden_layers=8), mask_token_id=MASK)
-    drafter.speculation_config = pd.SpeculationConfig(tree_size=None)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(tiny_model(seed=5, num_hidden_layers=8), mask_token_id=MASK)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(tree_size=None)
     assert_lossless(target, drafter, prompt, max_new_tokens=200, eos_token_id=None)
     assert drafter.last_stats.num_drafted < 40 * drafter.speculation_config.num_draft_tokens
     assert drafter.last_stats.num_rounds > 150
@@ -292,7 +292,7 @@ def test_a_worse_than_useless_drafter_is_rarely_asked(prompt):
 def test_no_draft_tokens_means_plain_output(tree_size, prompt):
     target = tiny_model()
     drafter = near_copy(target, 0.0)
-    drafter.speculation_config = pd.SpeculationConfig(0, tree_size)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(0, tree_size)
     assert_lossless(target, drafter, prompt, max_new_tokens=12, eos_token_id=None)
     assert drafter.last_stats.num_drafted == 0
 
@@ -300,7 +300,7 @@ def test_no_draft_tokens_means_plain_output(tree_size, prompt):
 def test_a_call_says_itself_how_many_tokens_it_wants(prompt):
     target = tiny_model()
     drafter = near_copy(target, 0.0)
-    drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, trace=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, trace=True)
     for asked, drafted in ((2, 2), (7, 7), (20, 20), (None, 4)):
         more = {} if asked is None else {"num_assistant_tokens": asked}
         assert_lossless(target, drafter, prompt, max_new_tokens=60, eos_token_id=None, **more)

@@ -17,7 +17,7 @@ from transformers import (
     StopStringCriteria,
 )
 
-import hf_paradraft as pd
+import hf_paradraft
 
 PROMPTS = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
 
@@ -63,7 +63,7 @@ def test_the_second_turn_of_a_batch_continues_the_first(size):
     """A text that ends early leaves its end token, and what plain decoding reads behind it, in the cache."""
     target = tiny_model()
     drafter = near_copy(target, 0.05)
-    drafter.speculation_config = pd.SpeculationConfig(4, size, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, size, never_slower=False)
     inputs = left_padded(PROMPTS)
     ends = target.generate(**inputs, do_sample=False, max_new_tokens=20, eos_token_id=None)[1, 8].item()
     turns = []
@@ -85,7 +85,7 @@ def test_the_second_turn_of_a_recurrent_target_continues_the_first():
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 32}
     config = Lfm2Config(**sizes, **layers, initializer_range=0.3, eos_token_id=None, pad_token_id=0, bos_token_id=None)
     target = AutoModelForCausalLM.from_config(config).double().eval()
-    drafter = pd.NgramDrafter(speculation_config=pd.SpeculationConfig(6, None, never_slower=False))
+    drafter = hf_paradraft.NgramDrafter(speculation_config=hf_paradraft.SpeculationConfig(6, None, never_slower=False))
     ids = torch.tensor([[3, 4, 5, 3, 4, 5, 3]])
     for new in range(8, 20):
         turns = []
@@ -125,7 +125,7 @@ class RaisesToo(StoppingCriteria):
 @pytest.mark.parametrize("where", ["processor", "criterion"])
 def test_a_call_that_raises_leaves_what_was_accepted_in_the_cache(target, where, size, prompt):
     drafter = near_copy(target, 0.02)
-    drafter.speculation_config = pd.SpeculationConfig(4, size, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, size, never_slower=False)
     for after in range(3, 12):
         lengths = []
         for assistant in (None, drafter):
@@ -148,11 +148,11 @@ def test_prompts_beyond_a_phi3s_first_context(tree_size):
         pad_token_id=0, rope_parameters={**rope, "original_max_position_embeddings": 24, "factor": 8.0},
     )  # fmt: skip
     target = AutoModelForCausalLM.from_config(config).double().eval()
-    drafter = pd.NgramDrafter(speculation_config=pd.SpeculationConfig(5, tree_size, never_slower=False))
+    drafter = hf_paradraft.NgramDrafter(speculation_config=hf_paradraft.SpeculationConfig(5, tree_size, never_slower=False))
     assert_lossless(target, drafter, torch.arange(45)[None] % 9 + 1, max_new_tokens=20)
 
 
-class Reader(pd.NgramDrafter):
+class Reader(hf_paradraft.NgramDrafter):
     """Copies, and reads a layer of the target."""
 
     def needs(self, target):
@@ -165,7 +165,7 @@ def test_prompts_in_pieces_have_one_rotary_scale(monkeypatch):
     target = tiny_model(rope_parameters={**rope, "original_max_position_embeddings": 24}, max_position_embeddings=256)
     monkeypatch.setattr("hf_paradraft.decoding.call.PIECE", 16)
     ids = torch.randint(1, 30, (1, 40), generator=torch.Generator().manual_seed(3))
-    drafter = Reader(speculation_config=pd.SpeculationConfig(5, None, never_slower=False))
+    drafter = Reader(speculation_config=hf_paradraft.SpeculationConfig(5, None, never_slower=False))
     assert_lossless(target, drafter, ids, max_new_tokens=12)
 
 
@@ -173,7 +173,7 @@ def test_a_processor_that_runs_the_target_does_not_change_what_drafters_read(tar
     """Classifier-free guidance reads another text in between."""
     shown = {}
     for scale in (1.5, None):
-        drafter = Reader(speculation_config=pd.SpeculationConfig(5, None, never_slower=False))
+        drafter = Reader(speculation_config=hf_paradraft.SpeculationConfig(5, None, never_slower=False))
         start = drafter.start_drafting
 
         def started(*args, scale=scale, start=start):
@@ -201,7 +201,7 @@ def test_a_processor_need_not_be_copied(target, drafter):
 
 
 def test_rejection_trees_with_a_penalty_that_leaves_padding_out(target, drafter):
-    drafter.speculation_config = pd.SpeculationConfig(4, 6, acceptance="rejection", never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, 6, acceptance="rejection", never_slower=False)
     inputs = left_padded(PROMPTS)
     options = {"do_sample": True, "repetition_penalty": 1.3, "max_new_tokens": 10}
     out = target.generate(**inputs, **options, assistant_model=drafter)
@@ -236,9 +236,19 @@ def test_stop_strings_hold_under_custom_generate(target, drafter):
     assert plain.shape[1] < 23
     # transformers (5.23) takes the tokenizer away from calls with a callable: such calls pass the criterion itself.
     options["stopping_criteria"] = [StopStringCriteria(tokenizer, text)]
-    assert torch.equal(plain, target.generate(ids, **options, custom_generate=pd.speculative_decoding, drafter=drafter))
+    assert torch.equal(plain, target.generate(ids, **options, custom_generate=hf_paradraft.speculative_decoding, drafter=drafter))
 
 
 def test_texts_that_end_at_different_lengths_are_padded_as_plain_decoding_pads_them(target):
     drafter = near_copy(target, 0.02)
     assert_lossless(target, drafter, PROMPTS, eos_token_id=[EOS, 3], max_new_tokens=30)
+
+
+def test_a_full_context_is_said_once(caplog):
+    target = tiny_model(max_position_embeddings=16)
+    for _ in range(2):
+        assert_lossless(target, near_copy(target), [[1, 2, 3]], max_new_tokens=20, eos_token_id=None)
+    assert caplog.text.count("has positions for 16: beyond them nothing is drafted") == 1
+    short = near_copy(tiny_model(max_position_embeddings=24))
+    assert_lossless(tiny_model(), short, [[1, 2, 3]], max_new_tokens=40, eos_token_id=None)
+    assert "longer than the 24 tokens that the drafter has positions for" in caplog.text

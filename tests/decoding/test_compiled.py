@@ -8,7 +8,7 @@ import torch
 from lossless import assert_lossless
 from tiny import CACHE, EOS, near_copy, tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding import compiled
 
 
@@ -25,7 +25,7 @@ def test_compiled_rounds_are_lossless(tree_size):
     options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
 
     def both(seed, **more):
-        drafter.speculation_config = pd.SpeculationConfig(4, tree_size, compile=True, never_slower=False)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(4, tree_size, compile=True, never_slower=False)
         ids = torch.randint(1, EOS, (1, 4 + seed), generator=torch.Generator().manual_seed(seed))
         assert_lossless(target, drafter, ids, **{**options, **more})
 
@@ -52,7 +52,7 @@ def test_compiled_forwards_keep_no_model_alive(monkeypatch):
     ids = torch.tensor([[1, 2, 3, 4]])
     plain = target.generate(ids, **options)
     for size in range(1, 5):
-        drafter.speculation_config = pd.SpeculationConfig(size, compile=True, never_slower=False)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(size, compile=True, never_slower=False)
         assert_lossless(target, drafter, ids, plain=plain, **options)
     gone = weakref.ref(target)
     del target, drafter
@@ -67,7 +67,7 @@ def test_the_callers_own_cache_is_filled(prompt):
 
     target = tiny_model(num_hidden_layers=1)
     drafter = near_copy(target, 0.05)
-    drafter.speculation_config = pd.SpeculationConfig(4, compile=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, compile=True, never_slower=False)
     cache = DynamicCache(config=target.config)
     options = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": None}
     out = target.generate(prompt, **options, **{CACHE: cache}, assistant_model=drafter)
@@ -78,7 +78,7 @@ def test_the_callers_own_cache_is_filled(prompt):
 def test_inputs_that_cannot_be_compiled_run_uncompiled(prompt):
     gpt2 = tiny_model("gpt2")
     drafter = near_copy(gpt2, 0.05)
-    drafter.speculation_config = pd.SpeculationConfig(4, compile=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, compile=True, never_slower=False)
     options = {"do_sample": False, "max_new_tokens": 12, "token_type_ids": torch.zeros_like(prompt)}
     drafter.speculation_config.compile = True
     assert_lossless(gpt2, drafter, prompt, **options)

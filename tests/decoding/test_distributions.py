@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from tiny import MASK, near_copy, tiny_model, with_prompts
 from transformers import LlamaConfig
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.drafters.eagle3.config import Eagle3Config
 
 VOCAB, ROWS = 32, 400
@@ -22,7 +22,7 @@ WARPERS = {
 }
 
 
-class Guessing(pd.Drafter, pd.Drafting):
+class Guessing(hf_paradraft.Drafter, hf_paradraft.Drafting):
     """Random logits that depend on the text's length alone, with whatever a case adds."""
 
     def __init__(self, **more):
@@ -37,7 +37,7 @@ class Guessing(pd.Drafter, pd.Drafting):
     def guess(self, prefix):
         size = len(self.more["vocabulary"]) if "vocabulary" in self.more else VOCAB
         logits = 2 * torch.randn(3, size, generator=torch.Generator().manual_seed(prefix.ids.shape[1]))
-        return pd.GuessedLogits(logits, **self.more)
+        return hf_paradraft.GuessedLogits(logits, **self.more)
 
 
 PREFERENCES = 3 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(8))
@@ -62,16 +62,16 @@ class Copying(Guessing):
             self.best[text] = int(TARGET(prefix.ids).logits[0, -1].argmax())
         best = self.best[text]
         count = 3 if prefix.room > 1 else 2
-        return pd.GuessedTokens(torch.tensor([best ^ 1, best, 5])[:count], [-1, -1, 1][:count])
+        return hf_paradraft.GuessedTokens(torch.tensor([best ^ 1, best, 5])[:count], [-1, -1, 1][:count])
 
 
 DRAFTERS = {
     "pard": lambda: near_copy(TARGET, 0.1),
-    "another pard": lambda: pd.PardDrafter.from_causal_lm(tiny_model(seed=3), mask_token_id=MASK),
-    "autoregressive": lambda: pd.AutoregressiveDrafter(near_copy(TARGET, 0.1)),
-    "prompted": lambda: pd.PromptedDrafter(with_prompts(near_copy(TARGET, 0.1), 1)),
-    "ppd": lambda: pd.PpdDrafter.from_model(with_prompts(tiny_model(seed=0), 2, calibrated=True)),
-    "n-grams": pd.NgramDrafter,
+    "another pard": lambda: hf_paradraft.PardDrafter.from_causal_lm(tiny_model(seed=3), mask_token_id=MASK),
+    "autoregressive": lambda: hf_paradraft.AutoregressiveDrafter(near_copy(TARGET, 0.1)),
+    "prompted": lambda: hf_paradraft.PromptedDrafter(with_prompts(near_copy(TARGET, 0.1), 1)),
+    "ppd": lambda: hf_paradraft.PpdDrafter.from_model(with_prompts(tiny_model(seed=0), 2, calibrated=True)),
+    "n-grams": hf_paradraft.NgramDrafter,
     "copied trees": Copying,
     "a smaller vocabulary": lambda: Guessing(vocabulary=torch.tensor([3, 30, 7, 1, 12, 40, 22])),
     "a head on the token before": lambda: Guessing(bias=reverses),
@@ -80,7 +80,9 @@ DRAFTERS = {
 
 def blocks(**options):
     """An untrained drafter of blocks whose head on the token before has a say."""
-    drafter = pd.DSparkDrafter.from_target(TARGET, MASK, num_layers=1, block_size=3, num_features=2, markov_rank=4, **options)
+    drafter = hf_paradraft.DSparkDrafter.from_target(
+        TARGET, MASK, num_layers=1, block_size=3, num_features=2, markov_rank=4, **options
+    )
     torch.nn.init.normal_(drafter.markov.before.weight)
     torch.nn.init.normal_(drafter.markov.after.weight)
     return drafter
@@ -91,7 +93,7 @@ def eagle(parallel):
     layers = LlamaConfig(**{**TARGET.config.to_dict(), "num_hidden_layers": 1, "initializer_range": 0.4})
     config = Eagle3Config(layers, 32, VOCAB, (0, 1), mask_token_id=MASK if parallel else None)
     torch.manual_seed(2)
-    return pd.Eagle3Drafter(config, torch.arange(0, VOCAB, 2), own_embedding=parallel)
+    return hf_paradraft.Eagle3Drafter(config, torch.arange(0, VOCAB, 2), own_embedding=parallel)
 
 
 READERS = {
@@ -99,7 +101,7 @@ READERS = {
     "dspark, rnn, fewer tokens": lambda: blocks(markov_type="rnn", vocabulary=torch.arange(1, VOCAB, 2)),
     "eagle3": lambda: eagle(False),
     "p-eagle": lambda: eagle(True),
-    "parallelspec": lambda: pd.ParallelSpecDrafter.from_target(TARGET, "eagle", 2),
+    "parallelspec": lambda: hf_paradraft.ParallelSpecDrafter.from_target(TARGET, "eagle", 2),
 }
 
 
@@ -131,9 +133,9 @@ def exact(options, skipped=0):
 
 def p_value(drafter, rule, tree_size, options, skipped=0, calls=2):
     torch.manual_seed(1)
-    length = 2 if isinstance(drafter, pd.PpdDrafter) else 3
-    size = max(tree_size, 5) if isinstance(drafter, pd.PpdDrafter) and tree_size else tree_size
-    drafter.speculation_config = pd.SpeculationConfig(length, size, acceptance=rule, never_slower=False)
+    length = 2 if isinstance(drafter, hf_paradraft.PpdDrafter) else 3
+    size = max(tree_size, 5) if isinstance(drafter, hf_paradraft.PpdDrafter) and tree_size else tree_size
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(length, size, acceptance=rule, never_slower=False)
     arguments = {
         "do_sample": True,
         "eos_token_id": None,

@@ -11,7 +11,7 @@ from lossless import assert_lossless
 from tiny import ARCHITECTURES, CACHE, EOS, Oracle, tiny_model
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, Qwen3NextConfig
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding.features import Features
 
 TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
@@ -241,4 +241,4 @@ def test_missing_layers_are_refused(key, prompt):
     reader = Reader(torch.zeros(1, 40, dtype=torch.long), keys=(0, key))
     with pytest.raises(ValueError, match="has layers 0 … 1"):
         tiny_model().generate(prompt, do_sample=False, max_new_tokens=8, assistant_model=reader)
-    assert pd.SpeculationConfig() is not None
+    assert hf_paradraft.SpeculationConfig() is not None

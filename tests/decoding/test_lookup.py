@@ -11,19 +11,21 @@ from hypothesis import strategies as st
 from lossless import assert_lossless, listen
 from tiny import EOS, near_copy, tiny_model, with_prompts
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding.drafts import DraftBuilder
 from hf_paradraft.decoding.lookup import PromptLookup, with_copied, with_copied_beside_prompts
 
 TARGET = tiny_model()
 MAKE = {
     "pard": lambda: near_copy(TARGET, 0.2),
-    "autoregressive": lambda: pd.AutoregressiveDrafter(near_copy(TARGET, 0.2)),
-    "ppd": lambda: pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(TARGET), 2, calibrated=True)),
-    "prompted": lambda: pd.PromptedDrafter(with_prompts(near_copy(TARGET, 0.2), 2)),
-    "parallelspec": lambda: pd.ParallelSpecDrafter.from_target(TARGET, "eagle", 3),
-    "dspark": lambda: pd.DSparkDrafter.from_target(TARGET, 31, num_layers=1, block_size=4, num_features=2, markov_rank=4),
-    "n-grams": pd.NgramDrafter,
+    "autoregressive": lambda: hf_paradraft.AutoregressiveDrafter(near_copy(TARGET, 0.2)),
+    "ppd": lambda: hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(TARGET), 2, calibrated=True)),
+    "prompted": lambda: hf_paradraft.PromptedDrafter(with_prompts(near_copy(TARGET, 0.2), 2)),
+    "parallelspec": lambda: hf_paradraft.ParallelSpecDrafter.from_target(TARGET, "eagle", 3),
+    "dspark": lambda: hf_paradraft.DSparkDrafter.from_target(
+        TARGET, 31, num_layers=1, block_size=4, num_features=2, markov_rank=4
+    ),
+    "n-grams": hf_paradraft.NgramDrafter,
 }
 DRAFTERS = {name: make() for name, make in MAKE.items()}
 
@@ -41,7 +43,7 @@ DRAFTERS = {name: make() for name, make in MAKE.items()}
 def test_lookup_never_changes_output(name, prompts, size, new, adaptive, sampled):
     drafter = DRAFTERS[name]
     length = 2 if name == "ppd" else 4
-    drafter.speculation_config = pd.SpeculationConfig(length, size, prompt_lookup=True, never_slower=adaptive)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(length, size, prompt_lookup=True, never_slower=adaptive)
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -77,7 +79,7 @@ def test_sparing_the_drafter_never_changes_output(name, prompts, new, sampled, s
 def test_a_spared_drafter_reads_what_was_written_meanwhile(name):
     """Behind every prefix it guesses what it would have guessed if it had been asked in every round."""
     drafter, said = MAKE[name](), []
-    drafter.speculation_config = pd.SpeculationConfig(3, "auto", prompt_lookup=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, "auto", prompt_lookup=True, never_slower=False)
     prompt = torch.tensor([[5, 3, 4, 5, 3, 4, 5, 3]])
     for seed in range(4):
         enough = at_random(seed) if seed else lambda builder, copied, prefixes: False
@@ -94,8 +96,8 @@ def test_a_spared_drafter_reads_what_was_written_meanwhile(name):
 LOOPING = tiny_model(num_hidden_layers=6, initializer_range=0.15)
 USELESS = {
     "pard": lambda: near_copy(tiny_model(seed=9), 0.5),
-    "ppd": lambda: pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(LOOPING), 2, calibrated=True)),
-    "parallelspec": lambda: pd.ParallelSpecDrafter.from_target(LOOPING, "eagle", 5),
+    "ppd": lambda: hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(LOOPING), 2, calibrated=True)),
+    "parallelspec": lambda: hf_paradraft.ParallelSpecDrafter.from_target(LOOPING, "eagle", 5),
 }
 
 
@@ -106,7 +108,7 @@ def test_copies_pay_where_text_repeats(name, size):
     """Greedy text of a small random model falls into loops, which a useless drafter does not foresee."""
     drafter, tau = USELESS[name](), {}
     for lookup in (False, True):
-        drafter.speculation_config = pd.SpeculationConfig(
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(
             2 if name == "ppd" else 6, size, prompt_lookup=lookup, never_slower=False
         )
         prompt = torch.tensor([[5, 3, 4]])
@@ -119,7 +121,7 @@ def test_copies_pay_where_text_repeats(name, size):
 def test_copies_go_deeper_than_guesses(name):
     """Where text repeats itself, a round brings more than K + 1 tokens."""
     drafter = USELESS[name]()
-    drafter.speculation_config = pd.SpeculationConfig(2, 12, prompt_lookup=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(2, 12, prompt_lookup=True, never_slower=False)
     options = {"do_sample": False, "max_new_tokens": 100, "eos_token_id": None}
     prompt = torch.tensor([[5, 3, 4]])
     assert_lossless(LOOPING, drafter, prompt, **options)
@@ -127,17 +129,17 @@ def test_copies_go_deeper_than_guesses(name):
 
 
 def test_copied_chains_join_trees():
-    tree = pd.Draft(torch.tensor([5, 6, 7]), [-1, 0, -1], acceptance=[0.6, 0.5, 0.3])
+    tree = hf_paradraft.Draft(torch.tensor([5, 6, 7]), [-1, 0, -1], acceptance=[0.6, 0.5, 0.3])
     joined = with_copied(tree, ([5, 8, 9], [0.9, 0.9, 0.2]), 4)
     assert joined.tokens.tolist() == [5, 8, 6, 7]
     assert joined.parents == [-1, 0, 0, -1]
     assert joined.acceptance == [0.9, 0.9, 0.5, 0.3]
-    assert with_copied(pd.Draft.chain(torch.zeros(0, dtype=torch.long)), ([1, 2], [0.5, 0.5]), 8).parents == [-1, 0]
+    assert with_copied(hf_paradraft.Draft.chain(torch.zeros(0, dtype=torch.long)), ([1, 2], [0.5, 0.5]), 8).parents == [-1, 0]
 
 
 def test_copied_chains_end_in_prompts():
-    rows = pd.PromptRows([-1, 0], [-1, 0], torch.tensor([[1.0], [1.0]]), torch.tensor([[1.0], [2.0]]))
-    tree = pd.Draft(torch.tensor([5]), [-1], None, [0.5], rows)
+    rows = hf_paradraft.PromptRows([-1, 0], [-1, 0], torch.tensor([[1.0], [1.0]]), torch.tensor([[1.0], [2.0]]))
+    tree = hf_paradraft.Draft(torch.tensor([5]), [-1], None, [0.5], rows)
     joined = with_copied_beside_prompts(tree, ([5, 8], [0.9, 0.9]))
     assert joined.tokens.tolist() == [5, 8]
     assert joined.prompt_rows.nodes == [-1, 0, 1, 1]
@@ -161,7 +163,7 @@ def test_copies_learn_when_they_do_not_hold():
 
 def test_rejection_draws_and_does_not_copy(prompt, caplog):
     drafter = DRAFTERS["pard"]
-    drafter.speculation_config = pd.SpeculationConfig(
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
         4, 6, acceptance="rejection", prompt_lookup=True, never_slower=False, trace=True
     )
     TARGET.generate(prompt, do_sample=True, max_new_tokens=20, assistant_model=drafter)

@@ -15,7 +15,7 @@ from transformers import (
 from transformers.generation import MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding.accept import typical_path
 from hf_paradraft.integration.look import check_reads
 
@@ -31,14 +31,41 @@ class Recorder(BaseStreamer):
         self.ended += 1
 
 
-def test_every_accepted_block_is_streamed(target, drafter, prompt):
-    streamer = Recorder()
+class Rounds(hf_paradraft.protocol.RoundStreamer):
+    def __init__(self):
+        self.blocks, self.accepted, self.ended = [], [], 0
+
+    def put(self, value):
+        self.blocks.append(value.flatten().tolist())
+
+    def put_round(self, tokens, num_accepted):
+        self.blocks.append(tokens)
+        self.accepted.append(num_accepted)
+
+    def end(self):
+        self.ended += 1
+
+
+def test_a_streamer_is_told_of_rounds_if_it_wants_that(target, drafter, prompt):
+    streamer = Rounds()
     output = generate(target, drafter, prompt, streamer=streamer)
     shown, *blocks = streamer.blocks
     assert shown == prompt[0].tolist()
     assert [len(block) for block in blocks] == drafter.last_stats.emitted_per_round
+    assert streamer.accepted == [count - 1 for count in drafter.last_stats.emitted_per_round]
     assert list(chain(*blocks)) == output[0, prompt.shape[1] :].tolist()
     assert streamer.ended == 1
+
+
+def test_any_other_streamer_gets_what_plain_decoding_gives_it(target, drafter, prompt):
+    """Token by token: many take `value.item()`."""
+    heard = []
+    for assistant in (None, drafter):
+        streamer = Recorder()
+        generate(target, assistant, prompt, streamer=streamer)
+        heard.append((streamer.blocks, streamer.ended))
+    assert heard[0] == heard[1]
+    assert max(map(len, heard[0][0][1:])) == 1
 
 
 @pytest.mark.slow
@@ -108,7 +135,7 @@ def test_processors_see_plain_decodings_calls(target, drafter, prompt):
 
 
 def test_stats_agree_with_the_output(target, drafter, prompt):
-    drafter.speculation_config = pd.SpeculationConfig(5, None, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(5, None, never_slower=False)
     output = generate(target, drafter, prompt, return_dict_in_generate=True)
     stats = output.speculation
     assert stats is drafter.last_stats
@@ -130,7 +157,7 @@ def test_stats_agree_with_the_output(target, drafter, prompt):
 
 @pytest.mark.parametrize("tree_size", [None, 10])
 def test_the_trace_tells_every_round(target, drafter, tree_size):
-    drafter.speculation_config = pd.SpeculationConfig(5, tree_size, trace=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(5, tree_size, trace=True, never_slower=False)
     ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
     output = generate(target, drafter, ids, attention_mask=torch.ones_like(ids), pad_token_id=0)
     trace = drafter.last_stats.trace
@@ -190,7 +217,7 @@ def test_a_static_cache_of_the_callers(target, drafter, prompt):
 def test_typical_acceptance_takes_more_than_the_exact_rules(target, drafter, prompt):
     emitted = {}
     for rule in ("sample_match", "typical"):
-        drafter.speculation_config = pd.SpeculationConfig(4, 12, acceptance=rule, never_slower=False)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(4, 12, acceptance=rule, never_slower=False)
         torch.manual_seed(0)
         rounds = 0
         for _ in range(20):
@@ -203,10 +230,10 @@ def test_typical_acceptance_takes_more_than_the_exact_rules(target, drafter, pro
 def test_typical_acceptance_follows_its_threshold():
     """Two paths: the longer one wins although its first token is the less probable, and what is too improbable never does."""
     logits = torch.log(torch.tensor([[0.6, 0.3, 0.08, 0.02], [0.25, 0.25, 0.25, 0.25], [0.1, 0.1, 0.1, 0.7], [1.0, 0, 0, 0]]))
-    draft = pd.Draft(torch.tensor([0, 1, 3]), [-1, -1, 1])
+    draft = hf_paradraft.Draft(torch.tensor([0, 1, 3]), [-1, -1, 1])
     path = typical_path(draft, logits[[0, 1, 2, 3]], torch.tensor([[0]]), LogitsProcessorList())
     assert path == [1, 2]
-    unlikely = pd.Draft(torch.tensor([3]), [-1])
+    unlikely = hf_paradraft.Draft(torch.tensor([3]), [-1])
     assert typical_path(unlikely, logits, torch.tensor([[0]]), LogitsProcessorList()) == []
 
 

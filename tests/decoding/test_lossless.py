@@ -8,7 +8,7 @@ from lossless import assert_lossless
 from tiny import ARCHITECTURES, CACHE, EOS, MASK, generate, near_copy, tiny_model
 from transformers import DynamicCache
 
-import hf_paradraft as pd
+import hf_paradraft
 
 PAIRS = {name: (model := tiny_model(name), near_copy(model)) for name in ARCHITECTURES}
 OPTIONS = {
@@ -65,7 +65,7 @@ def test_left_padding(target, drafter):
 
 
 def test_prompt_longer_than_the_drafters_context(target):
-    short = pd.PardDrafter.from_causal_lm(tiny_model("gpt2", max_position_embeddings=24), mask_token_id=MASK)
+    short = hf_paradraft.PardDrafter.from_causal_lm(tiny_model("gpt2", max_position_embeddings=24), mask_token_id=MASK)
     ids = torch.randint(0, EOS, (1, 60), generator=torch.Generator().manual_seed(0))
     assert_lossless(target, short, ids, max_new_tokens=60)
 
@@ -89,7 +89,7 @@ def test_input_embeddings_beside_ids(target, drafter, prompt):
 
 def test_custom_generate_gives_plain_output(target, drafter, prompt):
     plain = target.generate(prompt, max_new_tokens=20, do_sample=False)
-    door = {"custom_generate": pd.speculative_decoding, "drafter": drafter}
+    door = {"custom_generate": hf_paradraft.speculative_decoding, "drafter": drafter}
     assert torch.equal(plain, target.generate(prompt, max_new_tokens=20, do_sample=False, **door))
 
 
@@ -101,7 +101,7 @@ def test_drafter_in_another_dtype(target, prompt):
 @pytest.mark.parametrize("sizes", [(32, 40), (40, 32)])
 def test_padded_vocabularies(sizes, prompt):
     target, other = tiny_model(vocab_size=sizes[0]), tiny_model(vocab_size=sizes[1])
-    drafter = pd.PardDrafter.from_causal_lm(other, mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(other, mask_token_id=MASK)
     assert_lossless(target, drafter, prompt, max_new_tokens=30)
     drafter.speculation_config.acceptance = "rejection"
     target.generate(prompt, max_new_tokens=30, do_sample=True, assistant_model=drafter)

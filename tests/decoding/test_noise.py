@@ -13,7 +13,7 @@ from test_distributions import DRAFTERS, READERS, TARGET
 from tiny import near_copy, tiny_model
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding import noise
 from hf_paradraft.decoding.noise import draws_by_race
 from hf_paradraft.decoding.race import Odds
@@ -51,8 +51,8 @@ drafter_of = cache(lambda name: KINDS[name]())
 def test_a_seed_has_plain_generates_text(kind, warper, prompts, size, lookup, never_slower, seed):
     """With every kind, warper, tree, in batches, with copies; and the generator stands where plain decoding leaves it."""
     drafter = drafter_of(kind)
-    length = 2 if isinstance(drafter, pd.PpdDrafter) else 3
-    drafter.speculation_config = pd.SpeculationConfig(length, size, never_slower=never_slower, prompt_lookup=lookup)
+    length = 2 if isinstance(drafter, hf_paradraft.PpdDrafter) else 3
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(length, size, never_slower=never_slower, prompt_lookup=lookup)
     options = {"do_sample": True, "max_new_tokens": 20, **WARPERS[warper]}
     assert_lossless(TARGET, drafter, prompts, seed=seed, **options)
 
@@ -130,8 +130,8 @@ def test_a_device_that_draws_otherwise_has_plain_generates_text(prompt, monkeypa
 def test_a_drafter_that_agrees_guesses_what_is_drawn(tree_size, prompt):
     """Plain candidates of a flat distribution hardly ever win; with the noise known, an equal model's nearly always do."""
     target = tiny_model(seed=0, dtype=torch.float64)
-    drafter = pd.AutoregressiveDrafter(target)
-    drafter.speculation_config = pd.SpeculationConfig(4, tree_size, never_slower=False)
+    drafter = hf_paradraft.AutoregressiveDrafter(target)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, tree_size, never_slower=False)
     options = {"do_sample": True, "top_k": 0, "temperature": 3.0, "eos_token_id": None, "max_new_tokens": 120}
     rates = []
     for knows in (True, False):

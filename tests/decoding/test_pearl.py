@@ -13,7 +13,7 @@ from test_distributions import PROMPT, VOCAB, WARPERS, exact
 from tiny import ARCHITECTURES, EOS, letters, near_copy, tiny_model, with_prompts
 from transformers.generation.streamers import BaseStreamer
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding import pearl
 from hf_paradraft.decoding.budget import Budget
 from hf_paradraft.decoding.pearl import below
@@ -23,9 +23,9 @@ from hf_paradraft.decoding.trees import likely_path
 TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
 MAKE = {
     "pard": lambda target: near_copy(target, 0.03),
-    "autoregressive": lambda target: pd.AutoregressiveDrafter(near_copy(target, 0.03)),
-    "prompted": lambda target: pd.PromptedDrafter(with_prompts(near_copy(target, 0.03), 2)),
-    "n-grams": lambda target: pd.NgramDrafter(),
+    "autoregressive": lambda target: hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.03)),
+    "prompted": lambda target: hf_paradraft.PromptedDrafter(with_prompts(near_copy(target, 0.03), 2)),
+    "n-grams": lambda target: hf_paradraft.NgramDrafter(),
 }
 DRAFTERS = {(kind, name): make(TARGETS[name]) for kind, make in MAKE.items() for name in ARCHITECTURES}
 
@@ -37,7 +37,7 @@ def nothing_is_left():
     assert (threading.active_count(), torch.get_num_threads()) == before
 
 
-class Delayed(pd.Drafter, pd.Drafting):
+class Delayed(hf_paradraft.Drafter, hf_paradraft.Drafting):
     """Any drafter, in a hurry or not, as chance has it."""
 
     def __init__(self, drafter, seed):
@@ -70,7 +70,9 @@ class Delayed(pd.Drafter, pd.Drafting):
 )
 def test_overlap_never_changes_output(which, prompts, size, window, new, lookup, sampled, seed):
     target, drafter = TARGETS[which[1]], DRAFTERS[which]
-    drafter.speculation_config = pd.SpeculationConfig(window, size, never_slower=False, overlap=True, prompt_lookup=lookup)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        window, size, never_slower=False, overlap=True, prompt_lookup=lookup
+    )
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -95,7 +97,7 @@ class Heard(BaseStreamer):
 def test_texts_end_inside_a_window(kind, size):
     """By a stop string, an end token, a time; what is streamed is what comes out, and nothing behind it."""
     target, drafter, tokenizer = TARGETS["llama"], DRAFTERS[kind, "llama"], letters()
-    drafter.speculation_config = pd.SpeculationConfig(6, size, never_slower=False, overlap=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(6, size, never_slower=False, overlap=True)
     for first in range(1, 7):
         ids = torch.tensor([[first, 2, 3]])
         options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
@@ -118,7 +120,9 @@ def test_rejection_is_exact(kind, tree_size):
     target, rows, calls = TARGETS["llama"], 300, 2
     torch.manual_seed(2)
     drafter = DRAFTERS[kind, "llama"]
-    drafter.speculation_config = pd.SpeculationConfig(3, tree_size, acceptance="rejection", never_slower=False, overlap=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        3, tree_size, acceptance="rejection", never_slower=False, overlap=True
+    )
     counts = torch.zeros(VOCAB, VOCAB)
     for _ in range(calls):
         out = target.generate(
@@ -151,8 +155,10 @@ def test_the_same_seed_gives_the_same_draws(prompt):
     options = {"do_sample": True, "max_new_tokens": 40, "eos_token_id": None}
     texts = []
     for seed in range(2):
-        drafter = pd.AutoregressiveDrafter(near_copy(target, 0.1))
-        drafter.speculation_config = pd.SpeculationConfig(5, None, acceptance="rejection", never_slower=False, overlap=True)
+        drafter = hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.1))
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(
+            5, None, acceptance="rejection", never_slower=False, overlap=True
+        )
         for _ in range(3):
             torch.manual_seed(7)
             texts.append(target.generate(prompt, **options, assistant_model=Delayed(drafter, seed))[0].tolist())
@@ -167,8 +173,8 @@ def rounds(drafter, target, prompt, new=40):
 def test_the_schedule_with_a_perfect_drafter(prompt):
     """Every window passes, and its successor was written meanwhile: but for the first round, each brings a whole window."""
     target = TARGETS["llama"]
-    drafter = pd.AutoregressiveDrafter(tiny_model())
-    drafter.speculation_config = pd.SpeculationConfig(5, None, never_slower=False, overlap=True, trace=True)
+    drafter = hf_paradraft.AutoregressiveDrafter(tiny_model())
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(5, None, never_slower=False, overlap=True, trace=True)
     stats = rounds(drafter, target, prompt, 41)
     assert stats.emitted_per_round == [1, 5, 5, 5, 5, 5, 5, 5, 5]
     assert [len(record.drafted) for record in stats.trace[:4]] == [0, 4, 4, 4]
@@ -179,8 +185,8 @@ def test_the_schedule_with_a_perfect_drafter(prompt):
 def test_the_schedule_with_a_useless_drafter(prompt):
     """Nothing ever fits: every round is the target's own token, while the drafter writes another window in vain."""
 
-    class Wrong(pd.Drafter, pd.Drafting):
-        speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    class Wrong(hf_paradraft.Drafter, hf_paradraft.Drafting):
+        speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
         asked = 0
 
         def start_drafting(self, target, max_length):
@@ -190,7 +196,8 @@ def test_the_schedule_with_a_useless_drafter(prompt):
             self.asked += 1
             logits = [TARGETS["llama"](prefix.ids).logits[0, -1] for prefix in prefixes]
             return [
-                pd.GuessedTokens(row.argmin().expand(prefix.room).clone()) for row, prefix in zip(logits, prefixes, strict=True)
+                hf_paradraft.GuessedTokens(row.argmin().expand(prefix.room).clone())
+                for row, prefix in zip(logits, prefixes, strict=True)
             ]
 
     drafter = Wrong()
@@ -203,7 +210,7 @@ def test_the_schedule_with_a_useless_drafter(prompt):
 def test_without_overlap_nothing_is_hidden(prompt):
     drafter = near_copy(TARGETS["llama"])
     assert rounds(drafter, TARGETS["llama"], prompt).hidden_seconds == 0
-    drafter.speculation_config = pd.SpeculationConfig(4, overlap=True)  # never_slower, one device: the plain round
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, overlap=True)  # never_slower, one device: the plain round
     assert rounds(drafter, TARGETS["llama"], prompt).hidden_seconds == 0
 
 
@@ -215,8 +222,8 @@ class Boom(Exception):
 @pytest.mark.parametrize("where", ["drafter", "target"])
 def test_an_error_on_either_side_ends_both(where, prompt):
     target = tiny_model()
-    drafter = pd.AutoregressiveDrafter(near_copy(target, 0.03))
-    drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    drafter = hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.03))
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
     options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None}
     generator = torch.Generator().manual_seed(0)
     for error in (Boom, KeyboardInterrupt) * 20:
@@ -239,12 +246,12 @@ def test_an_error_on_either_side_ends_both(where, prompt):
 
 def test_drafters_that_need_the_target_do_not_overlap(prompt):
     target = TARGETS["llama"]
-    overlap = pd.SpeculationConfig(2, overlap=True, never_slower=False)
-    reader = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
+    overlap = hf_paradraft.SpeculationConfig(2, overlap=True, never_slower=False)
+    reader = hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 2)
     reader.speculation_config = overlap
     with pytest.raises(ValueError, match="needs this one's"):
         target.generate(prompt, assistant_model=reader, max_new_tokens=4)
-    rider = pd.PpdDrafter.from_model(with_prompts(tiny_model(), 2))
+    rider = hf_paradraft.PpdDrafter.from_model(with_prompts(tiny_model(), 2))
     rider.speculation_config = overlap
     with pytest.raises(ValueError, match="own forward"):
         target.generate(prompt, assistant_model=rider, max_new_tokens=4)
@@ -253,7 +260,7 @@ def test_drafters_that_need_the_target_do_not_overlap(prompt):
 @pytest.mark.slow
 def test_two_calls_at_once_on_one_drafter(prompt):
     target, drafter = TARGETS["llama"], near_copy(TARGETS["llama"])
-    drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
     options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
     plain = target.generate(prompt, **options)
     texts = []
@@ -271,7 +278,7 @@ def test_two_calls_at_once_on_one_drafter(prompt):
 
 
 def test_a_window_goes_on_behind_the_targets_own_token():
-    draft = pd.Draft(torch.tensor([4, 5, 6, 7, 8]), [-1, -1, 1, 1, 2], acceptance=[0.5, 0.4, 0.3, 0.2, 0.1])
+    draft = hf_paradraft.Draft(torch.tensor([4, 5, 6, 7, 8]), [-1, -1, 1, 1, 2], acceptance=[0.5, 0.4, 0.3, 0.2, 0.1])
     assert likely_path(draft) == [0]
     rest = below(draft, 5)
     assert rest.tokens.tolist() == [6, 7, 8]
@@ -287,8 +294,8 @@ def test_calls_take_the_way_that_was_measured_to_be_faster(tree_size, sampled, m
     """With a device of its own, time decides; what one way learns the other does not count."""
     monkeypatch.setattr(pearl, "device_of", lambda drafter: torch.device("meta"))
     target = tiny_model()
-    drafter = pd.AutoregressiveDrafter(near_copy(target, 0.03 if sampled else 0.0))
-    drafter.speculation_config = pd.SpeculationConfig(3, tree_size, overlap=True, trace=True)
+    drafter = hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.03 if sampled else 0.0))
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, tree_size, overlap=True, trace=True)
     monkeypatch.setattr(Budget, "rest", lambda budget: False)
     monkeypatch.setattr(Budget, "size", lambda budget, chances, seconds=None: max(map(len, chances), default=0))
     options = {"do_sample": sampled, "max_new_tokens": 90, "eos_token_id": None}
@@ -314,8 +321,8 @@ def test_calls_take_the_way_that_was_measured_to_be_faster(tree_size, sampled, m
 def test_rounds_that_draft_first_are_right_behind_windows(prompt, monkeypatch):
     """A cheap drafter: rounds without a window draft before they verify, and the drafter goes on from there."""
     target = tiny_model()
-    drafter = pd.AutoregressiveDrafter(near_copy(target, 0.02))
-    drafter.speculation_config = pd.SpeculationConfig(4, None, overlap=True, never_slower=False, trace=True)
+    drafter = hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.02))
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, overlap=True, never_slower=False, trace=True)
     monkeypatch.setattr(OverlapSchedule, "size", lambda window: setattr(window, "drafts_first", True) or window.most)
     plain = target.generate(prompt, do_sample=False, max_new_tokens=80, eos_token_id=None)
     out = target.generate(prompt, do_sample=False, max_new_tokens=80, eos_token_id=None, assistant_model=drafter)

@@ -6,18 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import EOS, VOCAB, tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 
 TARGET = tiny_model()
 
 
-class Bigrams(pd.Drafter, pd.Drafting):
+class Bigrams(hf_paradraft.Drafter, hf_paradraft.Drafting):
     """Continues with what followed the last token before; remembers what it was shown."""
 
     tree_size = None
 
     def __init__(self):
-        self.speculation_config = pd.SpeculationConfig(4, self.tree_size, never_slower=False)
+        self.speculation_config = hf_paradraft.SpeculationConfig(4, self.tree_size, never_slower=False)
         self.observed, self.unchanged = [], []
 
     def start_drafting(self, target, max_length):
@@ -31,7 +31,7 @@ class Bigrams(pd.Drafter, pd.Drafting):
         ids = prefix.ids[0].tolist()
         seen = [i for i, token in enumerate(ids[:-1]) if token == ids[-1]]
         guess = ids[seen[-1] + 1 :][: prefix.room] if seen else []
-        return pd.GuessedTokens(torch.tensor(guess, dtype=torch.long))
+        return hf_paradraft.GuessedTokens(torch.tensor(guess, dtype=torch.long))
 
     def observe(self, observations):
         self.observed.append(observations[0].tokens.tolist())
@@ -54,7 +54,7 @@ class Forest(Bigrams):
             depth.append(level)
         tokens = torch.randint(0, EOS, (size,))
         tokens[0] = self.peek(prefix)
-        return pd.GuessedTokens(tokens, parents)
+        return hf_paradraft.GuessedTokens(tokens, parents)
 
     def peek(self, prefix):
         """Cheats, so that paths are accepted: the target's own next token."""
@@ -83,7 +83,7 @@ class Distributions(Forest):
         logits = torch.randn(prefix.room, len(self.vocabulary))
         if torch.rand(()) < 0.1:
             logits[:] = float("nan")
-        return pd.GuessedLogits(logits, vocabulary=self.vocabulary)
+        return hf_paradraft.GuessedLogits(logits, vocabulary=self.vocabulary)
 
 
 @pytest.mark.parametrize("drafter_class", [Bigrams, Forest, Chain, Auto, Distributions])
@@ -93,7 +93,7 @@ def test_any_drafter_is_lossless(drafter_class, ids, new, seed):
     torch.manual_seed(seed)
     drafter, ids = drafter_class(), torch.tensor([ids])
     plain = TARGET.generate(ids, do_sample=False, max_new_tokens=new)
-    for door in ({"custom_generate": pd.speculative_decoding, "drafter": drafter}, {"assistant_model": drafter}):
+    for door in ({"custom_generate": hf_paradraft.speculative_decoding, "drafter": drafter}, {"assistant_model": drafter}):
         drafter.observed.clear()
         drafter.unchanged.clear()
         assert torch.equal(plain, TARGET.generate(ids, do_sample=False, max_new_tokens=new, **door))
@@ -107,18 +107,18 @@ def test_any_drafter_is_lossless(drafter_class, ids, new, seed):
 
 
 WRONG = {
-    "ids outside": (lambda prefix: pd.GuessedTokens(torch.tensor([1, VOCAB])), "outside of the target's vocabulary"),
-    "negative ids": (lambda prefix: pd.GuessedTokens(torch.tensor([-1])), "outside of the target's vocabulary"),
-    "too deep": (lambda prefix: pd.GuessedTokens(torch.arange(prefix.room + 1)), "there is room for"),
-    "too many": (lambda prefix: pd.GuessedTokens(torch.arange(20), [-1] * 20), "at most 8 are allowed"),
-    "parents behind": (lambda prefix: pd.GuessedTokens(torch.tensor([1, 2]), [1, -1]), "parents come first"),
-    "too few parents": (lambda prefix: pd.GuessedTokens(torch.tensor([1, 2]), [-1]), "1 parents"),
-    "too few chances": (lambda prefix: pd.GuessedTokens(torch.tensor([1, 2]), None, [0.5]), "one acceptance"),
-    "no ids": (lambda prefix: pd.GuessedTokens(torch.tensor([0.5])), "wanted ids"),
-    "a draft": (lambda prefix: pd.Draft.chain(torch.tensor([1])), "a Draft as a guess"),
+    "ids outside": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, VOCAB])), "outside of the target's vocabulary"),
+    "negative ids": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([-1])), "outside of the target's vocabulary"),
+    "too deep": (lambda prefix: hf_paradraft.GuessedTokens(torch.arange(prefix.room + 1)), "there is room for"),
+    "too many": (lambda prefix: hf_paradraft.GuessedTokens(torch.arange(20), [-1] * 20), "at most 8 are allowed"),
+    "parents behind": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, 2]), [1, -1]), "parents come first"),
+    "too few parents": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, 2]), [-1]), "1 parents"),
+    "too few chances": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, 2]), None, [0.5]), "one acceptance"),
+    "no ids": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([0.5])), "wanted ids"),
+    "a draft": (lambda prefix: hf_paradraft.Draft.chain(torch.tensor([1])), "a Draft as a guess"),
     "nothing": (lambda prefix: None, "a NoneType as a guess"),
-    "logits of a batch": (lambda prefix: pd.GuessedLogits(torch.zeros(1, 2, VOCAB)), "for one sequence"),
-    "another map": (lambda prefix: pd.GuessedLogits(torch.zeros(2, 7), vocabulary=torch.arange(6)), "maps 6 ids"),
+    "logits of a batch": (lambda prefix: hf_paradraft.GuessedLogits(torch.zeros(1, 2, VOCAB)), "for one sequence"),
+    "another map": (lambda prefix: hf_paradraft.GuessedLogits(torch.zeros(2, 7), vocabulary=torch.arange(6)), "maps 6 ids"),
 }
 
 
@@ -146,7 +146,7 @@ class HalfADrafter:
     """Derives from nothing, and lacks what `Drafter` brings."""
 
     def __init__(self):
-        self.speculation_config, self.last_stats = pd.SpeculationConfig(4), None
+        self.speculation_config, self.last_stats = hf_paradraft.SpeculationConfig(4), None
 
     def start_drafting(self, max_length):
         return self
@@ -154,16 +154,16 @@ class HalfADrafter:
 
 def test_a_drafter_that_lacks_calls_is_told_which(prompt):
     drafter = HalfADrafter()
-    for door in ({"custom_generate": pd.speculative_decoding, "drafter": drafter}, {"assistant_model": drafter}):
+    for door in ({"custom_generate": hf_paradraft.speculative_decoding, "drafter": drafter}, {"assistant_model": drafter}):
         with pytest.raises(ValueError, match=r"lacks attach\(target\), needs\(target\).*add-a-drafter"):
             TARGET.generate(prompt, max_new_tokens=4, do_sample=False, **door)
 
 
 def test_half_a_drafter_says_what_is_missing(prompt):
     with pytest.raises(NotImplementedError, match="Drafter has no start_drafting"):
-        pd.Drafter().start_drafting(TARGET, 4)
+        hf_paradraft.Drafter().start_drafting(TARGET, 4)
     with pytest.raises(NotImplementedError, match="has no propose"):
-        pd.Drafting().propose([])
-    nameless = pd.Drafter()
+        hf_paradraft.Drafting().propose([])
+    nameless = hf_paradraft.Drafter()
     with pytest.raises(ValueError, match="no speculation_config"):
         TARGET.generate(prompt, max_new_tokens=4, do_sample=False, assistant_model=nameless)

@@ -22,7 +22,7 @@ from transformers import (
     StoppingCriteria,
 )
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding import recurrent
 from hf_paradraft.decoding.cache import empty_cache
 from hf_paradraft.drafters.reader import read_with_masks
@@ -106,11 +106,11 @@ def test_recurrent_targets_take_drafters_at_the_front_door(prompt):
     assert_lossless(target, drafter, prompt, max_new_tokens=20)
 
 
-class SometimesRight(pd.Drafter, pd.Drafting):
+class SometimesRight(hf_paradraft.Drafter, hf_paradraft.Drafting):
     """Guesses up to five tokens; each is right with a chance of `rate`, and now and then it says nothing for a sequence."""
 
     def __init__(self, answers, padding, rate):
-        self.speculation_config = pd.SpeculationConfig(5, tree_size=None, never_slower=False)
+        self.speculation_config = hf_paradraft.SpeculationConfig(5, tree_size=None, never_slower=False)
         self.answers, self.padding, self.rate, self.random = answers, padding, rate, torch.Generator().manual_seed(0)
 
     def start_drafting(self, target, max_length):
@@ -124,7 +124,7 @@ class SometimesRight(pd.Drafter, pd.Drafting):
         count = min(prefix.room, int(torch.randint(0, 6, (), generator=self.random)))
         tokens = self.answers[index, length : length + count].clone()
         wrong = torch.rand(len(tokens), generator=self.random) >= self.rate
-        return pd.GuessedTokens(torch.where(wrong, tokens ^ 1, tokens))
+        return hf_paradraft.GuessedTokens(torch.where(wrong, tokens ^ 1, tokens))
 
 
 RAGGED = [[3, 5, 7, 11, 13, 17, 19, 2, 4], [9, 2, 4], [1], [8, 6, 4, 2, 1]]
@@ -203,7 +203,7 @@ def test_batches_of_targets_whose_layers_take_no_masks_are_refused(prompt):
 @pytest.mark.parametrize("name", ["bamba", "falcon_h1", "lfm2", "qwen3_next"])
 def test_a_recurrent_drafter_forgets_its_masks(name):
     """What it drafts behind a text does not depend on what it drafted before."""
-    drafter = pd.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
     ids = torch.randint(1, 30, (1, 150), generator=torch.Generator().manual_seed(0))
     cache = empty_cache(drafter)
     with torch.no_grad():
@@ -217,7 +217,7 @@ def test_a_recurrent_drafter_forgets_its_masks(name):
 @pytest.mark.parametrize("name", ["falcon_h1", "qwen3_next"])
 def test_a_recurrent_drafter_is_lossless(name, prompt):
     target = tiny_model()
-    drafter = pd.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
     assert_lossless(target, drafter, prompt, max_new_tokens=60, eos_token_id=None)
 
 
@@ -227,7 +227,7 @@ def test_a_recurrent_drafter_in_transformers_own_loop(name, prompt, monkeypatch)
     for method in ("_assisted_decoding", "_validate_generation_mode"):
         monkeypatch.setattr(GenerationMixin, method, getattr(GenerationMixin, method).__wrapped__)
     target = tiny_model()
-    drafter = pd.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(target_of(name), mask_token_id=MASK)
     assert_lossless(target, drafter, prompt, max_new_tokens=30, eos_token_id=None)
 
 
@@ -254,7 +254,7 @@ OTHERS = {
 )
 def test_models_that_cannot_draft_are_refused(name, message, prompt):
     torch.manual_seed(0)
-    drafter = pd.PardDrafter.from_causal_lm(AutoModelForCausalLM.from_config(OTHERS[name]), mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(AutoModelForCausalLM.from_config(OTHERS[name]), mask_token_id=MASK)
     with pytest.raises(ValueError, match=message):
         tiny_model().generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
 

@@ -10,7 +10,7 @@ from transformers import (
     StoppingCriteria,
 )
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.integration.look import check_reads
 
 
@@ -77,13 +77,13 @@ def test_embeddings_alone_and_a_missing_drafter_are_refused(target, drafter, pro
     with pytest.raises(ValueError, match="reads token ids"):
         generate(target, drafter, None, inputs_embeds=target.get_input_embeddings()(prompt))
     with pytest.raises(ValueError, match="needs a drafter"):
-        target.generate(prompt, custom_generate=pd.speculative_decoding, max_new_tokens=3)
+        target.generate(prompt, custom_generate=hf_paradraft.speculative_decoding, max_new_tokens=3)
 
 
 @pytest.mark.parametrize("options", [{"num_draft_tokens": -1}, {"num_draft_tokens": 1.5}, {"acceptance": "hopeful"}])
 def test_options_out_of_range(options):
     with pytest.raises(ValueError, match="must be"):
-        pd.SpeculationConfig(**options)
+        hf_paradraft.SpeculationConfig(**options)
 
 
 def test_rules_that_do_not_fit_sampling_are_refused(target, drafter, prompt):
@@ -129,7 +129,7 @@ def test_rotary_targets_go_on_beyond_their_context(length, size):
     """As plain decoding does, on the positions that follow."""
     target = tiny_model(max_position_embeddings=32)
     drafter = near_copy(target, 0.05)
-    drafter.speculation_config = pd.SpeculationConfig(4, size)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, size)
     ids = torch.randint(0, 30, (2, length), generator=torch.Generator().manual_seed(length))
     options = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": None, "attention_mask": torch.ones_like(ids)}
     assert_lossless(target, drafter, ids, **options)

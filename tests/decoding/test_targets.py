@@ -17,7 +17,7 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
-import hf_paradraft as pd
+import hf_paradraft
 
 IDS = torch.tensor([[1, 2, 3, 4, 5, 6]])
 SIZES = [None, 12]
@@ -49,7 +49,7 @@ def test_quantised_targets_are_lossless(tmp_path, tree_size):
 def reads_images_alone(target, inputs):
     """No draft in the round that reads them: a drafter sees placeholders."""
     drafter = near_copy(tiny_model())
-    drafter.speculation_config = pd.SpeculationConfig(4, trace=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, trace=True, never_slower=False)
     target.generate(**inputs, max_new_tokens=8, do_sample=False, eos_token_id=None, assistant_model=drafter)
     assert [bool(record.drafted) for record in drafter.last_stats.trace][:2] == [False, True]
 
@@ -87,7 +87,7 @@ def test_mrope_targets_are_lossless():
 
 def test_the_drafter_has_its_own_dtype_and_vocabulary():
     target = tiny_model()
-    larger = pd.PardDrafter.from_causal_lm(tiny_model(vocab_size=48).to(torch.bfloat16), mask_token_id=47)
+    larger = hf_paradraft.PardDrafter.from_causal_lm(tiny_model(vocab_size=48).to(torch.bfloat16), mask_token_id=47)
     larger.speculation_config.never_slower = False
     for tree_size in SIZES:
         larger.speculation_config.tree_size = tree_size

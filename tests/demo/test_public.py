@@ -9,7 +9,7 @@ import pytest
 from tiny import make_tokenizer, tiny_model, with_prompts
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft import demo
 from hf_paradraft.cli import app, main
 from hf_paradraft.demo import public_model
@@ -115,7 +115,7 @@ def test_the_demo(tmp_path, monkeypatch):
     tokenizer = make_tokenizer("u a b c d e f g", 200)
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' ' }}{% endfor %}a "
     tokenizer.save_pretrained(tmp_path / "target")
-    pd.MtpDrafter.from_target(target, True).save_pretrained(tmp_path / "mtp")
+    hf_paradraft.MtpDrafter.from_target(target, True).save_pretrained(tmp_path / "mtp")
     with_prompts(target, 2, calibrated=True).save_pretrained(tmp_path / "ppd")
     monkeypatch.setattr(public_model, "get_public", lambda: tmp_path / "target")
     monkeypatch.setattr(demo, "PUBLIC", tmp_path)
@@ -132,8 +132,8 @@ def test_what_comes_along():
     """Small, named after the model that it is for, and loadable by itself."""
     files = [file for file in demo.PUBLIC.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= 12e6
-    drafter = pd.AutoDrafter.from_pretrained(demo.PUBLIC / "mtp")
-    assert isinstance(drafter, pd.MtpDrafter)
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(demo.PUBLIC / "mtp")
+    assert isinstance(drafter, hf_paradraft.MtpDrafter)
     assert drafter.speculation_config.prompt_lookup
     assert all(weight.isfinite().all() and weight.abs().sum() > 0 for weight in drafter.state_dict().values())
     adapter = json.loads((demo.PUBLIC / "ppd" / "adapter_config.json").read_text())

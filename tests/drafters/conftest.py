@@ -6,7 +6,7 @@ from layouts import LAYERS, LAYOUTS, write
 from published import EXPECTED
 from tiny import tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def load(tmp_path_factory):
 
     def make(name, attach=True):
         folder = write(tmp_path_factory.mktemp("drafter"), *(LAYOUTS[name]() if isinstance(name, str) else name))
-        drafter = pd.AutoDrafter.from_pretrained(folder)
+        drafter = hf_paradraft.AutoDrafter.from_pretrained(folder)
         if attach:
             drafter.attach(target)
         return drafter

@@ -9,7 +9,7 @@ from accelerate import cpu_offload
 from optimum.quanto import freeze, qint8, quantize
 from tiny import tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 
 TARGET = tiny_model(num_hidden_layers=3)
 
@@ -51,13 +51,13 @@ ITSELF = {
 
 @pytest.fixture
 def folder(tmp_path):
-    pd.ParallelSpecDrafter.from_target(TARGET, num_masks=2).save_pretrained(tmp_path)
+    hf_paradraft.ParallelSpecDrafter.from_target(TARGET, num_masks=2).save_pretrained(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("difference", OTHERS)
 def test_attaching_to_another_target_warns(difference, folder, caplog):
-    pd.AutoDrafter.from_pretrained(folder).attach(OTHERS[difference]())
+    hf_paradraft.AutoDrafter.from_pretrained(folder).attach(OTHERS[difference]())
     assert "made for another target" in caplog.text
     assert difference in caplog.text
 
@@ -70,5 +70,5 @@ def test_attaching_to_its_own_target_does_not_warn(name, older, folder, caplog):
         config = json.loads((folder / "config.json").read_text())
         del config["layer_fingerprint"], config["target_layers"]
         (folder / "config.json").write_text(json.dumps(config))
-    pd.AutoDrafter.from_pretrained(folder).attach(ITSELF[name]())
+    hf_paradraft.AutoDrafter.from_pretrained(folder).attach(ITSELF[name]())
     assert "another target" not in caplog.text

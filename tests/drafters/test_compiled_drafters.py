@@ -10,7 +10,7 @@ from published import TARGET, check_guesses, guesses_of_a_call
 from test_pard_variants import pard2
 from tiny import near_copy
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding import cache, compiled, verify
 from hf_paradraft.drafters import cache as drafter_cache
 from hf_paradraft.drafters import feature_reader
@@ -34,12 +34,12 @@ def make(load, tmp_path):
             drafter = near_copy(TARGET, 0.05)
         elif kind == "PARD-2":
             pard2(tmp_path)
-            drafter = pd.AutoDrafter.from_pretrained(tmp_path)
+            drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
         elif kind.startswith("ParallelSpec"):
-            drafter = pd.ParallelSpecDrafter.from_target(TARGET, "eagle" if "eagle" in kind else "medusa", K)
+            drafter = hf_paradraft.ParallelSpecDrafter.from_target(TARGET, "eagle" if "eagle" in kind else "medusa", K)
         else:
             drafter = load(kind, attach=False)
-        drafter.speculation_config = pd.SpeculationConfig(K, size, never_slower=False, compile=True)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(K, size, never_slower=False, compile=True)
         return drafter
 
     return made

@@ -11,7 +11,7 @@ from layouts import LAYERS, LAYOUTS, write
 from safetensors.torch import load_file
 from tiny import near_copy, tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.drafters.formats.values import NESTED, RULES, check_config
 from hf_paradraft.integration.info import describe
 
@@ -20,8 +20,8 @@ VALUES = (
 )  # fmt: skip
 OURS = {
     "pard": lambda target: near_copy(tiny_model()),
-    "parallelspec": lambda target: pd.ParallelSpecDrafter.from_target(target, "eagle", num_masks=2),
-    "autoregressive": lambda target: pd.AutoregressiveDrafter(tiny_model()),
+    "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", num_masks=2),
+    "autoregressive": lambda target: hf_paradraft.AutoregressiveDrafter(tiny_model()),
 }
 
 
@@ -68,7 +68,7 @@ def test_a_mutated_config_drafts_or_gives_one_sentence(data, published, target):
     ids = torch.tensor([[1, 2, 3]])
     try:
         describe(str(folder))
-        drafter = pd.AutoDrafter.from_pretrained(folder)
+        drafter = hf_paradraft.AutoDrafter.from_pretrained(folder)
         out = target.generate(ids, assistant_model=drafter, max_new_tokens=3, do_sample=False, eos_token_id=None)
     except (ValueError, OSError) as error:
         message = str(error)

@@ -6,7 +6,7 @@ import pytest
 from layouts import LAYOUTS, write
 from tiny import near_copy, ppd_folder, tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 
 DAMAGED = {
     "names no mask token": ("pard", {"mask_token_id": None, "pard_token": None, "ptd_token_id": None}),
@@ -41,8 +41,8 @@ def test_errors_of_damaged_folders_name_the_folder(message, tmp_path, monkeypatc
         target = tiny_model()
         made = {
             "pard": near_copy,
-            "parallelspec": lambda target: pd.ParallelSpecDrafter.from_target(target, num_masks=2),
-            "autoregressive": pd.AutoregressiveDrafter,
+            "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, num_masks=2),
+            "autoregressive": hf_paradraft.AutoregressiveDrafter,
         }[name](target)
         made.save_pretrained(folder)
     config = folder / ("adapter_config.json" if name == "ppd" else "config.json")
@@ -50,5 +50,5 @@ def test_errors_of_damaged_folders_name_the_folder(message, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for given in (folder, "drafter"):
         with pytest.raises((OSError, ValueError), match=message) as raised:
-            pd.AutoDrafter.from_pretrained(given)
+            hf_paradraft.AutoDrafter.from_pretrained(given)
         assert str(raised.value).startswith((f"{given}: ", f"{given}/config.json: ")) or str(folder) in str(raised.value)

@@ -13,7 +13,7 @@ from peft import get_peft_model
 from tiny import CACHE, generate, make_tokenizer, near_copy, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM, BambaConfig, Llama4TextConfig, pipeline
 
-import hf_paradraft as pd
+import hf_paradraft
 
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
 
@@ -21,8 +21,8 @@ OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
 def test_one_drafter_for_two_targets_at_once():
     """Each call reads its own target's head and layers."""
     targets = [tiny_model(seed=seed, num_hidden_layers=layers) for seed, layers in ((0, 4), (1, 6))]
-    drafter = pd.ParallelSpecDrafter.from_target(targets[0], "eagle", 3)
-    drafter.speculation_config = pd.SpeculationConfig(4, 6, never_slower=False)
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(targets[0], "eagle", 3)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, 6, never_slower=False)
     prompt = torch.tensor([[1, 2, 3, 4]])
     plain = [target.generate(prompt, **OPTIONS) for target in targets]
     alone = []
@@ -49,7 +49,7 @@ def test_one_drafter_for_two_targets_at_once():
 @pytest.mark.parametrize("copied", [lambda drafter: pickle.loads(pickle.dumps(drafter)), copy.deepcopy])
 def test_a_copy_does_not_carry_the_target(copied, prompt):
     target = tiny_model()
-    drafter = pd.PpdDrafter.from_model(with_prompts(tiny_model(), 2))
+    drafter = hf_paradraft.PpdDrafter.from_model(with_prompts(tiny_model(), 2))
     before = len(pickle.dumps(drafter))
     generate(target, drafter, prompt)
     assert len(pickle.dumps(drafter)) < 1.5 * before
@@ -64,7 +64,7 @@ def test_a_calls_cache_is_freed_when_it_ends(prompt):
     """No cycle keeps its cache until the collector runs."""
     target = tiny_model()
     drafter = near_copy(target, 0.02)
-    drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
     caches, make = [], target._prepare_cache_for_generation
 
     def made(*args, **kwargs):
@@ -87,18 +87,20 @@ def test_a_peft_model_is_one_drafter_in_all_calls(prompt):
     """What was learned of it stays, and its statistics are found again; another adapter is another drafter."""
     target = tiny_model()
     model = with_prompts(target, 2)
-    drafter = pd.PpdDrafter.adopt(target, model)
+    drafter = hf_paradraft.PpdDrafter.adopt(target, model)
     target.generate(prompt, assistant_model=model, **OPTIONS)
     assert drafter.last_stats.num_rounds > 0
-    assert pd.PpdDrafter.adopt(target, model) is drafter
-    assert pd.PpdDrafter.adopt(tiny_model(), model) is not drafter
+    assert hf_paradraft.PpdDrafter.adopt(target, model) is drafter
+    assert hf_paradraft.PpdDrafter.adopt(tiny_model(), model) is not drafter
 
 
 @pytest.mark.parametrize("kind", ["n-gram", "parallelspec"])
 def test_pipelines_take_drafters_with_each_call(kind):
     """Where a pipeline is made, transformers (5.23) asks its assistant for a config with ids, which these have not."""
     target, tokenizer = tiny_model(), make_tokenizer()
-    drafter = pd.NgramDrafter() if kind == "n-gram" else pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
+    drafter = (
+        hf_paradraft.NgramDrafter() if kind == "n-gram" else hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 2)
+    )
     pipe = pipeline("text-generation", model=target, tokenizer=tokenizer)
     pipe("a b c", max_new_tokens=8, do_sample=False, assistant_model=drafter)
     assert drafter.last_stats is not None
@@ -113,14 +115,14 @@ def test_parallelspec_refuses_a_target_of_mixed_layers():
     )  # fmt: skip
     target = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ValueError, match="computes the kinds of its layers"):
-        pd.ParallelSpecDrafter.from_target(target)
+        hf_paradraft.ParallelSpecDrafter.from_target(target)
 
 
 def test_right_padded_prompts_are_decoded_plainly_by_a_model_with_prompt_tokens():
     base = tiny_model()
     ids, mask = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     plain = base.generate(ids, attention_mask=mask, pad_token_id=0, **OPTIONS)
-    model = get_peft_model(copy.deepcopy(base), pd.PpdConfig(num_prompt_tokens=2))
+    model = get_peft_model(copy.deepcopy(base), hf_paradraft.PpdConfig(num_prompt_tokens=2))
     assert torch.equal(plain, model.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, **OPTIONS))
 
 
@@ -132,6 +134,6 @@ def test_a_drafter_with_sliding_layers_overlaps(prompt):
         vocab_size=32, hidden_size=32, intermediate_size=48, intermediate_size_mlp=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, attention_chunk_size=8, num_local_experts=2, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
-    drafter = pd.PardDrafter.from_causal_lm(AutoModelForCausalLM.from_config(config).eval(), mask_token_id=31)
-    drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(AutoModelForCausalLM.from_config(config).eval(), mask_token_id=31)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
     assert_lossless(target, drafter, prompt, max_new_tokens=60, eos_token_id=None)

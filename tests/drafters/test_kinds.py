@@ -16,22 +16,22 @@ from lossless import assert_lossless
 from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.drafters import KINDS, kind_of_folder
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
 TARGETS = {name: tiny_model(name) for name in NAMES}
 MAKE = {
     "pard": lambda target: near_copy(target, 0.05),
-    "autoregressive": lambda target: pd.AutoregressiveDrafter(near_copy(target, 0.05)),
-    "ppd": lambda target: pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2)),
-    "ppd, calibrated": lambda target: pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2, calibrated=True)),
-    "prompted": lambda target: pd.PromptedDrafter(with_prompts(near_copy(target, 0.05), 2)),
-    "n-grams": lambda target: pd.NgramDrafter(),
-    "dspark": lambda target: pd.DSparkDrafter.from_target(target, MASK, 1, 6, 2, markov_rank=4),
-    "dflash": lambda target: pd.DFlashDrafter.from_target(target, MASK, 1, 7, 2),
-    "parallelspec": lambda target: pd.ParallelSpecDrafter.from_target(target, "medusa", 5),
-    "parallelspec, eagle": lambda target: pd.ParallelSpecDrafter.from_target(target, "eagle", 5),
+    "autoregressive": lambda target: hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.05)),
+    "ppd": lambda target: hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2)),
+    "ppd, calibrated": lambda target: hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2, calibrated=True)),
+    "prompted": lambda target: hf_paradraft.PromptedDrafter(with_prompts(near_copy(target, 0.05), 2)),
+    "n-grams": lambda target: hf_paradraft.NgramDrafter(),
+    "dspark": lambda target: hf_paradraft.DSparkDrafter.from_target(target, MASK, 1, 6, 2, markov_rank=4),
+    "dflash": lambda target: hf_paradraft.DFlashDrafter.from_target(target, MASK, 1, 7, 2),
+    "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, "medusa", 5),
+    "parallelspec, eagle": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 5),
 }
 SERVED = {name: [*NAMES] for name in MAKE} | {key: ["llama", "qwen3", "mistral-sliding"] for key in ("dspark", "dflash")}
 DRAFTERS = {(kind, name): make(TARGETS[name]) for kind, make in MAKE.items() for name in SERVED[kind]}
@@ -62,8 +62,8 @@ def test_never_slower_by_a_random_clock_changes_nothing(which, prompts, size, ne
     from hf_paradraft.decoding import drafts, growing, loop
 
     target, drafter = TARGETS[which[1]], DRAFTERS[which]
-    length = drafter.config.num_prompt_tokens if isinstance(drafter, pd.PpdDrafter) else 6
-    drafter.speculation_config = pd.SpeculationConfig(length, size, never_slower=True)
+    length = drafter.config.num_prompt_tokens if isinstance(drafter, hf_paradraft.PpdDrafter) else 6
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(length, size, never_slower=True)
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -83,7 +83,7 @@ def test_never_slower_by_a_random_clock_changes_nothing(which, prompts, size, ne
 def test_drafting_with_caches_is_draft_logits(kind, name, prompt):
     """What the engine is given behind every prefix of a call is what a forward without caches gives."""
     target, drafter = TARGETS[name], DRAFTERS[kind, name]
-    drafter.speculation_config = pd.SpeculationConfig(3, None, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, None, never_slower=False)
     seen, start = [], drafter.start_drafting
 
     def watched(*args):
@@ -120,7 +120,7 @@ def test_every_kind_saves_a_folder_that_is_recognised(name, tmp_path):
     assert len({file.stat().st_mode for file in folder.iterdir()}) == 1  # weights are as readable as what lies beside them
     make_tokenizer().save_pretrained(folder)
     kind = kind_of_folder(folder)
-    assert kind.kind == drafter.kind == pd.AutoDrafter.from_pretrained(folder).kind == name
+    assert kind.kind == drafter.kind == hf_paradraft.AutoDrafter.from_pretrained(folder).kind == name
     kind.check_folder(folder)
     assert dict(kind.describe(folder))["kind"]
     assert kind.card_fields(folder).template.endswith(".jinja")
@@ -164,26 +164,26 @@ def test_a_new_kind_is_one_folder_and_one_line(bigram, hub, monkeypatch, tmp_pat
     kind, target = bigram.model.BigramDrafter, tiny_model(dtype=torch.float32)
     made = kind.from_target(target)
     made.remember({"steps": 3, "target": "user/target"})
-    made.speculation_config = pd.SpeculationConfig(4, 6)
+    made.speculation_config = hf_paradraft.SpeculationConfig(4, 6)
     made.save_pretrained(tmp_path / "drafter")
-    drafter = pd.AutoDrafter.from_pretrained(tmp_path / "drafter", dtype="auto", device_map="auto")
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter", dtype="auto", device_map="auto")
     assert torch.equal(drafter.logits, made.logits)
     assert drafter.paradraft["training"] == {"steps": 3, "target": "user/target"}
     assert drafter.speculation_config == made.speculation_config
-    assert pd.AutoDrafter.from_pretrained(tmp_path / "drafter", dtype="bfloat16").logits.dtype == torch.bfloat16
+    assert hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter", dtype="bfloat16").logits.dtype == torch.bfloat16
     last = prompt[0, -1:]
-    guess = drafter.propose([pd.Prefix(prompt, 1, 0)])[0].logits
+    guess = drafter.propose([hf_paradraft.Prefix(prompt, 1, 0)])[0].logits
     torch.testing.assert_close(guess, target.lm_head(target.get_input_embeddings()(last)))
     assert dict(describe(str(tmp_path / "drafter")))["vocabulary"] == 32
     for size in (None, 6, "auto"):
-        drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=False)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(3, size, never_slower=False)
         assert_lossless(target, drafter, prompt.repeat(2, 1), max_new_tokens=12)
         assert drafter.last_stats.num_drafted > 3
     methods = methods_of(Case.methods, drafter, None)
     assert [method.name for method in methods][:3] == ["plain", "prompt-lookup", "bigram-chain-k4"]
     assert all(row.same for row in bench(target, methods, [Prompt("a", prompt)], Settings(8), progress=False))
     push_folder(tmp_path / "drafter", "user/bigram")
-    published = pd.AutoDrafter.from_pretrained("user/bigram")
+    published = hf_paradraft.AutoDrafter.from_pretrained("user/bigram")
     assert isinstance(published, kind)
     card = ModelCard.load("user/bigram").text
     assert "knows which token follows which" in card
@@ -191,12 +191,12 @@ def test_a_new_kind_is_one_folder_and_one_line(bigram, hub, monkeypatch, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr("hf_paradraft.drafters.KINDS", KINDS)
         with pytest.raises(ValueError, match="model_type 'bigram', which is no kind of drafter here"):
-            pd.AutoDrafter.from_pretrained(tmp_path / "drafter")
+            hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter")
     with pytest.raises(ValueError, match="of use in transformers alone"):
         export(tmp_path / "drafter", tmp_path / "out", Engine.vllm)
     (tmp_path / "drafter" / "model.safetensors").unlink()
     with pytest.raises(OSError, match=r"neither a \.safetensors file"):
-        pd.AutoDrafter.from_pretrained(tmp_path / "drafter")
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter")
 
 
 def test_a_new_kind_is_trained_by_a_run_of_its_own(bigram, folder):
@@ -256,24 +256,24 @@ def test_folders_of_other_methods_are_refused_by_name(what, tmp_path):
 
     from safetensors.torch import load_file, save_file
 
-    pd.PardDrafter.from_causal_lm(tiny_model("qwen3"), mask_token_id=MASK).save_pretrained(tmp_path)
+    hf_paradraft.PardDrafter.from_causal_lm(tiny_model("qwen3"), mask_token_id=MASK).save_pretrained(tmp_path)
     config, tensors = {**FOREIGN, **NOT_SERVED}[what]
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
     weights = tmp_path / "model.safetensors"
     save_file({**load_file(weights), **tensors}, weights, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=what.strip()):
-        pd.PardDrafter.from_pretrained(tmp_path)
+        hf_paradraft.PardDrafter.from_pretrained(tmp_path)
     with pytest.raises((ValueError, OSError), match=what if what in NOT_SERVED else None):
-        pd.AutoDrafter.from_pretrained(tmp_path)
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
 
 
 def test_a_model_is_saved_as_the_kind_that_was_made_of_it(tmp_path):
     """A model that was saved as one kind is not taken for it when another is made of it."""
     model = tiny_model()
-    pd.AutoregressiveDrafter(model, pd.SpeculationConfig(3)).save_pretrained(tmp_path / "first")
-    pd.PardDrafter.from_causal_lm(model, mask_token_id=MASK).save_pretrained(tmp_path / "second")
-    again = pd.PardDrafter.from_pretrained(tmp_path / "first", mask_token_id=MASK)
-    assert again.speculation_config == pd.SpeculationConfig()
+    hf_paradraft.AutoregressiveDrafter(model, hf_paradraft.SpeculationConfig(3)).save_pretrained(tmp_path / "first")
+    hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=MASK).save_pretrained(tmp_path / "second")
+    again = hf_paradraft.PardDrafter.from_pretrained(tmp_path / "first", mask_token_id=MASK)
+    assert again.speculation_config == hf_paradraft.SpeculationConfig()
     again.save_pretrained(tmp_path / "third")
     assert [kind_of_folder(tmp_path / name).kind for name in ("first", "second", "third")] == ["autoregressive", "pard", "pard"]

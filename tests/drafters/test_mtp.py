@@ -17,7 +17,7 @@ from transformers.cache_utils import MtpCache
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters.mtp.model import MtpLayer, MtpStep
 from hf_paradraft.integration.info import describe
@@ -57,7 +57,7 @@ def expected_logits(family, target, count=1, depth=3):
     """By transformers' `MtpModel`, beside the same target."""
     _, layers = brought(family, count)
     layers.tie_with_main_model(target)
-    states = features_behind(pd.MtpDrafter.from_target(target), target, IDS)["normed"]
+    states = features_behind(hf_paradraft.MtpDrafter.from_target(target), target, IDS)["normed"]
     if count == 1:
         return recursion(layers, IDS[:, 1:], states, depth)
     positions = torch.arange(1, IDS.shape[1])[None]
@@ -73,7 +73,7 @@ def drafted_logits(target, drafter, depth=3):
 @pytest.mark.parametrize("depth", [1, 3])
 def test_logits_are_those_of_transformers_own_layers(family, depth):
     target = target_of(family)
-    logits = drafted_logits(target, pd.MtpDrafter.from_target(target), depth)
+    logits = drafted_logits(target, hf_paradraft.MtpDrafter.from_target(target), depth)
     torch.testing.assert_close(logits, expected_logits(family, target, depth=depth), rtol=1e-4, atol=1e-4)
 
 
@@ -81,7 +81,7 @@ def test_logits_are_those_of_transformers_own_layers(family, depth):
 @pytest.mark.parametrize("count", [2, 3])
 def test_logits_of_several_layers_are_those_of_transformers_own(family, count):
     target = target_of(family, count)
-    drafter = pd.MtpDrafter.from_target(target)
+    drafter = hf_paradraft.MtpDrafter.from_target(target)
     assert drafter.most_drafts == drafter.speculation_config.num_draft_tokens == count
     logits = drafted_logits(target, drafter, count)
     torch.testing.assert_close(logits, expected_logits(family, target, count), rtol=1e-4, atol=1e-4)
@@ -123,7 +123,7 @@ def test_logits_are_those_of_the_formula_written_out():
         gate, up = (inner @ layer[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         return norm(x + (torch.nn.functional.silu(gate) * up) @ layer["mlp.down_proj.weight"].T, "final_layernorm")
 
-    drafter = pd.MtpDrafter.from_target(target)
+    drafter = hf_paradraft.MtpDrafter.from_target(target)
     states, tokens, rows = features_behind(drafter, target, IDS)["normed"][0], IDS[0, 1:], []
     for _ in range(3):
         made = behind(tokens, states)
@@ -147,7 +147,7 @@ WRONG = {
 def test_wrong_variants_have_other_logits(family, what, monkeypatch):
     """The comparison above would notice each of the usual mistakes."""
     target = target_of(family)
-    drafter = pd.MtpDrafter.from_target(target)
+    drafter = hf_paradraft.MtpDrafter.from_target(target)
     layer = drafter.layers[0]
     match WRONG[what]:
         case "states":
@@ -168,8 +168,8 @@ def test_wrong_variants_have_other_logits(family, what, monkeypatch):
 def test_own_states_are_replaced_by_the_targets_once_they_are_verified():
     """What is guessed in a later round is what a fresh reading guesses: no entry of a guess stays in the cache."""
     target = target_of("deepseek", dtype=torch.float64)
-    drafter = pd.MtpDrafter.from_target(target)
-    drafter.speculation_config = pd.SpeculationConfig(3, None, never_slower=False)
+    drafter = hf_paradraft.MtpDrafter.from_target(target)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, None, never_slower=False)
     from published import check_guesses, guesses_of_a_call
 
     answers = target.generate(IDS, do_sample=False, max_new_tokens=24, eos_token_id=None, pad_token_id=0)
@@ -192,7 +192,7 @@ def test_transformers_own_loop_drafts_the_same_tokens(family, monkeypatch):
     monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", watched)
     options = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
     theirs = target.generate(IDS, use_mtp=True, **options)
-    drafter = pd.MtpDrafter.from_target(target)
+    drafter = hf_paradraft.MtpDrafter.from_target(target)
     compared = 0
     for length, token in drafts.items():
         ids = theirs[:, :length]
@@ -205,9 +205,9 @@ def test_transformers_own_loop_drafts_the_same_tokens(family, monkeypatch):
 @pytest.mark.parametrize("size", [None, 9, "auto"])
 def test_outputs_are_the_targets_own(family, size):
     target = target_of(family, dtype=exact(family))
-    drafter = pd.MtpDrafter.from_target(target)
+    drafter = hf_paradraft.MtpDrafter.from_target(target)
     chain = size is None or family.startswith("qwen")  # a recurrent state takes no trees
-    drafter.speculation_config = pd.SpeculationConfig(3, None if chain else size, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, None if chain else size, never_slower=False)
     assert_lossless(target, drafter, IDS, max_new_tokens=24, pad_token_id=0)
     torch.manual_seed(1)
     sampled = target.generate(IDS, do_sample=True, max_new_tokens=16, pad_token_id=0)
@@ -223,8 +223,8 @@ def test_outputs_are_the_targets_own(family, size):
 def test_outputs_of_ragged_batches_are_the_targets_own(family, size, count):
     """Of recurrent targets too, where each sequence has a state of its own; these take chains."""
     target = target_of(family, count, exact(family))
-    drafter = pd.MtpDrafter.from_target(target)
-    drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=False)
+    drafter = hf_paradraft.MtpDrafter.from_target(target)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, size, never_slower=False)
     ids = torch.tensor([[3, 5, 7, 11, 13, 17], [0, 0, 0, 9, 2, 4], [0, 0, 0, 0, 0, 1]])
     assert_lossless(target, drafter, ids, attention_mask=(ids != 0).long(), max_new_tokens=20, pad_token_id=0)
     assert drafter.last_stats.num_drafted > 0
@@ -250,7 +250,7 @@ def test_float8_layers_are_multiplied_by_the_scales_of_their_blocks(family, tmp_
     for content in (tensors, expected):
         save_file(content, folder / "model.safetensors", metadata={"format": "pt"})
         target.config._name_or_path = target.name_or_path = str(folder)
-        drafters.append(pd.MtpDrafter.from_target(target))
+        drafters.append(hf_paradraft.MtpDrafter.from_target(target))
     packed, plain = (drafted_logits(target, drafter) for drafter in drafters)
     torch.testing.assert_close(packed, plain)
     assert (packed - expected_logits(family, target_of(family))).abs().max() > 1e-4  # they are rounded
@@ -261,17 +261,17 @@ def test_texts_shorter_than_the_layers_are_many(count):
     """A layer for each step has nothing to read of a text that is shorter."""
     target = target_of("deepseek", count, torch.float64)
     for length in (1, 2, 3):
-        assert_lossless(target, pd.MtpDrafter.from_target(target), IDS[:, :length], max_new_tokens=8, pad_token_id=0)
+        assert_lossless(target, hf_paradraft.MtpDrafter.from_target(target), IDS[:, :length], max_new_tokens=8, pad_token_id=0)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "ernie"])
 def test_a_layer_saved_in_speculators_layout_is_the_same(family, tmp_path):
     target = target_of(family)
-    drafter = pd.MtpDrafter.from_target(target)
+    drafter = hf_paradraft.MtpDrafter.from_target(target)
     drafter.save_pretrained(tmp_path)
-    again = pd.AutoDrafter.from_pretrained(tmp_path)
+    again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     again.attach(target)
-    assert isinstance(again, pd.MtpDrafter)
+    assert isinstance(again, hf_paradraft.MtpDrafter)
     torch.testing.assert_close(drafted_logits(target, again), drafted_logits(target, drafter))
     assert dict(describe(str(tmp_path)))["kind"] == "MTP drafter"
     names = load_file(tmp_path / "model.safetensors").keys()
@@ -293,7 +293,7 @@ def test_a_repository_brings_its_layers_without_its_other_files(hub, tmp_path):
     (tmp_path / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
     HfApi().create_repo("user/target")
     HfApi().upload_folder(repo_id="user/target", folder_path=tmp_path / "target")
-    drafter = pd.AutoDrafter.from_pretrained("user/target", kind="mtp")
+    drafter = hf_paradraft.AutoDrafter.from_pretrained("user/target", kind="mtp")
     assert not any("00001-of" in call for call in hub.calls if "resolve" in call)
     target = target_of("deepseek")
     drafter.attach(target)
@@ -302,7 +302,7 @@ def test_a_repository_brings_its_layers_without_its_other_files(hub, tmp_path):
     assert said["kind"] == "a target that brings MTP layers"
     assert said["MTP layers"].startswith("1, of 0.0 million")
     fetched = AutoModelForCausalLM.from_pretrained("user/target")
-    assert pd.MtpDrafter.from_target(fetched).mtp.layout == "DeepSeek"
+    assert hf_paradraft.MtpDrafter.from_target(fetched).mtp.layout == "DeepSeek"
 
 
 def test_info_says_what_a_target_brings():
@@ -322,15 +322,15 @@ def test_the_command_line_takes_the_layers_that_a_target_brings(tmp_path):
 
 def test_what_brings_nothing_that_can_be_served_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not loaded from files"):
-        pd.MtpDrafter.from_target(tiny_model())
+        hf_paradraft.MtpDrafter.from_target(tiny_model())
     tiny_model().save_pretrained(tmp_path / "plain")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
     with pytest.raises(ValueError, match="brings no MTP layers"):
-        pd.MtpDrafter.from_target(plain)
+        hf_paradraft.MtpDrafter.from_target(plain)
     with pytest.raises(ValueError, match="brings no MTP layers"):
-        pd.AutoDrafter.from_pretrained(tmp_path / "plain", kind="mtp")
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "plain", kind="mtp")
     with pytest.raises(ValueError, match="no kind 'mpt'"):
-        pd.AutoDrafter.from_pretrained(tmp_path / "plain", kind="mpt")
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "plain", kind="mpt")
     for change, error, message in (
         (lambda t: {**t, "model.mtp_block.0.mlp.up_proj.weight": torch.zeros(2, 2)}, ValueError, "a layout that is not served"),
         (
@@ -353,12 +353,12 @@ def test_what_brings_nothing_that_can_be_served_is_refused(tmp_path):
         target = target_of("mimo")
         target.config._name_or_path = target.name_or_path = str(folder)
         with pytest.raises(error, match=message):
-            pd.MtpDrafter.from_target(target)
+            hf_paradraft.MtpDrafter.from_target(target)
 
 
 def test_a_new_layer_is_of_the_targets_own_class():
     target = target_of("qwen3_next")
-    drafter = pd.MtpDrafter.from_target(target, new=True)
+    drafter = hf_paradraft.MtpDrafter.from_target(target, new=True)
     assert type(drafter.layers[0].stack.layers[0]) is type(target.model.layers[-1])
     assert isinstance(drafter.layers[0], MtpLayer)
     assert_lossless(target, drafter, IDS, max_new_tokens=12, pad_token_id=0)

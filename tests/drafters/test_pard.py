@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny import ARCHITECTURES, EOS, MASK, VOCAB, make_tokenizer, near_copy, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding.cache import empty_cache
 from hf_paradraft.drafters.reader import read_with_masks
 from hf_paradraft.training.rows import parallel_draft_rows
@@ -37,7 +37,7 @@ def edit_config(folder, **changes):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_saved_drafter_is_a_plain_causal_lm(architecture, tmp_path):
     model = tiny_model(architecture)
-    drafter = pd.PardDrafter.from_causal_lm(model, mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=MASK)
     drafter.speculation_config.num_draft_tokens = 7
     drafter.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -49,17 +49,17 @@ def test_a_saved_drafter_is_a_plain_causal_lm(architecture, tmp_path):
     assert type(stock) is type(model)
     ids = torch.arange(10)[None]
     assert torch.equal(stock(ids).logits, model(ids).logits)
-    again = pd.AutoDrafter.from_pretrained(tmp_path)
-    assert isinstance(again, pd.PardDrafter)
+    again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
+    assert isinstance(again, hf_paradraft.PardDrafter)
     assert again.mask_token_id == MASK
     assert again.speculation_config.num_draft_tokens == 7
     assert torch.equal(again.eval()(ids).logits, model(ids).logits)
 
 
 def test_from_causal_lm_shares_weights_and_leaves_the_model_alone(target):
-    drafter = pd.PardDrafter.from_causal_lm(target, mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(target, mask_token_id=MASK)
     assert drafter.get_input_embeddings().weight is target.get_input_embeddings().weight
-    assert not isinstance(target, pd.PardDrafter)
+    assert not isinstance(target, hf_paradraft.PardDrafter)
     assert not hasattr(target.config, "pard_token")
 
 
@@ -67,7 +67,7 @@ def test_from_causal_lm_shares_weights_and_leaves_the_model_alone(target):
 def test_any_engines_key_is_read(folder, key):
     others = dict.fromkeys(("mask_token_id", "pard_token", "ptd_token_id"), ...)
     edit_config(folder, **{**others, key: 29})
-    assert pd.AutoDrafter.from_pretrained(folder).mask_token_id == 29
+    assert hf_paradraft.AutoDrafter.from_pretrained(folder).mask_token_id == 29
 
 
 def test_plain_generate_of_a_drafter_is_ordinary(target, drafter, prompt):
@@ -79,7 +79,7 @@ def test_plain_generate_of_a_drafter_is_ordinary(target, drafter, prompt):
 
 def test_a_drafter_can_be_pickled(drafter):
     again = pickle.loads(pickle.dumps(drafter))
-    assert isinstance(again, pd.PardDrafter)
+    assert isinstance(again, hf_paradraft.PardDrafter)
     assert again.mask_token_id == drafter.mask_token_id
 
 
@@ -87,7 +87,7 @@ def test_a_drafter_can_be_pickled(drafter):
 def test_one_forward_drafts_what_training_rows_say(architecture):
     """Inference and training must mean the same: the logits of K drafts are those of the training rows of each depth."""
     model = tiny_model(architecture, **({} if architecture == "gpt2" else {"attn_implementation": "eager"}))
-    drafter = pd.PardDrafter.from_causal_lm(model, mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=MASK)
     ids = torch.randint(0, EOS, (10,), generator=torch.Generator().manual_seed(0))
     depths = 5
     rows = parallel_draft_rows(ids, ids, MASK, torch.ones(depths, 10, dtype=torch.bool))
@@ -134,9 +134,9 @@ def test_stock_loop_gets_one_draft_per_round(target, drafter, prompt, monkeypatc
 
 
 def test_candidate_generator_drafts_what_the_loop_drafts(target, drafter, prompt):
-    generator = pd.PardCandidateGenerator(drafter, max_length=15)
+    generator = hf_paradraft.PardCandidateGenerator(drafter, max_length=15)
     drafter.speculation_config.num_draft_tokens = 4
-    ids, logits = pd.PardCandidateGenerator(drafter).get_candidates(prompt)
+    ids, logits = hf_paradraft.PardCandidateGenerator(drafter).get_candidates(prompt)
     assert ids.shape == (1, prompt.shape[1] + 4)
     assert logits.shape == (1, 4, VOCAB)
     assert torch.equal(ids[0, prompt.shape[1] :], logits[0].argmax(-1))
@@ -170,29 +170,29 @@ def test_two_threads_share_a_drafter():
 def test_a_model_without_a_mask_token_is_refused(target, tmp_path):
     target.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="names no mask token"):
-        pd.AutoDrafter.from_pretrained(tmp_path)
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="names no mask token"):
-        pd.PardDrafter.from_causal_lm(target)
+        hf_paradraft.PardDrafter.from_causal_lm(target)
 
 
 @pytest.mark.parametrize("mask_token_id", [VOCAB, -1, True, "5"])
 def test_mask_token_without_an_embedding(target, mask_token_id):
     with pytest.raises(ValueError, match="has no embedding"):
-        pd.PardDrafter.from_causal_lm(target, mask_token_id=mask_token_id)
+        hf_paradraft.PardDrafter.from_causal_lm(target, mask_token_id=mask_token_id)
 
 
 def test_mask_token_keys_that_disagree_are_refused(folder):
     edit_config(folder, pard_token=3)
     with pytest.raises(ValueError, match="different mask tokens"):
-        pd.AutoDrafter.from_pretrained(folder)
-    assert pd.PardDrafter.from_pretrained(folder, mask_token_id=3).mask_token_id == 3
+        hf_paradraft.AutoDrafter.from_pretrained(folder)
+    assert hf_paradraft.PardDrafter.from_pretrained(folder, mask_token_id=3).mask_token_id == 3
 
 
 def test_truncated_weights(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(OSError, match="truncated or damaged"):
-        pd.AutoDrafter.from_pretrained(folder)
+        hf_paradraft.AutoDrafter.from_pretrained(folder)
 
 
 def test_missing_weights(folder):
@@ -200,24 +200,24 @@ def test_missing_weights(folder):
     tensors.pop("model.norm.weight")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(OSError, match="lacks 1 of the model's weights"):
-        pd.AutoDrafter.from_pretrained(folder)
+        hf_paradraft.AutoDrafter.from_pretrained(folder)
 
 
 def test_folders_without_a_model_are_refused(tmp_path):
     with pytest.raises(OSError, match=r"no config\.json"):
-        pd.AutoDrafter.from_pretrained(tmp_path)
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     with pytest.raises(OSError, match="neither a folder"):
-        pd.AutoDrafter.from_pretrained("nobody/nothing")
+        hf_paradraft.AutoDrafter.from_pretrained("nobody/nothing")
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match="PEFT adapter"):
-        pd.AutoDrafter.from_pretrained(tmp_path)
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     with pytest.raises(OSError, match="from_pretrained"):
-        pd.AutoDrafter()
+        hf_paradraft.AutoDrafter()
 
 
 def test_remote_code_is_never_run(folder):
     with pytest.raises(ValueError, match="trust_remote_code"):
-        pd.PardDrafter.from_pretrained(folder, trust_remote_code=True)
+        hf_paradraft.PardDrafter.from_pretrained(folder, trust_remote_code=True)
 
 
 def test_target_without_a_cache(target, drafter, prompt):
@@ -246,7 +246,7 @@ def test_different_tokenizers(target, tmp_path):
         target.save_pretrained(tmp_path / name)
         make_tokenizer(words).save_pretrained(tmp_path / name)
     big = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
-    drafter = pd.PardDrafter.from_causal_lm(tmp_path / "two", mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(tmp_path / "two", mask_token_id=MASK)
     prompt = torch.tensor([[1, 2, 3]])
     with pytest.raises(ValueError, match=r"2 of 32 shared ids mean other tokens.*'c' for the target and 'd'"):
         big.generate(prompt, assistant_model=drafter, max_new_tokens=5)
@@ -266,18 +266,18 @@ def test_same_tokenizer_by_name(tmp_path, prompt):
         tiny_model(vocab_size=size).save_pretrained(tmp_path / name)
         make_tokenizer().save_pretrained(tmp_path / name)
     big = AutoModelForCausalLM.from_pretrained(tmp_path / "big").eval()
-    drafter = pd.PardDrafter.from_causal_lm(str(tmp_path / "small"), mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(str(tmp_path / "small"), mask_token_id=MASK)
     assert_lossless(big, drafter, prompt, max_new_tokens=10)
 
 
 def test_a_model_that_is_no_causal_lm(target):
     with pytest.raises(ValueError, match="no causal language model"):
-        pd.PardDrafter.from_causal_lm(
+        hf_paradraft.PardDrafter.from_causal_lm(
             T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)),
             mask_token_id=MASK,
         )
     with pytest.raises(ValueError, match="not the causal LM"):
-        pd.PardDrafter.from_causal_lm(target.model, mask_token_id=MASK)
+        hf_paradraft.PardDrafter.from_causal_lm(target.model, mask_token_id=MASK)
 
 
 def test_config_of_the_base_is_untouched(folder):
@@ -289,4 +289,14 @@ def test_config_of_the_base_is_untouched(folder):
 def test_options_of_another_version_do_not_stop_loading(folder, saved):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "paradraft": saved}))
-    assert pd.AutoDrafter.from_pretrained(folder).speculation_config == pd.SpeculationConfig()
+    assert hf_paradraft.AutoDrafter.from_pretrained(folder).speculation_config == hf_paradraft.SpeculationConfig()
+
+
+@pytest.mark.parametrize("kind", [hf_paradraft.PardDrafter, hf_paradraft.AutoregressiveDrafter])
+def test_a_base_that_says_how_to_sample_and_does_not(kind, tmp_path):
+    """Many models come so, and saving failed at a training's first checkpoint."""
+    base = tiny_model()
+    base.generation_config.temperature, base.generation_config.top_p = 0.6, 0.9
+    options = {"mask_token_id": 31} if kind is hf_paradraft.PardDrafter else {}
+    kind.from_causal_lm(base, **options).save_pretrained(tmp_path)
+    hf_paradraft.AutoDrafter.from_pretrained(tmp_path)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from scipy.stats import chisquare
 from tiny import MASK, VOCAB, make_tokenizer, near_copy, tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.drafters import kind_of_folder
 from hf_paradraft.drafters.pard.config import trim_head
 from hf_paradraft.training.vocabulary import most_frequent
@@ -38,7 +38,7 @@ def pard2(folder, pickled=True, **config):
 @torch.no_grad()
 def test_pard2_is_its_formula(tmp_path):
     tensors = pard2(tmp_path)
-    drafter = pd.AutoDrafter.from_pretrained(tmp_path)
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     drafter.attach(TARGET)
     assert drafter.needs(TARGET) == ("normed", 1, 0)
     ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
@@ -52,7 +52,7 @@ def test_pard2_is_its_formula(tmp_path):
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4, check_dtype=False)
     shifted = {key: states.roll(1, 1) for key, states in features_behind(drafter, TARGET, ids).items()}
     assert (drafter.draft_logits(ids, shifted, 3)[0] - expected).abs().max() > 0.05
-    without = pd.PardDrafter.from_pretrained(tmp_path, target_independent=True)
+    without = hf_paradraft.PardDrafter.from_pretrained(tmp_path, target_independent=True)
     assert without.needs(TARGET) == ()
     assert (without.draft_logits(ids, num_draft_tokens=3)[0] - expected).abs().max() > 0.05
 
@@ -60,8 +60,8 @@ def test_pard2_is_its_formula(tmp_path):
 @pytest.mark.parametrize("size", [None, 9])
 def test_pard2_drafts(size, tmp_path):
     pard2(tmp_path)
-    drafter = pd.AutoDrafter.from_pretrained(tmp_path)
-    drafter.speculation_config = pd.SpeculationConfig(4, size, never_slower=False)
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, size, never_slower=False)
     prompts = torch.tensor([[0, 0, 7, 8, 9], [1, 2, 3, 4, 5]])
     seen = (prompts != 0).long()
     options = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0, "attention_mask": seen, "eos_token_id": None}
@@ -77,13 +77,13 @@ def test_pard2_drafts(size, tmp_path):
 
 def test_pard2_saved_again(tmp_path):
     tensors = pard2(tmp_path / "first")
-    drafter = pd.AutoDrafter.from_pretrained(tmp_path / "first")
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "first")
     with pytest.raises(ValueError, match="warp_model"):
         kind_of_folder(tmp_path / "first").check_folder(tmp_path / "first")
     drafter.save_pretrained(tmp_path / "second")
     make_tokenizer().save_pretrained(tmp_path / "second")
     kind_of_folder(tmp_path / "second").check_folder(tmp_path / "second")
-    again = pd.AutoDrafter.from_pretrained(tmp_path / "second")
+    again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "second")
     assert torch.equal(again.projection.weight, tensors["target_proj.weight"])
     assert again.projection.scale == 0.3
     assert again.config.spd_type == "pard2"
@@ -92,25 +92,25 @@ def test_pard2_saved_again(tmp_path):
 
 def test_pard2_on_the_hub(hub, tmp_path):
     tensors = pard2(tmp_path)
-    drafter = pd.AutoDrafter.from_pretrained(tmp_path)
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     drafter.push_to_hub("user/pard2", tokenizer=make_tokenizer())
-    again = pd.AutoDrafter.from_pretrained("user/pard2")
+    again = hf_paradraft.AutoDrafter.from_pretrained("user/pard2")
     assert torch.equal(again.projection.weight, tensors["target_proj.weight"])
 
 
 def test_pard2_folders_that_do_not_fit_are_refused(tmp_path):
     pard2(tmp_path / "missing", pickled=False)
     with pytest.raises(ValueError, match="without its projection"):
-        pd.AutoDrafter.from_pretrained(tmp_path / "missing")
-    assert pd.PardDrafter.from_pretrained(tmp_path / "missing", target_independent=True).projection is None
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "missing")
+    assert hf_paradraft.PardDrafter.from_pretrained(tmp_path / "missing", target_independent=True).projection is None
     pard2(tmp_path / "wrong", pard2_target_dim=64)
     with pytest.raises(ValueError, match="the config speaks of 64"):
-        pd.AutoDrafter.from_pretrained(tmp_path / "wrong")
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "wrong")
     pard2(tmp_path / "deep", pard2_target_layers=[-1, -8, -16])
     with pytest.raises(ValueError, match="the target has 4 layers"):
-        pd.AutoDrafter.from_pretrained(tmp_path / "deep").attach(TARGET)
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "deep").attach(TARGET)
     pard2(tmp_path / "right")
-    drafter = pd.AutoDrafter.from_pretrained(tmp_path / "right")
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "right")
     with pytest.raises(ValueError, match="hidden states of 32 numbers"):
         drafter.attach(tiny_model("llama", num_hidden_layers=4, hidden_size=64, dtype=torch.float32))
     with pytest.raises(ValueError, match="attach"):
@@ -122,7 +122,7 @@ def trimmed(target, size=20):
     ids = most_frequent([[3, 3, 3, 5, 5, 7], [7, 7, 7, 7]], size, [30], VOCAB)
     model = copy.deepcopy(drafter)
     trim_head(model, ids)
-    return pd.PardDrafter.from_causal_lm(model, mask_token_id=MASK), drafter, ids
+    return hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=MASK), drafter, ids
 
 
 def test_the_most_frequent_ids():
@@ -141,7 +141,7 @@ def test_a_trimmed_head_guesses_what_the_whole_one_does(tmp_path):
     assert torch.equal(drafter.draft_logits(text, num_draft_tokens=3), expected)
     drafter.save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    again = pd.AutoDrafter.from_pretrained(tmp_path)
+    again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     assert torch.equal(again.vocabulary, ids)
     assert torch.equal(again.draft_logits(text, num_draft_tokens=3), expected)
     assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].shape == (20, 32)
@@ -160,7 +160,7 @@ def test_a_trimmed_head_guesses_what_the_whole_one_does(tmp_path):
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_trimmed_drafter_changes_nothing(size, batch):
     drafter, _, _ = trimmed(TARGET)
-    drafter.speculation_config = pd.SpeculationConfig(4, size, never_slower=size == "auto")
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, size, never_slower=size == "auto")
     prompts = torch.tensor([[7, 8, 9], [1, 2, 3]])[:batch]
     options = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None}
     assert_lossless(TARGET, drafter, prompts, **options)
@@ -172,7 +172,7 @@ def test_a_trimmed_drafter_in_transformers_own_loop():
 
     drafter, _, _ = trimmed(TARGET)
     text = torch.tensor([[1, 2, 3]])
-    candidates = pd.PardCandidateGenerator(drafter, max_length=12)
+    candidates = hf_paradraft.PardCandidateGenerator(drafter, max_length=12)
     ids, logits = candidates.get_candidates(text)
     assert logits.shape[-1] == VOCAB
     assert ids.shape[1] == 11
@@ -184,7 +184,7 @@ def test_a_trimmed_drafter_under_rejection():
     """In distribution: the first two tokens of many calls against the target's own."""
     target = tiny_model("llama", vocab_size=6, initializer_range=0.9, eos_token_id=None, dtype=torch.float32)
     drafter = near_copy_of(target)
-    drafter.speculation_config = pd.SpeculationConfig(2, 4, acceptance="rejection", never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(2, 4, acceptance="rejection", never_slower=False)
     prompt = torch.tensor([[1, 2]])
     with torch.no_grad():
         first = target(prompt).logits[0, -1].softmax(-1)
@@ -215,4 +215,4 @@ def near_copy_of(target):
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     trim_head(model, torch.tensor([0, 2, 3, 5]))
-    return pd.PardDrafter.from_causal_lm(model, mask_token_id=4)
+    return hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=4)

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from tiny import EOS, SHARED, VOCAB, tiny_model
 from transformers import AutoModelForCausalLM, Gemma3nTextConfig, Gemma3TextConfig, QuantoConfig
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.drafters.ppd.tuner import prompt_embedding
 
@@ -157,7 +157,7 @@ def test_prompts_on_a_quantised_base_are_lossless(tmp_path, prompt):
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=QuantoConfig(weights="int8"))
     options = {"do_sample": False, "max_new_tokens": 16}
     plain = base.generate(prompt, **options)
-    drafter = pd.AutoDrafter.from_pretrained(tmp_path / "adapter")
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "adapter")
     assert_lossless(base, drafter, prompt, plain=plain, **options)
     assert drafter.last_stats.num_drafted > 0
     assert torch.equal(PeftModel.from_pretrained(base, tmp_path / "adapter").generate(input_ids=prompt, **options), plain)
@@ -170,13 +170,13 @@ def test_a_base_resized_after_training_is_refused(tmp_path, prompt):
     with pytest.raises(ValueError, match="not resized"):
         PeftModel.from_pretrained(base, tmp_path)
     with pytest.raises(ValueError, match="belongs to a model"):
-        base.generate(prompt, max_new_tokens=4, assistant_model=pd.AutoDrafter.from_pretrained(tmp_path))
+        base.generate(prompt, max_new_tokens=4, assistant_model=hf_paradraft.AutoDrafter.from_pretrained(tmp_path))
 
 
 def test_prompts_of_another_width_are_refused(prompt):
-    drafter = pd.PpdDrafter.from_model(get_peft_model(tiny_model(hidden_size=64), PpdConfig()))
+    drafter = hf_paradraft.PpdDrafter.from_model(get_peft_model(tiny_model(hidden_size=64), PpdConfig()))
     with pytest.raises(ValueError, match="belongs to a model with an embedding of 32 × 64"):
-        tiny_model().generate(prompt, max_new_tokens=4, custom_generate=pd.speculative_decoding, drafter=drafter)
+        tiny_model().generate(prompt, max_new_tokens=4, custom_generate=hf_paradraft.speculative_decoding, drafter=drafter)
 
 
 def test_a_base_that_embeds_for_every_layer_is_refused():

@@ -10,7 +10,7 @@ from peft import PeftModel, get_peft_model
 from tiny import EOS, make_tokenizer, tiny_model
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.drafters.ppd.calibration import calibrate, falling, rank_counts
@@ -51,7 +51,7 @@ def test_accuracies_fall_and_travel_with_the_adapter(tmp_path, prompt):
     assert all(row == sorted(row, reverse=True) and 0 <= row[-1] <= row[0] <= 1 for row in accuracy)
     model.save_pretrained(tmp_path)
     assert PeftModel.from_pretrained(tiny_model(), tmp_path).active_peft_config.accuracy == accuracy
-    drafter = pd.AutoDrafter.from_pretrained(tmp_path)
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     assert drafter.speculation_config.tree_size == "auto"
     target = tiny_model()
     options = {"do_sample": False, "max_new_tokens": 20}

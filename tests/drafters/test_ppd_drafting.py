@@ -9,7 +9,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tiny import EOS, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM, BloomConfig, GenerationConfig
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.drafters.ppd.model import PpdDrafter
 from hf_paradraft.integration.look import check_reads
@@ -63,7 +63,7 @@ def test_peft_models_draft_by_themselves(tmp_path, prompt):
         output = model.generate(input_ids=prompt, do_sample=False, max_new_tokens=20, return_dict_in_generate=True)
         assert torch.equal(output.sequences, plain)
         assert "speculation" not in output
-    loaded = pd.AutoDrafter.from_pretrained(tmp_path)
+    loaded = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     assert_lossless(base, loaded, prompt, max_new_tokens=20)
 
 
@@ -122,7 +122,7 @@ def test_another_target_is_refused(prompt):
 
 def test_too_few_rows_for_the_prompts(prompt):
     drafter = adapter_for("llama")
-    drafter.speculation_config = pd.SpeculationConfig(3, tree_size=3)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, tree_size=3)
     with pytest.raises(ValueError, match="here 4 at least"):
         TARGETS["llama"].generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, assistant_model=drafter)
 
@@ -132,7 +132,7 @@ def test_too_few_rows_for_the_prompts(prompt):
 def test_chains_and_automatic_trees_are_lossless(tree_size, calibrated, prompt):
     """A chain has one guess at each distance; an automatic size without calibration is a usual one."""
     drafter = adapter_for("llama", calibrated=calibrated)
-    drafter.speculation_config = pd.SpeculationConfig(3, tree_size=tree_size, never_slower=False, trace=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, tree_size=tree_size, never_slower=False, trace=True)
     options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
     assert_lossless(TARGETS["llama"], drafter, prompt, **options)
     assert drafter.last_stats.num_drafted > 0
@@ -150,7 +150,7 @@ def test_targets_that_take_no_masks_are_refused(prompt):
 def test_another_kind_of_adapter_is_no_drafter(tmp_path):
     get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="LORA"):
-        pd.AutoDrafter.from_pretrained(tmp_path)
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_another_kind_of_adapter_is_no_drafter(tmp_path):
 def test_a_prompted_model_drafts_for_another(name, prompts, m, tree_size):
     torch.manual_seed(1)
     small = get_peft_model(tiny_model(name), PpdConfig(num_prompt_tokens=m))
-    drafter = pd.PromptedDrafter(small, pd.SpeculationConfig(m + 1, tree_size=tree_size, never_slower=False))
+    drafter = hf_paradraft.PromptedDrafter(small, hf_paradraft.SpeculationConfig(m + 1, tree_size=tree_size, never_slower=False))
     ids = torch.tensor(prompts)
     target = TARGETS["llama"]
     options = {"do_sample": False, "max_new_tokens": 20, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
@@ -175,21 +175,23 @@ def test_a_prompted_model_drafts_for_another(name, prompts, m, tree_size):
 def test_prompts_guess_behind_the_models_own_guess(prompt):
     """A drafter that is the target itself is right at distance 1, always."""
     base = tiny_model()
-    drafter = pd.PromptedDrafter(get_peft_model(tiny_model(), PpdConfig()), pd.SpeculationConfig(4, never_slower=False))
+    drafter = hf_paradraft.PromptedDrafter(
+        get_peft_model(tiny_model(), PpdConfig()), hf_paradraft.SpeculationConfig(4, never_slower=False)
+    )
     base.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
     assert drafter.last_stats.acceptance_by_position[0] == 1.0
 
 
 def test_prompted_models_that_cannot_draft():
     with pytest.raises(ValueError, match="one embedding per prompt"):
-        pd.PromptedDrafter(get_peft_model(tiny_model(), PpdConfig(num_ensembles=2)))
+        hf_paradraft.PromptedDrafter(get_peft_model(tiny_model(), PpdConfig(num_ensembles=2)))
 
 
 @pytest.mark.parametrize("num_draft_tokens", [2, 6])
 def test_an_adapter_changed_under_its_drafter_is_refused(prompt, num_draft_tokens):
     model = get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=3))
     model.add_adapter("other", PpdConfig(num_prompt_tokens=1))
-    drafter = pd.PromptedDrafter(model, pd.SpeculationConfig(num_draft_tokens))
+    drafter = hf_paradraft.PromptedDrafter(model, hf_paradraft.SpeculationConfig(num_draft_tokens))
     model.set_adapter("other")
     with pytest.raises(ValueError, match="make it anew"):
         TARGETS["llama"].generate(prompt, max_new_tokens=4, assistant_model=drafter)
@@ -202,7 +204,7 @@ def test_prompts_that_are_no_numbers_never_reach_the_target(bad, prompt):
     drafter = adapter_for("llama")
     drafter.prompts = drafter.prompts.clone()
     drafter.prompts[0, 0] = bad
-    for door in ({"assistant_model": drafter}, {"custom_generate": pd.speculative_decoding, "drafter": drafter}):
+    for door in ({"assistant_model": drafter}, {"custom_generate": hf_paradraft.speculative_decoding, "drafter": drafter}):
         with pytest.raises(ValueError, match="not finite"):
             TARGETS["llama"].generate(prompt, max_new_tokens=4, **door)
 
@@ -232,7 +234,7 @@ def test_a_peft_model_searches_beams_without_drafts(prompt):
 def test_lora_on_top_of_prompts(prompt):
     torch.manual_seed(0)
     model = get_peft_model(get_peft_model(tiny_model(), PpdConfig()), LoraConfig(target_modules=["q_proj"]))
-    assert pd.PpdDrafter.from_model(model.get_base_model().model).config.num_prompt_tokens == 3
+    assert hf_paradraft.PpdDrafter.from_model(model.get_base_model().model).config.num_prompt_tokens == 3
 
 
 def test_the_smallest_tree_drafts(prompt):
@@ -249,14 +251,14 @@ def test_damaged_adapters(tmp_path, damage):
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(OSError, match="truncated or damaged"):
-        pd.AutoDrafter.from_pretrained(tmp_path)
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     weights.unlink()
     with pytest.raises(OSError, match=r"no \.safetensors"):
-        pd.AutoDrafter.from_pretrained(tmp_path)
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     weights.write_bytes(whole)
     (tmp_path / "adapter_config.json").write_bytes(damage)
     with pytest.raises(OSError, match=r"adapter_config\.json"):
-        pd.AutoDrafter.from_pretrained(tmp_path)
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +284,7 @@ def test_where_prompts_cannot_ride_a_peft_model_decodes_plainly(options, prompt)
 def test_static_caches_have_room_for_all_rows(m, e, tree_size, calibrated):
     """A round's rows are more than its tokens, whatever size was asked for."""
     drafter = PpdDrafter.from_model(with_prompts(tiny_model("llama"), m, e, calibrated))
-    drafter.speculation_config = pd.SpeculationConfig(m, tree_size, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(m, tree_size, never_slower=False)
     ids = torch.arange(1, 8)[None]
     options = {"do_sample": False, "max_new_tokens": 14, "eos_token_id": None, "cache_implementation": "static"}
     assert_lossless(TARGETS["llama"], drafter, ids, **options)
@@ -290,7 +292,7 @@ def test_static_caches_have_room_for_all_rows(m, e, tree_size, calibrated):
 
 def test_too_few_rows_are_refused_before_work_starts(prompt):
     drafter = adapter_for("llama")
-    drafter.speculation_config = pd.SpeculationConfig(3, tree_size=3)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, tree_size=3)
     forwards = []
     handle = TARGETS["llama"].register_forward_pre_hook(lambda *_: forwards.append(1))
     check_reads(TARGETS["llama"], several=False)  # once for each target as it is hooked

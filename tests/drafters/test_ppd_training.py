@@ -12,7 +12,7 @@ from tiny import ARCHITECTURES, EOS, make_tokenizer, tiny_model
 from trained import train_ppd
 from transformers import TrainingArguments
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.drafters.ppd.guess import guess_at
 from hf_paradraft.drafters.ppd.rows import PromptCollator, insertion_points, prompt_rows
@@ -137,7 +137,7 @@ def test_from_files_to_a_drafter(tmp_path, prompt):
     options["max_length"] = 64
     drafter = train_ppd(tmp_path / "base", rows, tmp_path / "out", eval_file=rows, **options)
     assert json.loads((tmp_path / "out" / "paradraft.json").read_text())["training"]["steps"] == 3
-    loaded = pd.AutoDrafter.from_pretrained(tmp_path / "out")
+    loaded = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out")
     assert torch.equal(loaded.prompts, drafter.prompts)
     target = tiny_model(dtype=torch.float32)
     assert_lossless(target, loaded, prompt, max_new_tokens=10)

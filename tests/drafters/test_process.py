@@ -13,7 +13,7 @@ import torch
 from lossless import assert_lossless
 from tiny import EOS, near_copy, tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding.budget import Budget
 from hf_paradraft.decoding.schedule import OverlapSchedule
 from hf_paradraft.drafters.process.drafter import ProcessDrafting
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("process")]
 OPTIONS = {"max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None}
 
 
-class Angry(pd.NgramDrafter):
+class Angry(hf_paradraft.NgramDrafter):
     """Fails over there when asked the second time."""
 
     def start_drafting(self, target, max_length):
@@ -47,7 +47,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def process(target):
-    with pd.ProcessDrafter(near_copy(target, 0.05), threads=1) as drafter:
+    with hf_paradraft.ProcessDrafter(near_copy(target, 0.05), threads=1) as drafter:
         yield drafter
 
 
@@ -61,7 +61,7 @@ def prompts(batch_size, seed=0):
 def test_a_process_drafts_what_its_drafter_would(target, process, tree_size, overlap, batch_size, monkeypatch):
     monkeypatch.setattr(OverlapSchedule, "size", lambda schedule: schedule.most)  # whatever the clock says
     ids = prompts(batch_size)
-    config = pd.SpeculationConfig(5, tree_size, overlap=overlap, never_slower=False, trace=True)
+    config = hf_paradraft.SpeculationConfig(5, tree_size, overlap=overlap, never_slower=False, trace=True)
     options = {**OPTIONS, "attention_mask": torch.ones_like(ids)}
     for sampled in (False, True)[: 2 if batch_size == 1 else 1]:  # rows of a batch share the draws
         drafted, texts = [], []
@@ -88,8 +88,10 @@ def test_calls_that_do_not_overlap_are_drafted_in_place(target, process, tree_si
     monkeypatch.setattr(Budget, "size", lambda budget, chances, seconds=None: max(map(len, chances), default=0))
     propose = ProcessDrafting.propose
     monkeypatch.setattr(ProcessDrafting, "propose", lambda drafting, prefixes: there.append(1) or propose(drafting, prefixes))
-    config = pd.SpeculationConfig(4, tree_size, overlap=True, trace=True)
-    process.drafter.speculation_config = plain_config = pd.SpeculationConfig(4, tree_size, never_slower=False, trace=True)
+    config = hf_paradraft.SpeculationConfig(4, tree_size, overlap=True, trace=True)
+    process.drafter.speculation_config = plain_config = hf_paradraft.SpeculationConfig(
+        4, tree_size, never_slower=False, trace=True
+    )
     ids = prompts(2)
     options = {**OPTIONS, "attention_mask": torch.ones_like(ids), "do_sample": False}
     plain = target.generate(ids, **options, assistant_model=process.drafter)
@@ -104,7 +106,7 @@ def test_calls_that_do_not_overlap_are_drafted_in_place(target, process, tree_si
     assert process.speculation_config is config
 
 
-class Loading(pd.NgramDrafter):
+class Loading(hf_paradraft.NgramDrafter):
     """Sent as a recipe, which is not followed for every call."""
 
     loaded = 0
@@ -119,11 +121,11 @@ class Loading(pd.NgramDrafter):
 
 
 def test_a_drafter_in_place_is_not_loaded_again(target):
-    drafter = pd.ProcessDrafter(Loading())
-    drafter.speculation_config = pd.SpeculationConfig(4, None)
+    drafter = hf_paradraft.ProcessDrafter(Loading())
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None)
     drafting = drafter.start_drafting(target, 40)
     assert Loading.loaded == 0
-    assert drafting.propose([pd.Prefix(torch.tensor([[1, 2, 3, 1]]), 2, 0)])[0].tokens.tolist() == [2, 3]
+    assert drafting.propose([hf_paradraft.Prefix(torch.tensor([[1, 2, 3, 1]]), 2, 0)])[0].tokens.tolist() == [2, 3]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are kept to cores on Linux only")
@@ -132,7 +134,7 @@ def test_the_first_one_keeps_to_cores_of_its_own(target, process):
     process.attach(target)
     cores = sorted(os.sched_getaffinity(0))
     assert os.sched_getaffinity(process.process.pid) == set(cores[-1:])
-    with pd.ProcessDrafter(pd.NgramDrafter()) as second:
+    with hf_paradraft.ProcessDrafter(hf_paradraft.NgramDrafter()) as second:
         second.attach(target)
         assert os.sched_getaffinity(second.process.pid) == set(cores)
 
@@ -147,27 +149,27 @@ def test_cores_that_cannot_be_chosen_stop_nothing(monkeypatch):
 
 def test_calls_may_interleave_and_are_forgotten(target, process):
     process.attach(target)
-    config = pd.SpeculationConfig(4, None, never_slower=False)
+    config = hf_paradraft.SpeculationConfig(4, None, never_slower=False)
     first, second = (ProcessDrafting(process, config, 40) for _ in range(2))
     ids, others = prompts(2)
-    asked = [drafting.propose([pd.Prefix(text[None], 4, 0)])[0] for drafting, text in ((first, ids), (second, others))]
+    asked = [drafting.propose([hf_paradraft.Prefix(text[None], 4, 0)])[0] for drafting, text in ((first, ids), (second, others))]
     longer = torch.cat([ids, asked[0].tokens[:1]])[None]
-    again = first.propose([pd.Prefix(longer, 4, len(ids))])[0]
+    again = first.propose([hf_paradraft.Prefix(longer, 4, len(ids))])[0]
     third = ProcessDrafting(process, config, 40)
-    assert again.tokens.tolist() == third.propose([pd.Prefix(longer, 4, 0)])[0].tokens.tolist()
+    assert again.tokens.tolist() == third.propose([hf_paradraft.Prefix(longer, 4, 0)])[0].tokens.tolist()
     numbers = [first.call, second.call]
     del first, second
     gc.collect()
     assert set(numbers) <= set(process.ended)
-    third.propose([pd.Prefix(longer, 4, 0)])
+    third.propose([hf_paradraft.Prefix(longer, 4, 0)])
     assert not process.ended
     with pytest.raises(KeyError):
         process.ask(process.process, numbers[0], "propose", [])
 
 
 def test_a_workers_error_is_raised_here_and_ends_its_process(target):
-    drafter = pd.ProcessDrafter(Angry())
-    drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    drafter = hf_paradraft.ProcessDrafter(Angry())
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
     ids = prompts(1)
     with pytest.raises(OverflowError, match="too much"):
         target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS)
@@ -180,8 +182,8 @@ def test_a_workers_error_is_raised_here_and_ends_its_process(target):
 def test_a_killed_process_is_said_and_another_is_started(target):
     ids = prompts(1)
     plain = target.generate(ids, do_sample=False, **OPTIONS)
-    config = pd.SpeculationConfig(6, None, never_slower=False, overlap=True)
-    with pd.ProcessDrafter(pd.NgramDrafter(speculation_config=config)) as drafter:
+    config = hf_paradraft.SpeculationConfig(6, None, never_slower=False, overlap=True)
+    with hf_paradraft.ProcessDrafter(hf_paradraft.NgramDrafter(speculation_config=config)) as drafter:
         assert_lossless(target, drafter, ids, plain=plain, **OPTIONS)
         os.kill(drafter.process.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="process ended"):
@@ -191,28 +193,28 @@ def test_a_killed_process_is_said_and_another_is_started(target):
 
 
 def test_drafters_that_cannot_leave_the_process_are_refused(target):
-    class Local(pd.NgramDrafter):
+    class Local(hf_paradraft.NgramDrafter):
         pass
 
     with pytest.raises(ValueError, match="cannot be sent"):
-        pd.ProcessDrafter(Local()).attach(target)
+        hf_paradraft.ProcessDrafter(Local()).attach(target)
     for style in ("eagle", "medusa"):
         with pytest.raises(ValueError, match="target's process"):
-            pd.ProcessDrafter(pd.ParallelSpecDrafter.from_target(target, style)).attach(target)
+            hf_paradraft.ProcessDrafter(hf_paradraft.ParallelSpecDrafter.from_target(target, style)).attach(target)
 
 
-class Learns(pd.NgramDrafter):
+class Learns(hf_paradraft.NgramDrafter):
     """Says what it was told."""
 
     def start_drafting(self, target, max_length):
         return Told()
 
 
-class Told(pd.Drafting):
+class Told(hf_paradraft.Drafting):
     told = ()
 
     def propose(self, prefixes):
-        return [pd.GuessedTokens(torch.tensor(self.told[-1:], dtype=torch.long)) for _ in prefixes]
+        return [hf_paradraft.GuessedTokens(torch.tensor(self.told[-1:], dtype=torch.long)) for _ in prefixes]
 
     def observe(self, observations):
         self.told = [*self.told, *observations[0].tokens.tolist()]
@@ -220,8 +222,8 @@ class Told(pd.Drafting):
 
 def test_it_learns_what_the_target_brought(target):
     ids = prompts(1)
-    with pd.ProcessDrafter(Learns()) as drafter:
-        drafter.speculation_config = pd.SpeculationConfig(1, None, never_slower=False, trace=True)
+    with hf_paradraft.ProcessDrafter(Learns()) as drafter:
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(1, None, never_slower=False, trace=True)
         out = target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS)[0, ids.shape[1] :].tolist()
         end = 0
         for record in drafter.last_stats.trace[1:-1]:
@@ -233,8 +235,8 @@ def test_several_calls_share_one_process_and_an_interrupt_ends_it(target, monkey
     ids = prompts(1)
     plain, texts = target.generate(ids, do_sample=False, **OPTIONS), []
     others = len(multiprocessing.active_children())
-    with pd.ProcessDrafter(near_copy(target, 0.05), threads=1) as drafter:
-        drafter.speculation_config = pd.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    with hf_paradraft.ProcessDrafter(near_copy(target, 0.05), threads=1) as drafter:
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
 
         def call():
             texts.append(target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS))

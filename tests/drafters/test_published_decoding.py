@@ -10,7 +10,7 @@ from lossless import assert_lossless
 from published import TARGET, check_guesses, guesses_of_a_call
 from tiny import EOS, tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding import drafts, loop
 from hf_paradraft.decoding.verify import TreeVerifier
 
@@ -42,7 +42,7 @@ def plain_text(rows):
 def test_every_layout_changes_nothing(name, size, load):
     """A ragged batch; a row alone in trees."""
     drafter = load(name, attach=False)
-    drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=size == "auto")
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, size, never_slower=size == "auto")
     for rows in [(0, 1, 2)] if size is None else [(1,)] if name not in SOME else [(1,), (0, 1, 2)]:
         plain, options = plain_text(rows)
         assert_lossless(TARGET, drafter, PROMPTS[list(rows)], plain=plain, **options)
@@ -56,7 +56,7 @@ PIECES = [*(pytest.param(name, None, marks=() if name in SOME else SLOW) for nam
 def test_caches_give_what_whole_prefixes_give(name, piece, load):
     """Over rounds, rejections, trees and ragged rows, with prompts in pieces."""
     drafter = load(name, attach=False)
-    drafter.speculation_config = pd.SpeculationConfig(3, 7, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, 7, never_slower=False)
     more = {"attention_mask": SEEN, "max_new_tokens": 10} if piece is None else {"prefill_chunk_size": piece}
     seen = guesses_of_a_call(drafter, TARGET, PROMPTS if piece is None else PROMPTS[1:2], **more)
     assert check_guesses(drafter, TARGET, seen) > 10
@@ -69,7 +69,7 @@ def test_caches_give_what_whole_prefixes_give(name, piece, load):
 @pytest.mark.parametrize("name", ["DeepSpec DSpark", "speculators EAGLE-3"])
 def test_published_drafters_are_lossless_on_other_targets(make, name, load):
     target, drafter = make(), load(name, attach=False)
-    drafter.speculation_config = pd.SpeculationConfig(3, 8, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, 8, never_slower=False)
     ids = torch.tensor([list(range(1, 25))])
     options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": EOS}
     assert_lossless(target, drafter, ids, **options)
@@ -93,7 +93,7 @@ def test_confidences_cut_chains(load, monkeypatch):
         tensors["confidence_head.proj.bias"] = torch.tensor([bias])
         tensors["confidence_head.proj.weight"] = torch.zeros_like(tensors["confidence_head.proj.weight"])
         drafter = load((config, tensors), attach=False)
-        drafter.speculation_config = pd.SpeculationConfig(4, None, trace=True)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, trace=True)
         options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
         assert_lossless(TARGET, drafter, PROMPTS[1:2], **options)
         guess = drafter.guess(torch.zeros(4, D), torch.tensor(1), 4)

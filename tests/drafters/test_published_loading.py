@@ -1,16 +1,18 @@
 """Published drafters load and are saved again, or are refused in a sentence; no code of theirs is run."""
 
 import copy
+import json
 
 import pytest
 import torch
 from layouts import DRAFTED, LAYERS, LAYOUTS, D, V, nvidia, safeai, write, zlab
 from published import EXPECTED, LENGTH, TARGET, features_of
-from safetensors.torch import load_file
-from tiny import tiny_model
+from safetensors.torch import load_file, save_file
+from tiny import pard_folder, tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.drafters import kind_of_folder
+from hf_paradraft.drafters.formats.files import weights_in
 from hf_paradraft.files import read_json
 
 
@@ -23,7 +25,7 @@ def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
             drafter.save_pretrained(tmp_path)
         return
     drafter.save_pretrained(tmp_path)
-    again = pd.AutoDrafter.from_pretrained(tmp_path)
+    again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     again.target_head, again.features = drafter.target_head, drafter.features
     assert again.speculation_config == drafter.speculation_config
     assert torch.equal(drafter.draft_logits(ids, features, 3), again.draft_logits(ids, features, 3))
@@ -53,7 +55,7 @@ def test_an_anchor_that_is_not_written_is_probed(load, caplog, tmp_path):
     assert any("probed" in value for _, value in drafter.notes)
     verdict = drafter.block.fill_in
     drafter.save_pretrained(tmp_path)
-    assert pd.AutoDrafter.from_pretrained(tmp_path).block.fill_in is verdict
+    assert hf_paradraft.AutoDrafter.from_pretrained(tmp_path).block.fill_in is verdict
 
 
 def test_a_probe_that_decides_nothing_is_not_saved(load, caplog, tmp_path):
@@ -69,7 +71,7 @@ def test_a_probe_that_decides_nothing_is_not_saved(load, caplog, tmp_path):
     drafter.attach(target)
     assert "decides nothing" in caplog.text
     drafter.save_pretrained(tmp_path)
-    assert pd.AutoDrafter.from_pretrained(tmp_path).block.fill_in is None
+    assert hf_paradraft.AutoDrafter.from_pretrained(tmp_path).block.fill_in is None
 
 
 def test_layers_named_at_the_top(load):
@@ -94,7 +96,7 @@ def test_a_padded_head_is_cut(load):
 def test_pickled_weights_are_loaded_where_that_is_safe(load, tmp_path, monkeypatch):
     config, tensors = LAYOUTS["SafeAI"]()
     write(tmp_path / "pickled", config, tensors, pickled=True)
-    drafter, plain = pd.AutoDrafter.from_pretrained(tmp_path / "pickled"), load("SafeAI")
+    drafter, plain = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "pickled"), load("SafeAI")
     for name, tensor in plain.state_dict().items():
         assert torch.equal(tensor, drafter.state_dict()[name])
 
@@ -106,7 +108,7 @@ def test_pickled_weights_are_loaded_where_that_is_safe(load, tmp_path, monkeypat
     (tmp_path / "evil" / "model.safetensors").unlink()
     torch.save({"a": Evil()}, tmp_path / "evil" / "pytorch_model.bin")
     with pytest.raises(OSError, match="can be read safely"):
-        pd.Eagle3Drafter.from_pretrained(tmp_path / "evil")
+        hf_paradraft.Eagle3Drafter.from_pretrained(tmp_path / "evil")
     with pytest.raises(OSError, match="save_pretrained it"):
         kind_of_folder(tmp_path / "pickled").check_folder(tmp_path / "pickled")
 
@@ -143,6 +145,7 @@ REFUSED = {
         ValueError,
     ),
     "is interleaved": (lambda: zlab(is_neox_style=False), ValueError),
+    "rope_is_neox_style false": (lambda: without("SpecForge DSpark", config={"rope_is_neox_style": False}), ValueError),
     "Domino": (lambda: zlab({"projector_type": "domino"}), ValueError),
     "DFlash2": (lambda: with_tensors("z-lab", candidate_selector__predecessor_codebook=torch.zeros(2)), ValueError),
     "XPress": (lambda: without("speculators DFlash", config={"speculators_model_type": "xpress"}), ValueError),
@@ -195,10 +198,15 @@ def test_targets_that_do_not_fit_are_refused_on_attaching(load):
 def test_positions_are_exact_in_every_dtype(name, tmp_path):
     """Files are in bf16, whose three digits are too few for an angle."""
     config, tensors = LAYOUTS[name]()
-    exact = dict(pd.AutoDrafter.from_pretrained(write(tmp_path / "a", config, tensors)).stack.rotary_emb.named_buffers())
+    exact = dict(
+        hf_paradraft.AutoDrafter.from_pretrained(write(tmp_path / "a", config, tensors)).stack.rotary_emb.named_buffers()
+    )
     half = {key: tensor.bfloat16() if tensor.is_floating_point() else tensor for key, tensor in tensors.items()}
     folder = write(tmp_path / "b", config, half)
-    saved, asked = pd.AutoDrafter.from_pretrained(folder), pd.AutoDrafter.from_pretrained(tmp_path / "a", dtype="bfloat16")
+    saved, asked = (
+        hf_paradraft.AutoDrafter.from_pretrained(folder),
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "a", dtype="bfloat16"),
+    )
     for drafter in (saved, asked, copy.deepcopy(saved).half(), saved.to("cpu")):
         assert drafter.dtype in (torch.bfloat16, torch.float16)
         for buffer, angles in drafter.stack.rotary_emb.named_buffers():
@@ -213,17 +221,62 @@ def test_positions_are_exact_in_every_dtype(name, tmp_path):
 @pytest.mark.parametrize("name", ["z-lab, sliding", "speculators EAGLE-3", "speculators P-EAGLE"])
 def test_attention_as_it_is_asked_for(name, load, tmp_path):
     folder = write(tmp_path, *LAYOUTS[name]())
-    plain, eager = load(name), pd.AutoDrafter.from_pretrained(folder, attn_implementation="eager")
+    plain, eager = load(name), hf_paradraft.AutoDrafter.from_pretrained(folder, attn_implementation="eager")
     eager.target_head = plain.target_head
     ids, features = EXPECTED["ids"][None, :LENGTH], features_of(plain)
     attentions = {drafter.stack.layers[0].self_attn.config._attn_implementation for drafter in (plain, eager)}
     assert attentions == {"sdpa", "eager"}
     torch.testing.assert_close(plain.draft_logits(ids, features, 3), eager.draft_logits(ids, features, 3), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="is sdpa or eager, not flash_attention_2"):
-        pd.AutoDrafter.from_pretrained(folder, attn_implementation="flash_attention_2")
+        hf_paradraft.AutoDrafter.from_pretrained(folder, attn_implementation="flash_attention_2")
 
 
 def test_remote_code_is_refused(load, tmp_path):
     write(tmp_path, *zlab())
     with pytest.raises(ValueError, match="remote code"):
-        pd.AutoDrafter.from_pretrained(tmp_path, trust_remote_code=True)
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path, trust_remote_code=True)
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", ["type", "rope_type"])
+def test_positions_in_several_dimensions_are_those_of_texts(key, kind, load):
+    """As transformers reads them; it was a KeyError."""
+    config, tensors = LAYOUTS["SafeAI"]()
+    theta = {"rope_theta": config["rope_theta"]} if key == "rope_parameters" else {}
+    several = load(({**config, key: {kind: "mrope", "mrope_section": [2, 1, 1], **theta}}, tensors))
+    plain = load((config, tensors))
+    ids, features = torch.arange(1, LENGTH + 1)[None], features_of(plain)
+    assert torch.equal(plain.draft_logits(ids, features, 3), several.draft_logits(ids, features, 3))
+
+
+def test_an_index_decides_which_files_are_read(tmp_path):
+    """A whole file of an older epoch lay beside new pieces, and won."""
+    config, tensors = LAYOUTS["z-lab"]()
+    folder = write(tmp_path / "drafter", config, {name: torch.full_like(tensor, 7.0) for name, tensor in tensors.items()})
+    names, pieces = sorted(tensors), ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    index = {name: pieces[number % 2] for number, name in enumerate(names)}
+    for piece in pieces:
+        save_file({name: tensors[name] for name in names if index[name] == piece}, folder / piece)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    loaded = weights_in(folder)
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in loaded.items())
+    hf_paradraft.AutoDrafter.from_pretrained(folder)
+    (folder / pieces[1]).unlink()
+    with pytest.raises(OSError, match=r"lacks model-00002-of-00002\.safetensors"):
+        hf_paradraft.AutoDrafter.from_pretrained(folder)
+    (folder / "model.safetensors.index.json").unlink()  # then the whole file is read, and the piece that is left is not
+    assert all(bool((tensor == 7).all()) for tensor in weights_in(folder).values())
+
+
+def test_a_causal_lm_with_two_sets_of_weights_is_refused(tmp_path):
+    """transformers reads the whole file, and nobody knows which is meant."""
+    folder = pard_folder(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights, folder / "model-00001-of-00001.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="in one piece and in several"):
+        hf_paradraft.AutoDrafter.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    hf_paradraft.AutoDrafter.from_pretrained(folder)

@@ -8,7 +8,7 @@ from reference import block_logits, eagle_logits, gemma4_block_logits, gemma4_ea
 from transformers import MuseGlimmerAssistantConfig
 from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
 
-import hf_paradraft as pd
+import hf_paradraft
 
 
 def close(logits, expected):
@@ -43,7 +43,7 @@ def test_eagle_is_that_of_speculators(name, load):
     drafter = load(name)
     for length in (2, 5, LENGTH):
         ids, features = EXPECTED["ids"][None], features_of(drafter, length - 1)
-        drafting = drafter.drafting(pd.SpeculationConfig(), 0)
+        drafting = drafter.drafting(hf_paradraft.SpeculationConfig(), 0)
         logits = drafting.logits_behind(ids[:, :length], features, 1)
         close(logits[0, 0], EXPECTED[f"{name}: logits"][length - 2])
         further = drafting.extend([ids[0, length : length + 1]], [[-1]])

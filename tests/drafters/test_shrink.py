@@ -9,7 +9,7 @@ from tiny import ARCHITECTURES, make_tokenizer, tiny_model
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters.pard.shrink import chosen_layers, shrink, with_layers
 
@@ -75,7 +75,7 @@ def test_from_a_target_to_a_drafter(folder):
         app, [*train, "--mask-token-id", "29", "--max-steps", "3", "--num-depths", "3", "--max-length", "9"]
     )
     assert result.exit_code == 0, result.output
-    drafter = pd.AutoDrafter.from_pretrained(folder / "out")
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(folder / "out")
     assert {9, 11, 30} <= set(drafter.vocabulary.tolist())
     model = AutoModelForCausalLM.from_pretrained(target)
     ids = torch.tensor([[0, 1, 2]])
@@ -87,10 +87,10 @@ def test_a_model_with_a_trimmed_head_is_only_a_pard_drafter(folder):
     """As what drafts are compared with, as another kind of drafter, as a target."""
     target, rows, small = folder / "target", folder / "rows.jsonl", folder / "small"
     shrink(target, small, 2, 12, rows)
-    drafter = pd.PardDrafter.from_causal_lm(small, mask_token_id=29)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(small, mask_token_id=29)
     for refused in (small, drafter):
         with pytest.raises(ValueError, match="guesses 12 of its target's tokens"):
-            pd.AutoregressiveDrafter.from_causal_lm(refused)
+            hf_paradraft.AutoregressiveDrafter.from_causal_lm(refused)
     drafter.save_pretrained(folder / "pard")
     trained = ["--train-file", rows, "--max-steps", 1, "--max-length", 9, "--output-dir", folder / "out"]
     for command in (
@@ -110,7 +110,7 @@ def test_without_a_vocabulary_it_is_a_plain_model(folder):
     shrink(folder / "target", folder / "plain", 1, which="first")
     model = AutoModelForCausalLM.from_pretrained(folder / "plain")
     assert model.config.num_hidden_layers == 1
-    drafter = pd.AutoregressiveDrafter.from_causal_lm(folder / "plain")
+    drafter = hf_paradraft.AutoregressiveDrafter.from_causal_lm(folder / "plain")
     target = AutoModelForCausalLM.from_pretrained(folder / "target")
     ids = torch.tensor([[0, 1, 2]])
     assert_lossless(target, drafter, ids, max_new_tokens=9)

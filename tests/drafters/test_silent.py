@@ -7,17 +7,17 @@ import torch
 from lossless import assert_lossless
 from tiny import tiny_model
 
-import hf_paradraft as pd
+import hf_paradraft
 
 TARGET = tiny_model("llama")
 
 
-class Silent(pd.Drafter, pd.Drafting):
+class Silent(hf_paradraft.Drafter, hf_paradraft.Drafting):
     """Is asked, takes its time, and never has a guess."""
 
     def __init__(self, guess):
         self.guess, self.asked = guess, 0
-        self.speculation_config = pd.SpeculationConfig(6)
+        self.speculation_config = hf_paradraft.SpeculationConfig(6)
 
     def start_drafting(self, target, max_length):
         return self
@@ -29,10 +29,10 @@ class Silent(pd.Drafter, pd.Drafting):
 
 
 NOTHING = {
-    "no tokens": lambda prefix: pd.GuessedTokens(torch.zeros(0, dtype=torch.long)),
-    "no logits": lambda prefix: pd.GuessedLogits(torch.zeros(0, 32)),
-    "NaN": lambda prefix: pd.GuessedLogits(torch.full((prefix.room, 32), torch.nan)),
-    "impossible": lambda prefix: pd.GuessedLogits(torch.full((prefix.room, 32), -torch.inf)),
+    "no tokens": lambda prefix: hf_paradraft.GuessedTokens(torch.zeros(0, dtype=torch.long)),
+    "no logits": lambda prefix: hf_paradraft.GuessedLogits(torch.zeros(0, 32)),
+    "NaN": lambda prefix: hf_paradraft.GuessedLogits(torch.full((prefix.room, 32), torch.nan)),
+    "impossible": lambda prefix: hf_paradraft.GuessedLogits(torch.full((prefix.room, 32), -torch.inf)),
 }
 
 

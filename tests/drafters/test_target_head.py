@@ -8,7 +8,7 @@ from lossless import assert_lossless
 from tiny import MASK, tiny_model
 from transformers import AutoModelForCausalLM, CohereConfig, GemmaConfig, GraniteConfig, HyperCLOVAXConfig
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.decoding.features import Features, decoder_of
 from hf_paradraft.decoding.target_head import TargetHead, final_norm, final_scale
 
@@ -93,7 +93,7 @@ def test_an_offloaded_target_is_drafted_for(vocabulary):
     from accelerate import cpu_offload
 
     target = tiny_model("llama", num_hidden_layers=4, dtype=torch.float32)
-    drafter = pd.DFlashDrafter.from_target(target, MASK, 1, 4, 2)
+    drafter = hf_paradraft.DFlashDrafter.from_target(target, MASK, 1, 4, 2)
     drafter.vocabulary = vocabulary
     options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
     assert_lossless(target, drafter, IDS, **options)
@@ -109,10 +109,10 @@ def test_a_drafter_is_made_for_an_offloaded_target(tied):
 
     target = tiny_model("llama", tie_word_embeddings=tied, dtype=torch.float32)
     torch.manual_seed(0)
-    expected = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
+    expected = hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 2)
     offloaded = cpu_offload(copy.deepcopy(target))
     torch.manual_seed(0)
-    drafter = pd.ParallelSpecDrafter.from_target(offloaded, "eagle", 2)
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(offloaded, "eagle", 2)
     for name, tensor in expected.state_dict().items():
         assert torch.equal(tensor, drafter.state_dict()[name])
     assert_lossless(offloaded, drafter, IDS, max_new_tokens=12)
@@ -137,10 +137,10 @@ def test_an_untrained_drafter_begins_with_the_scale_of_the_targets_final_norm():
     torch.testing.assert_close(final_scale(gemma), 1 + gemma.model.norm.weight)  # it counts from one
     deep = tiny_model("llama", num_hidden_layers=8, dtype=torch.float32)
     deep.model.norm.weight.uniform_(0.5, 2.0)
-    for drafter in (pd.DSparkDrafter.from_target(deep, MASK), pd.Eagle3Drafter.from_target(deep)):
+    for drafter in (hf_paradraft.DSparkDrafter.from_target(deep, MASK), hf_paradraft.Eagle3Drafter.from_target(deep)):
         torch.testing.assert_close(drafter.stack.norm.weight, deep.model.norm.weight)
     ids, features = torch.tensor([[1, 2, 3, 4]]), {}
-    blocks = pd.DSparkDrafter.from_target(deep, MASK)
+    blocks = hf_paradraft.DSparkDrafter.from_target(deep, MASK)
     features = {key: torch.randn(1, 3, 32) for key in blocks.features}
     base = blocks.base_logits(blocks.guesses(blocks.all_states(ids, features)))
     torch.testing.assert_close(blocks.draft_logits(ids, features), base)  # the head on the token before says nothing yet

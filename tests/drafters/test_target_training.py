@@ -13,7 +13,7 @@ from trained import train_dflash, train_dspark, train_eagle3, train_mtp, train_p
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters import kind_of_folder
 from hf_paradraft.drafters.blocks.calibration import calibration_error, temperatures
@@ -54,7 +54,7 @@ def test_parallelspec_learns(style, loss, folder):
     assert record["steps"] == 60
     assert record["eval"]["eval_loss_depth_0"] < (2.5 if loss == "ce" else 0.75)
     assert record["acceptance"]["mean_emitted"] > 1.25
-    again = pd.AutoDrafter.from_pretrained(folder / "out")
+    again = hf_paradraft.AutoDrafter.from_pretrained(folder / "out")
     assert again.config.style == style
     assert again.paradraft["training"]["style"] == style
     target = tiny_model("llama", num_hidden_layers=6, dtype=torch.float32)
@@ -78,15 +78,15 @@ def test_eagle3_learns(folder):
     assert record["method"] == "eagle3"
     assert record["eval"]["eval_acceptance_depth_2"] > 0.15
     assert record["acceptance"]["mean_emitted"] > 1.05
-    again = pd.AutoDrafter.from_pretrained(folder / "out")
-    assert isinstance(again, pd.Eagle3Drafter)
+    again = hf_paradraft.AutoDrafter.from_pretrained(folder / "out")
+    assert isinstance(again, hf_paradraft.Eagle3Drafter)
     assert again.speculation_config.num_draft_tokens == 3
     target = tiny_model("llama", num_hidden_layers=8, dtype=torch.float32)
     ids = torch.tensor([[1, 2, 3]])
     assert_lossless(target, again, ids, max_new_tokens=30, eos_token_id=EOS)
     kind_of_folder(folder / "out").check_folder(folder / "out")
     with pytest.raises(ValueError, match="7 are needed"):
-        pd.Eagle3Drafter.from_target(tiny_model("llama", dtype=torch.float32))
+        hf_paradraft.Eagle3Drafter.from_target(tiny_model("llama", dtype=torch.float32))
     with pytest.raises(ValueError, match="num_anchors must be at least 1"):
         train_eagle3(folder / "target", rows, folder / "none", num_anchors=0)
 
@@ -100,8 +100,8 @@ def test_a_new_mtp_layer_learns(folder):
     assert record["method"] == "mtp"
     assert record["eval"]["eval_acceptance_depth_2"] > 0.15
     assert record["acceptance"]["mean_emitted"] > 1.05
-    again = pd.AutoDrafter.from_pretrained(folder / "out")
-    assert isinstance(again, pd.MtpDrafter)
+    again = hf_paradraft.AutoDrafter.from_pretrained(folder / "out")
+    assert isinstance(again, hf_paradraft.MtpDrafter)
     assert len(again.vocabulary) == 24
     target = tiny_model("llama", num_hidden_layers=6, dtype=torch.float32)
     assert_lossless(target, again, torch.tensor([[1, 2, 3]]), max_new_tokens=30, eos_token_id=EOS)
@@ -138,8 +138,8 @@ def test_blocks_learn(kind, folder):
     record = drafter.paradraft["training"]
     assert record["eval"]["eval_acceptance_depth_0"] > 0.2
     assert record["acceptance"]["mean_emitted"] > 1.15
-    again = pd.AutoDrafter.from_pretrained(folder / "out")
-    assert isinstance(again, pd.DSparkDrafter) == (kind == "dspark")
+    again = hf_paradraft.AutoDrafter.from_pretrained(folder / "out")
+    assert isinstance(again, hf_paradraft.DSparkDrafter) == (kind == "dspark")
     if kind == "dspark":
         assert len(record["temperatures"]) == 3
         assert again.temperatures == record["temperatures"]
@@ -160,7 +160,7 @@ def test_a_target_in_bf16_and_a_drafter_in_fp32(what, folder, bf16, caplog):
     assert "run in bfloat16" in caplog.text
     assert all(parameter.dtype == torch.float32 and parameter.isfinite().all() for parameter in drafter.parameters())
     target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
-    again = pd.AutoDrafter.from_pretrained(folder / "out", dtype=torch.float32)
+    again = hf_paradraft.AutoDrafter.from_pretrained(folder / "out", dtype=torch.float32)
     ids = torch.tensor([[1, 2, 3]])
     assert_lossless(target, again, ids, max_new_tokens=12, eos_token_id=EOS)
 
@@ -233,8 +233,8 @@ def test_train_commands_write_drafters_that_load(folder):
     for arguments in made:
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
-    assert isinstance(pd.AutoDrafter.from_pretrained(folder / "p"), pd.ParallelSpecDrafter)
-    assert isinstance(pd.AutoDrafter.from_pretrained(folder / "d"), pd.DSparkDrafter)
+    assert isinstance(hf_paradraft.AutoDrafter.from_pretrained(folder / "p"), hf_paradraft.ParallelSpecDrafter)
+    assert isinstance(hf_paradraft.AutoDrafter.from_pretrained(folder / "d"), hf_paradraft.DSparkDrafter)
     for what in ("parallelspec", "dspark"):
         shown = CliRunner().invoke(app, ["train", what, "--help"]).output
         assert "Example" in shown
@@ -296,7 +296,7 @@ def test_states_and_embeddings_weigh_the_same_at_first():
     """Normed states are many times as large as embeddings, which they would drown."""
     target = tiny_model("llama", num_hidden_layers=2, dtype=torch.float32)
     target.model.norm.weight.mul_(3.0)
-    drafter = pd.ParallelSpecDrafter.from_target(target, "eagle", 2)
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 2)
     ids = torch.arange(28)[None]
     embedded, normed = target.get_input_embeddings()(ids), target.model(ids).last_hidden_state
     both = [drafter.text(ids, normed), drafter.text(ids, torch.zeros_like(normed))]

@@ -7,7 +7,7 @@ from lossless import assert_lossless
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, Gemma4TextConfig, TrainingArguments
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.drafters.blocks.slots import block_mask, slots
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer
 from hf_paradraft.protocol import Prefix
@@ -21,7 +21,7 @@ from hf_paradraft.training.unrolled import Unrolled
 def test_a_row_at_the_end_of_learned_positions():
     """Its neighbours' masks, which it does not need, would have no positions; nor has the padding of a row that is whole."""
     target = tiny_model("gpt2", max_position_embeddings=16)
-    drafter = pd.ParallelSpecDrafter.from_target(target, "medusa", 4)
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(target, "medusa", 4)
     drafting, text = drafter.start_drafting(target, 16), torch.arange(16)[None]
     for whole, end in ((15, 0), (16, 15), (16, 16)):
         short, length = text[:, : whole - 7], 0 if end == 0 else end - 7
@@ -38,7 +38,7 @@ def test_layers_of_a_target_whose_kinds_differ_in_size(style, prompt):
         head_dim=8, global_head_dim=16, layer_types=["sliding_attention", "full_attention"] * 2, hidden_size_per_layer_input=0,
     )  # fmt: skip
     target = AutoModelForCausalLM.from_config(config).eval()
-    drafter = pd.ParallelSpecDrafter.from_target(target, style, 3)
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(target, style, 3)
     assert drafter.stack.layers[0].self_attn.head_dim == 16
     options = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": None}
     assert_lossless(target, drafter, prompt, **options)
@@ -49,7 +49,7 @@ def test_layers_of_a_target_whose_kinds_differ_in_size(style, prompt):
 def test_training_rows_are_what_is_drafted(style):
     """The logits of a row `(d, t)` in training are those that the drafter gives behind the first `t - d + 1` tokens."""
     target = tiny_model("llama", num_hidden_layers=3)
-    drafter = pd.ParallelSpecDrafter.from_target(target, style, 2)
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(target, style, 2)
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
     batch = RowCollator(0, CodConfig(3, 1.0, 1.0))([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:5], "labels": ids[:5]}])
     batch.pop("labels")
@@ -78,9 +78,11 @@ def test_training_blocks_are_what_is_drafted(kind):
     """The logits of a slot in training are those behind its anchor, with the text's own tokens before."""
     target = tiny_model("llama", num_hidden_layers=6)
     if kind == "dflash":
-        drafter = pd.DFlashDrafter.from_target(target, 31, block_size=4, num_features=3)
+        drafter = hf_paradraft.DFlashDrafter.from_target(target, 31, block_size=4, num_features=3)
     else:
-        drafter = pd.DSparkDrafter.from_target(target, 31, block_size=3, num_features=3, markov_rank=4, markov_type=kind)
+        drafter = hf_paradraft.DSparkDrafter.from_target(
+            target, 31, block_size=3, num_features=3, markov_rank=4, markov_type=kind
+        )
         torch.nn.init.normal_(drafter.markov.after.weight)
         torch.nn.init.normal_(drafter.markov.before.weight)
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -109,7 +111,7 @@ def test_training_blocks_are_what_is_drafted(kind):
 def test_training_steps_are_what_is_drafted():
     """The logits of a step in training are those of the drafter behind the text's own tokens, read one after the other."""
     target = tiny_model("llama", num_hidden_layers=8)
-    drafter = pd.Eagle3Drafter.from_target(target, 3)
+    drafter = hf_paradraft.Eagle3Drafter.from_target(target, 3)
     torch.nn.init.normal_(drafter.fc.weight, std=0.3)
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
     batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])
@@ -122,7 +124,7 @@ def test_training_steps_are_what_is_drafted():
                 continue
             text = batch["input_ids"][row : row + 1, : anchor + 1]
             given = states_of(target, drafter.features, text, torch.ones_like(text, dtype=torch.bool))
-            drafting = drafter.drafting(pd.SpeculationConfig(), 0)
+            drafting = drafter.drafting(hf_paradraft.SpeculationConfig(), 0)
             logits = drafting.logits_behind(text, {key: states[:, :-1] for key, states in given.items()}, 1)
             expected = [logits[0, -1]]
             for step in (1, 2):
@@ -140,7 +142,7 @@ def test_a_block_sees_its_context_and_itself():
 
 def test_group_wise_losses_count_every_depth(tmp_path):
     target = tiny_model("llama", num_hidden_layers=2)
-    drafter = pd.ParallelSpecDrafter.from_target(target, "medusa", 2)
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(target, "medusa", 2)
     arguments = TrainingArguments(output_dir=tmp_path, report_to="none", use_cpu=True)
     ids = [3, 1, 4, 1, 5]
     cod = CodConfig(3, 1.0, 1.0)

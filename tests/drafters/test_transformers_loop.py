@@ -6,7 +6,7 @@ from tiny import tiny_model
 from transformers import AutoModel
 from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
-import hf_paradraft as pd
+import hf_paradraft
 
 PROMPT = torch.tensor([[1, 2, 3, 4, 5]])
 OPTIONS = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None, "pad_token_id": 0}
@@ -28,8 +28,8 @@ def test_chains_are_those_of_transformers(tmp_path, monkeypatch):
     monkeypatch.setattr(DFlashTokenCandidateGenerator, "get_candidates", seen)
     text = target.generate(PROMPT, **OPTIONS, assistant_model=theirs, speculation_type="dflash")
 
-    chains = pd.SpeculationConfig(4, None, never_slower=False, trace=True)
-    drafter = pd.AutoDrafter.from_pretrained(folder, speculation_config=chains)
+    chains = hf_paradraft.SpeculationConfig(4, None, never_slower=False, trace=True)
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(folder, speculation_config=chains)
     assert torch.equal(target.generate(PROMPT, **OPTIONS, assistant_model=drafter), text)
     length, rounds = PROMPT.shape[1], []
     for entry in drafter.last_stats.trace:

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from tiny import EOS, MASK, near_copy, tiny_model, with_prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.bench import Prompt, Settings, bench, drafted, plain, records
 from hf_paradraft.decoding.latency import measure
 from hf_paradraft.demo import FAMILY
@@ -38,7 +38,7 @@ def family():
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32).cuda().eval()
     return (
         target,
-        pd.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32).cuda(),
+        hf_paradraft.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32).cuda(),
         AutoTokenizer.from_pretrained(FAMILY / "target"),
     )
 
@@ -46,10 +46,10 @@ def family():
 def drafters(target):
     return {
         "pard": near_copy(target, 0.05),
-        "autoregressive": pd.AutoregressiveDrafter(near_copy(target, 0.05)),
-        "ppd": pd.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2)),
-        "prompted": pd.PromptedDrafter(with_prompts(near_copy(target, 0.05), 2)),
-        "n-grams": pd.NgramDrafter(),
+        "autoregressive": hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.05)),
+        "ppd": hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2)),
+        "prompted": hf_paradraft.PromptedDrafter(with_prompts(near_copy(target, 0.05), 2)),
+        "n-grams": hf_paradraft.NgramDrafter(),
     }
 
 
@@ -66,7 +66,7 @@ def test_greedy_is_plain(name, size, cache):
         elif kind != "n-grams":
             drafter.model.cuda()
         length = 2 if kind == "ppd" else 6
-        drafter.speculation_config = pd.SpeculationConfig(length, size, never_slower=False)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(length, size, never_slower=False)
         for rows in (1, 3):
             ids = torch.randint(1, EOS, (rows, 6), generator=torch.Generator().manual_seed(rows)).cuda()
             options = {"do_sample": False, "max_new_tokens": 24, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
@@ -78,7 +78,7 @@ def test_greedy_is_plain(name, size, cache):
 def test_the_distribution(rule):
     target = tiny_model().cuda()
     drafter = near_copy(tiny_model(), 0.1).cuda()
-    drafter.speculation_config = pd.SpeculationConfig(3, 6, acceptance=rule, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, 6, acceptance=rule, never_slower=False)
     ids = torch.tensor([[1, 2, 3]]).cuda()
     options = {"do_sample": True, "top_k": 4, "temperature": 2.0, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 2}
     samples = target.generate(ids, num_return_sequences=2000, assistant_model=drafter, **options)[:, 3].cpu()
@@ -95,7 +95,7 @@ def test_compiled_rounds_over_cuda_graphs(family, size):
     ids = tokenizer("def f(x):", return_tensors="pt")["input_ids"].cuda()
     options = {"do_sample": False, "max_new_tokens": 64}
     expected = target.generate(ids, **options)
-    drafter.speculation_config = pd.SpeculationConfig(12, size, compile=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(12, size, compile=True, never_slower=False)
     for _ in range(2):
         assert_lossless(target, drafter, ids, plain=expected, **options)
 
@@ -105,9 +105,9 @@ def test_features_outlive_the_next_replay(family):
     ids = tokenizer("def f(x):", return_tensors="pt")["input_ids"].cuda()
     plain_text = target.generate(ids, do_sample=False, max_new_tokens=32)
 
-    class Reads(pd.Drafter, pd.Drafting):
+    class Reads(hf_paradraft.Drafter, hf_paradraft.Drafting):
         def __init__(self):
-            self.speculation_config = pd.SpeculationConfig(4, None, compile=True, never_slower=False)
+            self.speculation_config = hf_paradraft.SpeculationConfig(4, None, compile=True, never_slower=False)
             self.seen = {}
 
         def needs(self, target):
@@ -118,7 +118,7 @@ def test_features_outlive_the_next_replay(family):
 
         def propose(self, prefixes):
             length = prefixes[0].ids.shape[1]
-            return [pd.GuessedTokens(plain_text[0, length : length + prefixes[0].room])]
+            return [hf_paradraft.GuessedTokens(plain_text[0, length : length + prefixes[0].room])]
 
         def observe(self, observations):
             for place, row in enumerate(observations[0].features["normed"], observations[0].begin):
@@ -140,7 +140,7 @@ def test_flex_attention_trains_as_sdpa_does(tmp_path):
     losses = []
     for attention in ("sdpa", "flex_attention"):
         model = tiny_model(head_dim=16, attn_implementation=attention).cuda()
-        drafter = pd.PardDrafter.from_causal_lm(model, mask_token_id=MASK)
+        drafter = hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=MASK)
         arguments = TrainingArguments(str(tmp_path), report_to="none", max_steps=1)
         trainer = PardTrainer(drafter, arguments, CodConfig(3, 1.0, 1.0), train_dataset=Dataset.from_list(rows))
         batch = RowCollator(MASK, CodConfig(3, 1.0, 1.0), dense_masks=attention == "sdpa")(rows)
@@ -151,7 +151,7 @@ def test_flex_attention_trains_as_sdpa_does(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs_and_device_map(dtype):
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=dtype, device_map="auto")
-    drafter = pd.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=dtype, device_map="auto")
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=dtype, device_map="auto")
     ids = torch.tensor([[5, 6, 7, 8]]).cuda()
     out = target.generate(ids, do_sample=False, max_new_tokens=32, assistant_model=drafter)
     assert out.shape[1] > 4
@@ -166,8 +166,8 @@ def test_speed(family, record_property, capsys):
     latency = measure(half)
     prompts = [Prompt("code", tokenizer(text, return_tensors="pt")["input_ids"].cuda()) for text in ("def f(x):", "def g(y):")]
     variants = [
-        Variant("pard-chain-k12", small, pd.SpeculationConfig(12, None)),
-        Variant("pard-tree-n16", small, pd.SpeculationConfig(12, 16)),
+        Variant("pard-chain-k12", small, hf_paradraft.SpeculationConfig(12, None)),
+        Variant("pard-tree-n16", small, hf_paradraft.SpeculationConfig(12, 16)),
     ]
     started = time.perf_counter()
     rows = records(bench(half, [plain(), *map(drafted, variants)], prompts, Settings(96, repeats=3), progress=False))
@@ -185,8 +185,8 @@ def test_speed(family, record_property, capsys):
 @pytest.mark.parametrize("name", ["z-lab, sliding", "DeepSpec rnn", "speculators EAGLE-3", "speculators P-EAGLE"])
 def test_drafters_that_read_the_target(name, size, compile, tmp_path):
     target = tiny_model("llama", num_hidden_layers=8).cuda()
-    drafter = pd.AutoDrafter.from_pretrained(write(tmp_path, *LAYOUTS[name]()), device_map="auto")
-    drafter.speculation_config = pd.SpeculationConfig(3, size, never_slower=False, compile=compile)
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(write(tmp_path, *LAYOUTS[name]()), device_map="auto")
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, size, never_slower=False, compile=compile)
     ids = torch.tensor([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]], device="cuda")
     options = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "pad_token_id": 0}
     assert_lossless(target, drafter, ids, **options)
@@ -201,8 +201,8 @@ def test_overlap(kind, place):
         pytest.skip("one CUDA device only")
     target = tiny_model().cuda()
     small = near_copy(tiny_model(), 0.03).to(place)
-    drafter = small if kind == "pard" else pd.AutoregressiveDrafter(small)
-    drafter.speculation_config = pd.SpeculationConfig(5, None, overlap=True, never_slower=False)
+    drafter = small if kind == "pard" else hf_paradraft.AutoregressiveDrafter(small)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(5, None, overlap=True, never_slower=False)
     ids = torch.tensor([[1, 2, 3, 4, 5]], device="cuda")
     options = {"do_sample": False, "max_new_tokens": 80, "eos_token_id": None}
     assert_lossless(target, drafter, ids, **options)

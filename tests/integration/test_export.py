@@ -10,7 +10,7 @@ from tiny import make_tokenizer, near_copy, tiny_model
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.integration.export import Engine, export
 
@@ -140,6 +140,6 @@ print("OUT " + json.dumps([list(o.outputs[0].token_ids) for o in llm.chat(chats,
 
 def test_feature_drafters_are_not_exported(tmp_path):
     target = tiny_model("llama", num_hidden_layers=4)
-    pd.DSparkDrafter.from_target(target, 31, 1, 4, 2, markov_rank=4).save_pretrained(tmp_path / "drafter")
+    hf_paradraft.DSparkDrafter.from_target(target, 31, 1, 4, 2, markov_rank=4).save_pretrained(tmp_path / "drafter")
     with pytest.raises(ValueError, match="writes the speculators layout"):
         export(tmp_path / "drafter", tmp_path / "out", Engine.vllm)

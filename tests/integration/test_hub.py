@@ -1,9 +1,14 @@
 """Drafters go to a Hub and come back as they were: the real client and real HTTP, on this machine."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import hf_hub_download
 from loopback import REPO, USER
 from lossless import assert_lossless
 from peft import PeftModel
@@ -11,7 +16,7 @@ from tiny import make_tokenizer, near_copy, pard_folder, ppd_folder, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.integration.publish import push_folder
 
@@ -22,7 +27,7 @@ def test_a_pard_drafter_comes_back_bit_for_bit(hub, tmp_path):
         drafter.push_to_hub(REPO)
     drafter.push_to_hub(REPO, tokenizer=make_tokenizer())
     assert len(hub.repos["models", REPO].commits) == 2  # the empty repository's, and ours
-    back = pd.AutoDrafter.from_pretrained(REPO)
+    back = hf_paradraft.AutoDrafter.from_pretrained(REPO)
     for name, tensor in drafter.state_dict().items():
         assert torch.equal(tensor, back.state_dict()[name])
     assert back.mask_token_id == drafter.mask_token_id
@@ -34,17 +39,17 @@ def test_a_pard_drafter_comes_back_bit_for_bit(hub, tmp_path):
     back.push_to_hub(f"{USER}/again")  # its tokenizer is where it came from
     assert hub.files(f"{USER}/again")["model.safetensors"] == hub.files(REPO)["model.safetensors"]
     hub.reset()
-    offline = pd.AutoDrafter.from_pretrained(REPO, local_files_only=True)
+    offline = hf_paradraft.AutoDrafter.from_pretrained(REPO, local_files_only=True)
     assert torch.equal(offline(ids).logits, back(ids).logits)
     assert hub.calls == []
 
 
 def test_a_ppd_adapter_comes_back_bit_for_bit(hub, tmp_path, prompt):
     push_folder(ppd_folder(tmp_path), REPO)
-    drafter = pd.AutoDrafter.from_pretrained(REPO)
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(REPO)
     assert drafter.config.accuracy == [[0.5, 0.2], [0.3, 0.1]]
     model = PeftModel.from_pretrained(tiny_model(), REPO)
-    of_model = pd.PpdDrafter.from_model(model)
+    of_model = hf_paradraft.PpdDrafter.from_model(model)
     assert torch.equal(of_model.prompts, drafter.prompts)
     of_model.push_to_hub(f"{USER}/again")
     drafter.push_to_hub(f"{USER}/third")
@@ -79,9 +84,9 @@ def test_private_branches_and_proposals(hub, tmp_path):
     push_folder(folder, REPO, revision="next")
     assert set(hub.files(REPO)) == {".gitattributes"}
     assert "model.safetensors" in hub.files(REPO, "next")
-    assert pd.AutoDrafter.from_pretrained(REPO, revision="next").mask_token_id == 31
+    assert hf_paradraft.AutoDrafter.from_pretrained(REPO, revision="next").mask_token_id == 31
     with pytest.raises(OSError, match="neither a folder here nor a model"):
-        pd.AutoDrafter.from_pretrained(REPO, revision="next", token=False, cache_dir=tmp_path / "cache")
+        hf_paradraft.AutoDrafter.from_pretrained(REPO, revision="next", token=False, cache_dir=tmp_path / "cache")
 
 
 def test_folders_that_cannot_be_published(hub, tmp_path):
@@ -127,7 +132,7 @@ def test_a_repositorys_code_is_never_run(hub, tmp_path, monkeypatch):
     (folder / "config.json").write_text(json.dumps(odd))
     (folder / "configuration_evil.py").write_text("raise SystemExit('ran')")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    for load in (lambda: pd.AutoDrafter.from_pretrained(folder), lambda: push_folder(folder, REPO)):
+    for load in (lambda: hf_paradraft.AutoDrafter.from_pretrained(folder), lambda: push_folder(folder, REPO)):
         with pytest.raises((ValueError, OSError)):
             load()
     assert isinstance(CliRunner().invoke(app, ["info", str(folder)]).exception, (ValueError, OSError))
@@ -161,7 +166,7 @@ def test_weights_in_pieces_and_whole_replace_each_other(hub, tmp_path):
         names = set(hub.files(REPO))
         assert ("model.safetensors" in names) == (size == "5GB")
         assert any(name.startswith("model-0") for name in names) == ("model.safetensors.index.json" in names) == (size != "5GB")
-        pulled = pd.AutoDrafter.from_pretrained(REPO).state_dict()
+        pulled = hf_paradraft.AutoDrafter.from_pretrained(REPO).state_dict()
         assert all(torch.equal(pulled[name], tensor) for name, tensor in drafter.state_dict().items())
 
 
@@ -169,6 +174,16 @@ def test_a_whole_drafter_replaces_an_adapter(hub, tmp_path):
     push_folder(ppd_folder(tmp_path), REPO)
     push_folder(pard_folder(tmp_path), REPO)
     assert not {"adapter_config.json", "adapter_model.safetensors"} & set(hub.files(REPO))
-    assert isinstance(pd.AutoDrafter.from_pretrained(REPO), pd.PardDrafter)
+    assert isinstance(hf_paradraft.AutoDrafter.from_pretrained(REPO), hf_paradraft.PardDrafter)
     with pytest.raises(ValueError, match="made for main"):
         push_folder(tmp_path / "drafter", REPO, create_pr=True, revision="next")
+
+
+def test_a_card_in_unicode_is_read_in_any_locale(hub, tmp_path):
+    folder = pard_folder(tmp_path)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\nEin Entwürfler für τ ≥ 2\n", encoding="utf-8")
+    program = f"import hf_paradraft.cli as c, sys; sys.argv = ['paradraft', 'push', {str(folder)!r}, {REPO!r}]; c.main()"
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "τ ≥ 2" in Path(hf_hub_download(REPO, "README.md")).read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_mo
 from tiny import ARCHITECTURES, generate, near_copy, tiny_model
 from transformers import FalconMambaConfig, FalconMambaForCausalLM
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.integration import look
 from hf_paradraft.integration.look import check_reads
 
@@ -97,7 +97,7 @@ def test_images_that_are_attended_to_across_are_refused():
     }  # fmt: skip
     target = of("Mllama", "MllamaConfig", text_config=text, vision_config=sight, image_token_index=63)
     ids = torch.tensor([[1, 5, 6, 7, 5, 6, 7]])
-    assert_lossless(target, pd.NgramDrafter(), ids, max_new_tokens=8)
+    assert_lossless(target, hf_paradraft.NgramDrafter(), ids, max_new_tokens=8)
     image = {
         "pixel_values": torch.randn(1, 1, 1, 3, 16, 16),
         "aspect_ratio_ids": torch.tensor([[1]]),
@@ -105,7 +105,7 @@ def test_images_that_are_attended_to_across_are_refused():
         "cross_attention_mask": torch.ones(1, 7, 1, 1, dtype=torch.long),
     }
     with pytest.raises(ValueError, match="attends to images across"):
-        target.generate(ids, max_new_tokens=8, assistant_model=pd.NgramDrafter(), **image)
+        target.generate(ids, max_new_tokens=8, assistant_model=hf_paradraft.NgramDrafter(), **image)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,7 +10,7 @@ from lossless import assert_lossless
 from tiny import pard_folder, ppd_folder, tiny_model
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters import kind_of_folder
 from hf_paradraft.files import hub_name
@@ -82,7 +82,7 @@ def test_texts_of_a_foreign_config_stay_out_of_a_card(tmp_path):
     acceptance = {"samples": evil, "mean_emitted": 2.5, "acceptance_by_position": [0.5, evil]}
     training = {"steps": 7, "samples": {"a": evil}, "style": f"eagle\n# {evil}", "seed": evil, "acceptance": acceptance}
     (tmp_path / "config.json").write_text(json.dumps({"paradraft": {"training": training}}))
-    for kind in (pd.ParallelSpecDrafter, pd.PardDrafter):
+    for kind in (hf_paradraft.ParallelSpecDrafter, hf_paradraft.PardDrafter):
         text = render_card(tmp_path, REPO, kind.card_fields(tmp_path)).text
         assert "7 steps" in text
         assert "evil" not in text
@@ -113,13 +113,17 @@ def test_a_drafter_that_no_other_engine_takes_names_none(tmp_path):
 
 def test_cards_say_what_feature_drafters_read(tmp_path):
     for style, kind, begins in (
-        (None, pd.Eagle3Drafter, "An **EAGLE-3 drafter** for `TARGET-MODEL`: it reads the target's hidden states, "),
+        (None, hf_paradraft.Eagle3Drafter, "An **EAGLE-3 drafter** for `TARGET-MODEL`: it reads the target's hidden states, "),
         (
             "eagle",
-            pd.ParallelSpecDrafter,
+            hf_paradraft.ParallelSpecDrafter,
             "A **ParallelSpec drafter** for `TARGET-MODEL`: it reads the target's hidden states, ",
         ),
-        ("medusa", pd.ParallelSpecDrafter, "A **ParallelSpec drafter** for `TARGET-MODEL`: it reads tokens alone, shares"),
+        (
+            "medusa",
+            hf_paradraft.ParallelSpecDrafter,
+            "A **ParallelSpec drafter** for `TARGET-MODEL`: it reads tokens alone, shares",
+        ),
     ):
         (tmp_path / "config.json").write_text(json.dumps({"paradraft": {"training": {"style": style} if style else {}}}))
         text = render_card(tmp_path, REPO, kind.card_fields(tmp_path)).text
@@ -186,7 +190,7 @@ def test_the_recipe_runs_our_loop(hub, tmp_path, prompt):
     push_folder(pard_folder(tmp_path), REPO)
     target, options = tiny_model(), {"do_sample": False, "max_new_tokens": 15}
     plain = target.generate(prompt, **options)
-    drafter = pd.AutoDrafter.from_pretrained(REPO)
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(REPO)
     recipe = {"custom_generate": f"{USER}/recipe", "trust_remote_code": True}
     assert_lossless(target, drafter, prompt, plain=plain, **options, **recipe)
     assert drafter.last_stats.num_rounds > 0

@@ -14,7 +14,7 @@ from tiny import make_tokenizer, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.cli.options import open_target
 from hf_paradraft.integration.info import describe
@@ -29,13 +29,13 @@ ROOT = Path(__file__).parents[2]
 def test_pushed_layouts_are_pulled_and_stay_lossless(name, hub, tmp_path):
     folder = write(tmp_path / "drafter", *LAYOUTS[name]())
     push_folder(folder, "user/drafter")
-    drafter = pd.AutoDrafter.from_pretrained("user/drafter")
-    assert type(drafter) is type(pd.AutoDrafter.from_pretrained(folder))
+    drafter = hf_paradraft.AutoDrafter.from_pretrained("user/drafter")
+    assert type(drafter) is type(hf_paradraft.AutoDrafter.from_pretrained(folder))
     said = dict(describe("user/drafter"))
     assert said["kind"].startswith(("DFlash", "DSpark", "EAGLE-3", "P-EAGLE"))
     drafter.attach(TARGET)
     drafter.push_to_hub("user/again")
-    again = pd.AutoDrafter.from_pretrained("user/again")
+    again = hf_paradraft.AutoDrafter.from_pretrained("user/again")
     ids = torch.tensor([[1, 2, 3]])
     options = {"do_sample": False, "max_new_tokens": 12}
     assert_lossless(TARGET, again, ids, **options)
@@ -58,15 +58,15 @@ def test_a_pickle_on_the_hub_is_found(hub, tmp_path):
     folder = write(tmp_path / "drafter", *LAYOUTS["SafeAI"](), pickled=True)
     HfApi().create_repo("user/pickled")
     HfApi().upload_folder(repo_id="user/pickled", folder_path=folder)
-    assert isinstance(pd.AutoDrafter.from_pretrained("user/pickled"), pd.Eagle3Drafter)
+    assert isinstance(hf_paradraft.AutoDrafter.from_pretrained("user/pickled"), hf_paradraft.Eagle3Drafter)
 
 
 def test_parallelspec_on_the_hub(hub):
-    drafter = pd.ParallelSpecDrafter.from_target(TARGET, "eagle", 2, vocabulary=torch.arange(20))
-    drafter.speculation_config = pd.SpeculationConfig(3, 6)
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(TARGET, "eagle", 2, vocabulary=torch.arange(20))
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, 6)
     drafter.push_to_hub("user/parallelspec")
-    again = pd.AutoDrafter.from_pretrained("user/parallelspec")
-    assert again.speculation_config == pd.SpeculationConfig(3, 6)
+    again = hf_paradraft.AutoDrafter.from_pretrained("user/parallelspec")
+    assert again.speculation_config == hf_paradraft.SpeculationConfig(3, 6)
     assert dict(describe("user/parallelspec"))["style"] == "eagle"
     ids = torch.tensor([[1, 2, 3]])
     options = {"do_sample": False, "max_new_tokens": 12}
@@ -74,7 +74,7 @@ def test_parallelspec_on_the_hub(hub):
 
 
 def test_a_parallelspec_drafter_of_another_target(caplog):
-    drafter = pd.ParallelSpecDrafter.from_target(TARGET, "medusa", 2)
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(TARGET, "medusa", 2)
     drafter.attach(tiny_model("llama", seed=5, num_hidden_layers=8))
     assert "another target" in caplog.text
     with pytest.raises(ValueError, match="vocab_size 32, and this one's is 40"):
@@ -85,9 +85,9 @@ def test_a_parallelspec_drafter_of_another_target(caplog):
     with pytest.raises(ValueError, match="at most 3"):
         drafter.draft_logits(torch.tensor([[1]]), num_draft_tokens=4)
     mixture = LlamaForCausalLM(LlamaConfig(**{**TARGET.config.to_dict(), "num_hidden_layers": 1}))
-    assert pd.ParallelSpecDrafter.from_target(mixture, num_masks=1).most_drafts == 2
+    assert hf_paradraft.ParallelSpecDrafter.from_target(mixture, num_masks=1).most_drafts == 2
     with pytest.raises(ValueError, match="a mask at least"):
-        pd.ParallelSpecDrafter.from_target(TARGET, num_masks=0)
+        hf_paradraft.ParallelSpecDrafter.from_target(TARGET, num_masks=0)
 
 
 @pytest.mark.slow

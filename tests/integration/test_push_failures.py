@@ -9,7 +9,7 @@ from loopback import REPO, USER
 from tiny import pard_folder, ppd_folder, tiny_model
 from trained import train_ppd
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.integration.publish import push_folder
 
 
@@ -118,16 +118,16 @@ def test_a_card_that_is_refused_leaves_no_empty_repository(hub, tmp_path, monkey
 
 def test_repositories_that_are_no_drafters_are_refused(hub, tmp_path):
     with pytest.raises(OSError, match="neither a folder here nor a model"):
-        pd.AutoDrafter.from_pretrained(f"{USER}/missing")
+        hf_paradraft.AutoDrafter.from_pretrained(f"{USER}/missing")
     with pytest.raises(OSError, match="neither a folder here nor a model"):
-        pd.AutoDrafter.from_pretrained(f"{USER}/missing", local_files_only=True)
+        hf_paradraft.AutoDrafter.from_pretrained(f"{USER}/missing", local_files_only=True)
     push_folder(pard_folder(tmp_path), REPO)
     hub.repos["models", REPO].gated = True
     with pytest.raises(OSError, match=r"403|[gG]ated"):
-        pd.AutoDrafter.from_pretrained(REPO, cache_dir=tmp_path / "cache")
+        hf_paradraft.AutoDrafter.from_pretrained(REPO, cache_dir=tmp_path / "cache")
     plain = tmp_path / "plain"
     tiny_model().save_pretrained(plain)
     HfApi().create_repo(f"{USER}/plain")
     HfApi().upload_folder(repo_id=f"{USER}/plain", folder_path=plain)
     with pytest.raises(ValueError, match="not a PARD drafter yet"):
-        pd.AutoDrafter.from_pretrained(f"{USER}/plain")
+        hf_paradraft.AutoDrafter.from_pretrained(f"{USER}/plain")

@@ -18,7 +18,7 @@ from gradio_client.exceptions import AppError
 from tiny import make_tokenizer, tiny_model
 from transformers import AutoTokenizer
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.demo.tasks import tasks
 from hf_paradraft.hub.push import push_space
@@ -180,7 +180,7 @@ def test_a_pair_of_another_kind(tmp_path):
     target.generation_config.eos_token_id = None
     target.save_pretrained(tmp_path / "target")
     make_tokenizer(size=200).save_pretrained(tmp_path / "target")
-    pd.ParallelSpecDrafter.from_target(target, "eagle", 2).save_pretrained(tmp_path / "drafter")
+    hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 2).save_pretrained(tmp_path / "drafter")
     pair = {"TARGET": str(tmp_path / "target"), "DRAFTER": str(tmp_path / "drafter")}
     limits = {"SECONDS_PER_REQUEST": "3", "MAX_NEW_TOKENS": "30000"}
     with TOOLS["running_space"](OMP_NUM_THREADS="1", **pair, **limits) as (url, _):

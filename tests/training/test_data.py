@@ -100,15 +100,20 @@ def test_rows_of_another_shape_are_named(tokenizer, tmp_path, row, message):
         encode_rows(rows, tokenizer, max_length=20)
 
 
-def test_chats_that_a_template_refuses_stop_before_writing(tokenizer, tmp_path):
+def test_chats_that_a_template_refuses_are_left_out(tokenizer, tmp_path, caplog):
     refuse = "{% if m['content'] == 'h' %}{{ raise_exception('no h') }}{% endif %}"
     tokenizer.chat_template = "{% for m in messages %}" + refuse + "{{ m['content'] }}{% endfor %}"
     rows = [{"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "c"}]} for word in "bh"]
     file = write(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(ValueError, match=r"Row 2: The chat template refuses .*no h"):
-        encode_rows(load_rows(file), tokenizer, max_length=20)
+    assert len(encode_rows(load_rows(file), tokenizer, max_length=20)) == 1
+    assert "1 of 2 rows are left out. Row 2: The chat template refuses" in caplog.text
+    assert regenerate(tiny_model(), tokenizer, file, tmp_path / "some.jsonl", batch_size=1, max_new_tokens=2) == 1
+    assert "1 of 2 rows are left out. Prompt 2: " in caplog.text
+    worse = write(tmp_path / "worse.jsonl", [*rows, rows[1]])
+    with pytest.raises(ValueError, match=r"2 of 3 rows cannot be used. Row 2: The chat template refuses .*no h"):
+        encode_rows(load_rows(worse), tokenizer, max_length=20)
     with pytest.raises(ValueError, match=r"refuses .*: no h"):
-        regenerate(tiny_model(), tokenizer, file, tmp_path / "out.jsonl", batch_size=1, max_new_tokens=2)
+        regenerate(tiny_model(), tokenizer, worse, tmp_path / "out.jsonl", batch_size=1, max_new_tokens=2)
     assert not (tmp_path / "out.jsonl").exists()
     write(tmp_path / "out.jsonl", rows * 2)
     with pytest.raises(ValueError, match="how it was made"):

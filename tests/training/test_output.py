@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny import make_tokenizer, tiny_model
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.training.output import check_output, newest_checkpoint, replace_model
 from hf_paradraft.training.target import open_model
@@ -145,7 +145,7 @@ def test_training_never_overwrites_the_model_that_it_reads(kind, tmp_path):
 def test_the_version_option_prints_the_version():
     result = CliRunner().invoke(app, ["--version"])
     assert result.exit_code == 0
-    assert pd.__version__ in result.output
+    assert hf_paradraft.__version__ in result.output
 
 
 def test_a_parallelspec_drafter_needs_a_mask_and_a_layer(tmp_path):
@@ -156,7 +156,7 @@ def test_a_parallelspec_drafter_needs_a_mask_and_a_layer(tmp_path):
 
 
 def test_info_shows_no_control_sequences(tmp_path):
-    drafter = pd.ParallelSpecDrafter.from_target(tiny_model(dtype=torch.float32))
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(tiny_model(dtype=torch.float32))
     drafter.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config["paradraft"]["training"] = {"target": "user/\x1b[31mred\x07"}
@@ -196,3 +196,19 @@ def test_a_report_replaces_no_measurements(tmp_path):
 def test_a_negative_max_length_is_refused(tmp_path):
     command = ["train", "pard", "--model", "x", "--train-file", "y", "--output-dir", str(tmp_path / "out"), "--max-length", "-5"]
     assert "max_length must be at least 2, but is -5" in str(CliRunner().invoke(app, command).exception)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+def test_a_damaged_checkpoint_is_left_aside_by_name(name, tmp_path, caplog):
+    """It was an error without a file's name, behind a record that said that all is whole."""
+    for step in (1, 2):
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        checkpoint.mkdir()
+        save_file({"w": torch.ones(3)}, checkpoint / "model.safetensors")
+        torch.save({"w": torch.ones(3)}, checkpoint / "optimizer.pt")
+        (checkpoint / "run.json").write_text("{}")
+    assert newest_checkpoint(tmp_path, {}) == str(tmp_path / "checkpoint-2")
+    damaged = tmp_path / "checkpoint-2" / name
+    damaged.write_bytes(damaged.read_bytes()[:9])
+    assert newest_checkpoint(tmp_path, {}) == str(tmp_path / "checkpoint-1")
+    assert f"{damaged} is damaged" in caplog.text

@@ -37,7 +37,13 @@ class Handler(BaseHTTPRequestHandler):
             self.server.together.wait(20)
         reason = "length" if "long" in text else "stop"
         said = None if "think" in text else text.upper()
-        answer = {"choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": reason}]}
+        message = {"role": "assistant", "content": said}
+        if "reason" in text:
+            message["reasoning_content"] = "They ask."
+        if "call" in text:
+            calls = [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]
+            message, reason = {"role": "assistant", "content": None, "tool_calls": calls}, "tool_calls"
+        answer = {"choices": [{"message": message, "finish_reason": reason}]}
         status = 404 if "fail" in text and self.server.fails else 400 if "refuse" in text else 200
         with self.server.lock:
             self.server.open -= 1
@@ -119,3 +125,22 @@ def test_a_server_that_is_not_there_is_named(tmp_path, monkeypatch):
     prompts = written(tmp_path, "hello")
     with pytest.raises(OSError, match=r"http://127.0.0.1:9/v1/chat/completions did not answer prompt 1"):
         regenerate(Server("http://127.0.0.1:9/v1", "big", 7, 1), prompts, tmp_path / "out.jsonl")
+
+
+def test_thoughts_and_calls_of_tools_are_kept(server, tmp_path):
+    """They were left out, and the answer was no longer what the target writes."""
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    asked = ["reason and answer", "think, reason", "call it"]
+    rows = [{"messages": [{"role": "user", "content": text}], "tools": tools} for text in asked]
+    file, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    regenerate(Server(server.url, "m", 8, 1), file, output)
+    answered, thought, called = (json.loads(line) for line in output.read_text().splitlines())
+    assert answered["messages"][-1] == {
+        "role": "assistant", "content": "REASON AND ANSWER", "reasoning_content": "They ask.",
+    }  # fmt: skip
+    assert (thought["messages"][-1]["reasoning_content"], thought["messages"][-1]["content"]) == ("They ask.", "")
+    assert called["messages"][-1]["tool_calls"][0]["function"]["name"] == "weather"
+    assert [row["finished"] for row in (answered, thought, called)] == [True, False, True]
+    assert all(body["tools"] == tools for _, _, body in server.asked)
+    assert answered["tools"] == tools

@@ -8,7 +8,7 @@ from tiny import ppd_folder, tiny_model, write_gguf
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.cli import app
 
 
@@ -42,7 +42,7 @@ def test_parallelspec_is_trained_for_a_gguf_target(packed, tmp_path):
     rows += ["--eval-file", tmp_path / "rows.jsonl"]
     result = run("train", "parallelspec", *rows, "--output-dir", tmp_path / "drafter", "--num-masks", 2, "--vocab", 16)
     assert result.exit_code == 0, (result.output, result.exception)
-    assert pd.AutoDrafter.from_pretrained(tmp_path / "drafter").paradraft["training"]["acceptance"]["mean_emitted"] >= 1
+    assert hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter").paradraft["training"]["acceptance"]["mean_emitted"] >= 1
 
 
 def test_gguf_is_refused_where_ordinary_weights_are_needed(packed, tmp_path):

@@ -12,7 +12,7 @@ from tiny import MASK, make_tokenizer, tiny_model
 from trained import regenerate, train_pard, train_ppd
 from transformers import AutoModelForCausalLM, TrainingArguments
 
-import hf_paradraft as pd
+import hf_paradraft
 from hf_paradraft.drafters.pard.training import PardTrainer
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator, block_mask
 from hf_paradraft.training.rows import may_attend
@@ -55,7 +55,7 @@ def test_a_trained_drafter_drafts_several_tokens(model_dir, texts, tmp_path):
     record = drafter.paradraft["training"]
     losses = [record["eval"][f"eval_loss_depth_{depth}"] for depth in range(4)]
     assert all(loss < 0.7 for loss in losses)  # guessing is log(32) = 3.5; the end of a text cannot be foreseen
-    again = pd.AutoDrafter.from_pretrained(tmp_path / "out")
+    again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out")
     assert again.mask_token_id == MASK
     assert again.paradraft["training"]["num_depths"] == 4
     # It drafts its own continuation: a target that counts accepts several tokens.
@@ -69,7 +69,7 @@ def test_a_trained_drafter_drafts_several_tokens(model_dir, texts, tmp_path):
 def test_a_drafter_drafts_as_far_as_it_was_trained(model_dir, texts, tmp_path):
     drafter = train_pard(model_dir, texts, tmp_path / "out", max_steps=1, **{**ARGUMENTS, "num_depths": 15})
     assert drafter.speculation_config.num_draft_tokens == 15
-    assert pd.AutoDrafter.from_pretrained(tmp_path / "out").speculation_config.num_draft_tokens == 15
+    assert hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out").speculation_config.num_draft_tokens == 15
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_resume_gives_the_same_run(model_dir, texts, tmp_path):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir, attention, tmp_path):
     """A padded batch of two has the mean of all labelled rows, each computed alone; accumulated batches share their count."""
-    drafter = pd.PardDrafter.from_causal_lm(model_dir, mask_token_id=MASK, attn_implementation=attention)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(model_dir, mask_token_id=MASK, attn_implementation=attention)
     drafter.train()
     samples = [{"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (5, 9)]
     cod = CodConfig(3, 0.7, 0.2)
@@ -219,7 +219,7 @@ def test_a_target_that_fails_costs_no_training(model_dir, texts, tmp_path):
     tiny_model(dtype=torch.float32).config.save_pretrained(target)  # without weights
     with pytest.raises(OSError, match="target"):
         train_pard(model_dir, texts, tmp_path / "out", eval_file=texts, target=target, max_steps=1, **ARGUMENTS)
-    assert pd.AutoDrafter.from_pretrained(tmp_path / "out").paradraft["training"]["steps"] == 1
+    assert hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out").paradraft["training"]["steps"] == 1
 
 
 @pytest.mark.parametrize("kind", ["pard", "ppd"])
@@ -241,7 +241,7 @@ def test_files_about_former_weights_are_moved_aside(kind, model_dir, texts, tmp_
     assert not any((out / name).exists() for name in stale)
     assert {file.name: file.read_text() for file in (out / "former").iterdir()} == stale
     assert (out / "notes.txt").read_text() == (out / "LICENSE").read_text() == "mine"
-    assert pd.AutoDrafter.from_pretrained(out) is not None
+    assert hf_paradraft.AutoDrafter.from_pretrained(out) is not None
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_flex_attentions_loss_is_sdpas(tmp_path):
     losses = []
     rows = [{"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (9, 14)]
     for attention in ("sdpa", "flex_attention"):
-        drafter = pd.PardDrafter.from_causal_lm(
+        drafter = hf_paradraft.PardDrafter.from_causal_lm(
             tiny_model(head_dim=16, attn_implementation=attention, dtype=torch.float32), mask_token_id=MASK
         )
         arguments = TrainingArguments(str(tmp_path), report_to="none", max_steps=1, use_cpu=True)

@@ -1,5 +1,6 @@
 """What is learned is what the target wrote, whatever its chat template makes of answers."""
 
+import codecs
 import json
 import multiprocessing
 
@@ -7,14 +8,14 @@ import pytest
 import torch
 from filelock import FileLock
 from tiny import make_tokenizer, tiny_model
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.decoders import ByteLevel as Bytes
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 from tokenizers.pre_tokenizers import ByteLevel
 from trained import regenerate
 from transformers import PreTrainedTokenizerFast
 
-from hf_paradraft.training.data import IGNORED, encode_rows, tokenizer_hash
+from hf_paradraft.training.data import IGNORED, encode_rows, load_rows, tokenizer_hash
 
 # What Qwen3's template does with answers: a thought is shown behind the last question, an empty one where there is none.
 QWEN3 = """
@@ -158,3 +159,114 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     finally:
         done.set()
         other.join()
+
+
+REASONS = """
+{%- if tools %}{{ '<tools>' + (tools | map(attribute='name') | join(',')) + '</tools>' }}{% endif %}
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n' }}
+    {%- if m.role == 'assistant' and loop.last and m.reasoning_content %}
+        {{- '<think>\\n' + m.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}
+    {%- endif %}
+    {{- m.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' + opening }}{% endif %}"""
+
+
+def with_template(chat, template, opening=""):
+    tokenizer, _ = chat
+    tokenizer.chat_template = template.replace("opening", repr(opening))
+    return tokenizer
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("opening", ["", "<think>\n"])
+def test_thoughts_next_to_an_answer_are_learned(chat, name, opening, finished):
+    """They were left out, and the drafter learned texts that the target does not write."""
+    tokenizer = with_template(chat, REASONS, opening)
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!", name: "They greet."}]
+    thought = "They greet.\n</think>\n\nHi!" if opening else "<think>\nThey greet.\n</think>\n\nHi!"
+    expected = thought + ("<|im_end|>\n" if finished else "")
+    assert labelled(tokenizer, {"messages": messages, "finished": finished}) == expected
+
+
+def test_thoughts_that_a_template_does_not_know_stand_before_the_answer(chat):
+    tokenizer, end = chat
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!", "reasoning_content": "They greet."}]
+    opened = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    opening = "" if opened.endswith("<think>\n") else "<think>\n"
+    assert labelled(tokenizer, {"messages": messages}) == f"{opening}They greet.\n</think>\n\nHi!{end}"
+
+
+def test_a_thought_that_is_opened_twice_is_said(chat, caplog):
+    tokenizer = with_template(chat, R1)
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "<think>\nSo.\n</think>\nHi!"}]
+    labelled(tokenizer, {"messages": messages})
+    assert "has opened already" in caplog.text
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_tools_are_shown_as_the_target_saw_them(chat, packed):
+    tokenizer = with_template(chat, REASONS)
+    tools = [{"name": "weather"}, {"name": "time"}]
+    row = {
+        "messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi!"}],
+        "tools": json.dumps(tools) if packed else tools,
+    }
+    encoded = encode_rows([row], tokenizer, 4096)[0]
+    assert tokenizer.decode(encoded["input_ids"]).startswith("<tools>weather,time</tools><|im_start|>user")
+    with pytest.raises(ValueError, match="Row 1: 'tools' must be a list of JSON schemas"):
+        encode_rows([{**row, "tools": 3}], tokenizer, 4096)
+
+
+def test_regenerate_asks_with_the_tools_of_a_row(chat, tmp_path):
+    tokenizer = with_template(chat, REASONS)
+    model = tiny_model(vocab_size=len(tokenizer), max_position_embeddings=512)
+    file, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    row = {"messages": [{"role": "user", "content": "Hello"}], "tools": [{"name": "weather"}]}
+    file.write_text(json.dumps(row) + "\n")
+    regenerate(model, tokenizer, file, output, max_new_tokens=4)
+    made = json.loads(output.read_text())
+    assert made["tools"] == row["tools"]
+    assert tokenizer.decode(made["ids"]).startswith("<tools>weather</tools>")
+
+
+def test_a_chat_that_begins_with_an_assistants_turn(chat):
+    tokenizer, end = chat
+    messages = [{"role": "assistant", "content": "Welcome!"}, {"role": "user", "content": "Hello"}]
+    assert labelled(tokenizer, {"messages": [*messages, {"role": "assistant", "content": "Hi!"}]}).endswith(f"Hi!{end}")
+    assert labelled(tokenizer, {"messages": messages[:1]}) == f"Welcome!{end}"
+
+
+def test_sharegpt_is_read(chat, tmp_path):
+    tokenizer, end = chat
+    file = tmp_path / "rows.jsonl"
+    turns = [{"from": "system", "value": "Be kind."}, {"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi!"}]
+    file.write_bytes(codecs.BOM_UTF8 + json.dumps({"conversations": turns}).encode() + b"\n")  # as some editors write it
+    (row,) = load_rows(file)
+    assert [turn["role"] for turn in row["messages"]] == ["system", "user", "assistant"]
+    assert labelled(tokenizer, row) == f"Hi!{end}"
+    file.write_text(json.dumps({"conversations": [{"from": "moderator", "value": "Order!"}]}) + "\n")
+    with pytest.raises(ValueError, match=r"row 1: a turn of 'conversations' needs 'from' \(human,"):
+        load_rows(file)
+
+
+def test_a_turn_is_no_beginning_of_a_text():
+    """Metaspace puts a space before a text's first word, and each turn got one."""
+    words = ["<unk>", "<|im_start|>", "<|im_end|>", "<|sep|>", "▁", "user", "▁Hi", "Hi", "▁there", "assistant"]
+    backend = Tokenizer(Unigram([(word, -1.0) for word in words], unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="<|im_end|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|sep|>"]})
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '<|sep|>' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant<|sep|>' }}{% endif %}"
+    )
+    alone, behind = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("Hi", "<|sep|>Hi"))
+    assert alone != behind[1:]
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hi there"}]
+    encoded = encode_rows([{"messages": messages}], tokenizer, 64)[0]
+    whole = tokenizer(tokenizer.apply_chat_template(messages, tokenize=False), add_special_tokens=False)["input_ids"]
+    assert encoded["input_ids"] == whole

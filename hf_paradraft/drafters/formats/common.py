@@ -21,8 +21,9 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
         ValueError: a rotary embedding of another kind, or something that is no layer's config.
     """
     names = list(tensors)
-    if described.get("is_neox_style") is False:
-        raise ValueError("This drafter's rotary embedding is interleaved (is_neox_style false), which is not served.")
+    for name in ("is_neox_style", "rope_is_neox_style"):
+        if described.get(name) is False:
+            raise ValueError(f"This drafter's rotary embedding is interleaved ({name} false), which is not served.")
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
         if not isinstance(size := described.get(name), int):
             raise ValueError(f"The drafter's config has no {name} (it is {size!r}): save or download it again.")
@@ -32,6 +33,9 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     kind = Qwen3Config if any(name.endswith("q_norm.weight") for name in names) else LlamaConfig
     fields = (kind().to_dict().keys() | {"rope_theta", "rope_scaling", "partial_rotary_factor"}) - {"model_type", "dtype"}
     values = {name: value for name, value in described.items() if name in fields}
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(values.get(name), Mapping):
+            values[name] = _of_texts(values[name])
     kinds = described.get("layer_types")
     if kinds is not None:  # Llama's own config has none, and goes by them all the same
         values["layer_types"] = kinds[: described["num_hidden_layers"]]
@@ -45,6 +49,12 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     if values.get("head_dim") is None:
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
     return transformers_config(kind, values)
+
+
+def _of_texts(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Read rotary parameters as they are for texts: of positions in several dimensions (mrope) all are alike there."""
+    plain = {name: value for name, value in rope.items() if name not in ("mrope_section", "mrope_interleaved")}
+    return {name: "default" if value == "mrope" and name in ("type", "rope_type") else value for name, value in plain.items()}
 
 
 def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:

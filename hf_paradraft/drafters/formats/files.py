@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import LongTensor, Tensor, nn
 
-from ...files import read_json, tensor_names
+from ...files import read_json, tensor_files, tensor_names
 
 PICKLES = ("pytorch_model.bin", "warp_model.bin")
 
@@ -26,11 +26,11 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
         OSError: there are none, or a file is damaged, or a pickle of more than tensors.
     """
     if any(folder.glob("*.safetensors")):
-        tensor_names(folder)  # says which file is damaged
+        held = tensor_files(folder)
         weights: dict[str, Tensor] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            weights |= load_file(file)
-        return weights
+        for file in {*held.values()}:
+            weights |= {name: tensor for name, tensor in load_file(file).items() if held.get(name) == file}
+        return {name: weights[name] for name in held}
     pickle = folder / PICKLES[0]
     if not pickle.exists():
         raise OSError(f"{folder} has neither a .safetensors file nor a {pickle.name}: download or save it again.")

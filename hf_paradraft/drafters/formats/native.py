@@ -11,7 +11,7 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 from safetensors import safe_open
 from torch import Tensor
 
-from ...files import read_json
+from ...files import INDEX, WHOLE, read_json, tensor_files
 
 PARTS = {
     "enorm": ("enorm", "pre_fc_norm_embedding", "token_layernorm", "mtp_emb_norm"),
@@ -21,7 +21,6 @@ PARTS = {
 }
 SHARED = ("embed_tokens.", "shared_head.head.")  # copies of the target's own
 SCALE = "_scale_inv"
-INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -124,10 +123,11 @@ def unscaled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def parameter_counts(folder: Path) -> dict[str, int]:
     """Numbers of each tensor of a folder, from the files' headers; an outline of a repository says them beside its tensors."""
     counts: dict[str, int] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    held = tensor_files(folder)
+    for file in sorted({*held.values()}):
         with safe_open(file, framework="pt") as opened:
             said = opened.metadata() or {}
-            for name in opened.keys():  # noqa: SIM118  (no mapping)
+            for name in (name for name in held if held[name] == file):
                 shape = opened.get_slice(name).get_shape()
                 counts[name] = int(said.get(name, math.prod(shape)))
     return counts

@@ -64,7 +64,7 @@ NUMBER = Rule(_number, "a number above 0")
 SHARE = Rule(lambda value: _number(value) and value <= 1, "a number above 0, at most 1")
 DTYPE = Rule(lambda value: isinstance(value, str) and _is_dtype(value), "a number format of torch")
 ACTIVATION = Rule(lambda value: isinstance(value, str) and value in ACT2FN, "an activation that transformers has")
-ROPE_KINDS = ("default", *ROPE_INIT_FUNCTIONS)
+ROPE_KINDS = ("default", "mrope", *ROPE_INIT_FUNCTIONS)  # of several positions a token, a text has one
 ROPE = Rule(lambda value: isinstance(value, str) and value in ROPE_KINDS, "a rotary embedding that transformers has")
 TREE_SIZE = Rule(lambda value: value in (None, "auto") or _whole(1, MOST).holds(value), f"null, auto or a number up to {MOST}")
 WORD = Rule(lambda value: isinstance(value, str) and value.isprintable(), "a printable text")
@@ -86,7 +86,10 @@ TABLE = (
     (_optional(NUMBER), "rms_norm_eps output_multiplier input_embedding_scale final_logit_softcapping"),
     (_optional(SHARE), "partial_rotary_factor"),
     (_optional(FLAG), "attention_bias attention_k_eq_v is_causal causal use_swa use_sliding_window use_aux_hidden_state"),
-    (_optional(FLAG), "norm_before_residual norm_before_fc fc_norm norm_output sample_from_anchor is_neox_style"),
+    (
+        _optional(FLAG),
+        "norm_before_residual norm_before_fc fc_norm norm_output sample_from_anchor is_neox_style rope_is_neox_style",
+    ),
     (_optional(FLAG), "sliding_window_non_causal enable_confidence_head confidence_head_with_markov tie_word_embeddings"),
     (_optional(FLAG), "never_slower compile overlap prompt_lookup graft trace pard2 target_independent enable_moe_block"),
     (_optional(FLAG), "output_hidden_states output_attentions return_dict use_cache"),

@@ -1,7 +1,7 @@
 """What a PARD drafter's `config.json` says beside a causal LM's: its mask token, under any engine's key, and a smaller head."""
 
 from torch import LongTensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 NO_MASK = (
     "This model's config names no mask token (mask_token_id, pard_token or ptd_token_id): it is not a PARD drafter yet. To make "
@@ -10,6 +10,8 @@ NO_MASK = (
 )
 # AMD's code and TensorRT-LLM read `pard_token`, vLLM reads any of the three.
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
 
 
 def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = None) -> int:
@@ -69,3 +71,10 @@ def trim_head(model: PreTrainedModel, vocabulary: LongTensor) -> None:
     config = model.config.get_text_config()
     config.tie_word_embeddings = model.config.tie_word_embeddings = False
     model.config.draft_vocab_size = len(vocabulary)
+
+
+def mend_sampling(config: GenerationConfig) -> None:
+    """Take out of a greedy config how to sample: many models come so, and transformers does not save them again."""
+    if not config.do_sample:
+        for name in SAMPLING:
+            setattr(config, name, None)

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from ...files import INDEX, WHOLE
 from ...training.target import refuse_missing
 
 
@@ -26,6 +27,11 @@ def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTra
         raise ValueError(
             f"{folder} holds a {wanted[0]}, and its config is that of a {name}: it is no PARD drafter, which is a plain "
             "causal LM."
+        )
+    if (folder / INDEX).exists() and (folder / WHOLE).exists():
+        raise ValueError(
+            f"{folder} has weights in one piece and in several ({WHOLE}, {INDEX}), and transformers reads the former: remove "
+            "those that do not belong there."
         )
     drafter, info = load(folder, *args, config=config, output_loading_info=True, **{**kwargs, "use_safetensors": True})
     refuse_missing(info, name, folder)

@@ -26,7 +26,7 @@ from ..formats.files import names_in
 from ..formats.identify import PARD2, identify, refuse_foreign
 from ..formats.values import read_config, transformers_config
 from ..reader import MaskDrafting, check_drafts, logits_behind, read_with_masks
-from .config import MASK_KEYS, read_mask_token_id, trim_head, write_mask_token_id
+from .config import MASK_KEYS, mend_sampling, read_mask_token_id, trim_head, write_mask_token_id
 from .export import export
 from .load import load_whole
 from .pard2 import FILE, ProjectedFeatures, Projection
@@ -316,6 +316,7 @@ def _prepare(drafter: PardDrafter, mask_token_id: int, name: str) -> PardDrafter
     drafter.config.name_or_path = name
     drafter.name_or_path = name
     # What transformers' own assisted loop asks its assistant for: K tokens a round, always, however unsure.
+    mend_sampling(drafter.generation_config)
     drafter.generation_config.num_assistant_tokens = drafter.speculation_config.num_draft_tokens
     drafter.generation_config.num_assistant_tokens_schedule = "constant"
     drafter.generation_config.assistant_confidence_threshold = 0.0

@@ -18,7 +18,7 @@ from transformers.utils import logging
 from ...decoding.checks import Refused
 from ...decoding.lookup import COPIED
 from ...decoding.tree_attention import attention_windows, or_sdpa
-from ...files import read_json, tensor_names
+from ...files import names_of, read_json
 from ...hub.card import CardFields, provenance_of
 from ...names import cache_in
 from ...protocol import Drafter, SpeculationConfig
@@ -82,7 +82,7 @@ class PpdDrafter(SavedDrafter):
         """
         read_adapter(folder)
         config = PpdConfig.from_pretrained(str(folder))
-        tensor_names(folder)
+        names_of(folder / "adapter_model.safetensors")
         tensors = load_file(folder / "adapter_model.safetensors")
         if len(tensors) != 1 or next(iter(tensors.values())).shape != (config.num_ids, config.hidden_size):
             raise ValueError(f"{folder} does not hold the {config.num_ids} prompts its config speaks of: save it again.")
@@ -127,7 +127,7 @@ class PpdDrafter(SavedDrafter):
         read_adapter(folder)
         if not (folder / "adapter_model.safetensors").exists():
             raise OSError(f"{folder} has no adapter_model.safetensors: save the adapter there again.")
-        tensor_names(folder)
+        names_of(folder / "adapter_model.safetensors")
 
     @classmethod
     def card_fields(cls, folder: Path) -> CardFields:
