@@ -149,8 +149,10 @@ def names_of(file: Path) -> list[str]:
     """Read the names of a safetensors file's tensors from its header.
 
     Raises:
-        OSError: it is truncated or damaged.
+        OSError: it is missing, truncated or damaged.
     """
+    if not file.exists():
+        raise OSError(f"{file.parent} has no .safetensors file {file.name}: download or save it again.")
     try:
         with safe_open(file, framework="pt") as tensors:
             return list(tensors.keys())

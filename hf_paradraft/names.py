@@ -145,7 +145,7 @@ OUTPUT_CACHE = next(name for name in CACHE_NAMES if name in _outputs)  # what ge
 
 
 @lru_cache  # every call of generate asks
-def takes(model_type: type, name: str) -> bool:
+def takes(model_type: Any, name: str) -> bool:
     """Tell whether the forward of this class, or of one that it is derived from, has an argument called `name`."""
     owners = [owner for owner in model_type.__mro__ if "forward" in vars(owner)]
     return any(name in inspect.signature(owner.forward).parameters for owner in owners)
@@ -153,7 +153,8 @@ def takes(model_type: type, name: str) -> bool:
 
 def cache_argument(module: nn.Module) -> str | None:
     """Find what the forward of a model, or of a part of one, calls its cache; None: it takes none."""
-    return next((name for name in CACHE_NAMES if takes(type(module), name)), None)
+    kind: Any = type(module)
+    return next((name for name in CACHE_NAMES if takes(kind, name)), None)
 
 
 def with_cache(module: nn.Module, cache: Cache) -> dict[str, Cache]:

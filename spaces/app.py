@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import gradio as gr
@@ -18,10 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_paradraft import AutoDrafter, PpdDrafter, SpeculationConfig
 from hf_paradraft.bench.questions import load_questions
 from hf_paradraft.chat import encode_question
-from hf_paradraft.demo import FAMILY, GENERAL, PUBLIC
+from hf_paradraft.demo import FAMILY, GENERAL, PUBLIC, QUESTIONS
 from hf_paradraft.demo.differences import explain, first_difference
 from hf_paradraft.demo.public_model import MODEL
-from hf_paradraft.demo.tasks import CATEGORIES, tasks
 from hf_paradraft.hardware import fast_dtype
 from hf_paradraft.protocol.config import TreeSize
 
@@ -71,7 +69,7 @@ if TARGET is None or public:
 if TARGET is None:
     parent = AutoModelForCausalLM.from_pretrained(FAMILY / "draft", dtype=fast_dtype()).to(device).eval()
     METHODS["transformers' assisted generation"] = {"assistant_model": parent}
-    EXAMPLES = [next(islice(tasks(category, 1, True), 1)).prompt for category in CATEGORIES]
+    EXAMPLES = [question.turns[0] for question in load_questions(QUESTIONS, 1)]
 else:
     EXAMPLES = [question.turns[0] for question in load_questions(GENERAL)]
 

@@ -97,8 +97,6 @@ def test_bench_says_at_once_what_it_cannot_do(tmp_path):
         (["bench", "--plot", str(tmp_path / "x.foo")], "is no picture"),
         (["bench", "--parent", "somewhere"], "has its own"),
         (["bench", "--target", "a", "--drafter", "b", "--drafter", "c", "--case", "batches"], "looks at one drafter"),
-        (["plan", "--check", "4", "--prompts", "96"], "other questions"),
-        (["plan", "--check", "4", "--acceptance", "0.5"], "without --acceptance"),
     ):
         result = run(app, words)
         assert result.exit_code == 2, words

@@ -14,7 +14,7 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from hf_paradraft.demo.tasks import CATEGORIES, tasks
+from examples.family.tasks import CATEGORIES, tasks
 from hf_paradraft.drafters.pard.model import PardDrafter
 from hf_paradraft.drafters.pard.training import PardTraining
 from hf_paradraft.drafters.ppd.model import PpdDrafter

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hf_paradraft.demo.tasks import CATEGORIES, is_held_out, tasks
+from examples.family.tasks import CATEGORIES, is_held_out, tasks
 
 USER, ASSISTANT, END, MASK, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|mask|>", "<|pad|>"
 CHAT_TEMPLATE = (

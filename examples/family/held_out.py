@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from statistics import quantiles
 
+from examples.family.tasks import CATEGORIES, tasks
 from hf_paradraft.demo import QUESTIONS
-from hf_paradraft.demo.tasks import CATEGORIES, tasks
 
 RUN = 13  # words; what GPT-3's authors took for a sign of contamination (Brown et al. 2020, appendix C)
 PER_CATEGORY, CANDIDATES = 16, 6000

@@ -7,8 +7,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from examples.family.tasks import CATEGORIES, Task, tasks
 from hf_paradraft.chat import encode_question
-from hf_paradraft.demo.tasks import CATEGORIES, Task, tasks
 
 
 @dataclass

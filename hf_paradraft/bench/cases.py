@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from ..drafters.autoregressive import AutoregressiveDrafter
 from ..drafters.drafter import NamedDrafter, Variant, with_prompt_lookup
 from ..drafters.ngram import NgramDrafter
-from ..drafters.ppd.model import PpdDrafter
 from ..drafters.process import ProcessDrafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
@@ -21,14 +20,12 @@ from .methods import Method, assisted, drafted, on_cores, plain, prompt_lookup
 class Case(StrEnum):
     """Questions.
 
-    `overlap`: drafting while verifying against one after the other, a core each, and with all cores. `methods`: transformers' own
-    methods and ours. `prompts`: PPD, its trees and sizes. `batches`: ours over several prompts at
-    a time. `compiled`: both sides compiled, over static caches. `hopeless`: a drafter that knows nothing, and prompts of random
-    tokens: how much is lost?
+    `methods`: transformers' own methods and ours. `batches`: ours over several prompts at a time. `compiled`: both sides
+    compiled, over static caches. `overlap`: drafting while verifying against one after the other, a core each, and with all
+    cores. `hopeless`: a drafter that knows nothing, and prompts of random tokens: how much is lost?
     """
 
     methods = "methods"
-    prompts = "prompts"
     batches = "batches"
     compiled = "compiled"
     hopeless = "hopeless"
@@ -86,8 +83,6 @@ def methods_of(
         ValueError: a case that this drafter cannot serve.
     """
     named = _named(drafter)
-    if case == Case.prompts:
-        return [plain(), *map(drafted, next((ppd for ppd in (drafter, *others) if isinstance(ppd, PpdDrafter)), named).study())]
     if case == Case.overlap:
         overlapped = _overlapped(named.kind, drafter, max(draft_lengths))
         if parent is not None:

@@ -1,4 +1,4 @@
-"""Commands around training: regenerate, shrink, calibrate."""
+"""Commands around training: regenerate, calibrate."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,10 +15,8 @@ from .options import (
     DtypeOption,
     MaxLength,
     NewTokens,
-    Overwrite,
     Temperature,
     Threads,
-    accepting,
     console,
     open_target,
     use_threads,
@@ -28,7 +26,6 @@ app = typer.Typer()
 
 
 @app.command(
-    cls=accepting(source="prompts"),
     epilog="Example: paradraft regenerate --target DIR --prompts prompts.jsonl --output answers.jsonl, or with --invent 5000",
 )
 def regenerate(
@@ -80,9 +77,7 @@ def regenerate(
     console.print(f"{rows} rows written to {output}")
 
 
-@app.command(
-    cls=accepting(data="eval_file", model="target"), epilog="Example: paradraft calibrate my-adapter --eval-file answers.jsonl"
-)
+@app.command(epilog="Example: paradraft calibrate my-adapter --eval-file answers.jsonl")
 def calibrate(
     adapter: Annotated[Path, typer.Argument(help="Folder of a PPD adapter; its adapter_config.json is written anew.")],
     eval_file: Annotated[str, typer.Option(help="Rows it was not trained on, best answered by the model itself.")],
@@ -109,23 +104,10 @@ def calibrate(
     console.print(table)
 
 
-@app.command(
-    cls=accepting(data="train_file"),
-    epilog="Example: paradraft shrink --target DIR --output-dir small --layers 2 --vocab 8000 --train-file answers.jsonl",
-)
-def shrink(
-    target: Annotated[str, typer.Option(help="Folder or Hub id of the causal LM that has no small sibling.")],
-    output_dir: Annotated[Path, typer.Option(help="Where the small model goes.")],
-    layers: Annotated[int, typer.Option(min=1, help="N: how many of the target's layers are kept.")],
-    vocab: Annotated[int | None, typer.Option(min=1, help="V': tokens that its head guesses; default: all.")] = None,
-    train_file: Annotated[str | None, typer.Option(help="The target's answers, whose tokens are counted; with --vocab.")] = None,
-    which: Annotated[str, typer.Option(help="first, or even: layers chosen evenly.")] = "even",
-    overwrite: Overwrite = False,
-) -> None:
-    """Make a small model of some of a target's own layers, for `train pard`; with --vocab its head guesses fewer tokens."""
-    from ..drafters.pard.shrink import shrink as run
-
-    if which not in ("first", "even"):
-        raise typer.BadParameter("--which is first or even.")
-    small = run(target, output_dir, layers, vocab, train_file, which, overwrite=overwrite)  # type: ignore[arg-type]
-    console.print(f"{small.num_parameters() / 1e6:.1f} million parameters in {output_dir}")
+@app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def shrink() -> None:
+    """Say what took this command's place."""
+    raise ValueError(
+        "shrink is gone, for such drafters were slower than plain decoding: paradraft train mtp makes a layer for a model that "
+        "has no small sibling, and paradraft export FILE.gguf DIR unpacks a packed one."
+    )

@@ -10,8 +10,7 @@ from rich.table import Table
 from ..bench.cases import Case, methods_of
 from ..bench.compare import compare
 from ..bench.measure import Settings
-from ..bench.plan import measured
-from ..bench.plan import plan as predict
+from ..bench.plan import plan as forecast
 from ..bench.questions import Question, ask, load_questions, random_prompts
 from ..demo import GENERAL, QUESTIONS
 from ..names import is_recurrent_model
@@ -114,9 +113,7 @@ def bench(
     temperature: Annotated[
         list[float] | None, typer.Option("--temperature", "-t", min=0, callback=sane_temperature, help="0 is greedy; repeatable.")
     ] = None,
-    prompt_lookup: Annotated[
-        bool, typer.Option("--prompt-lookup", "--graft", help="Copied drafts too, alone and in our trees.")
-    ] = False,
+    prompt_lookup: Annotated[bool, typer.Option("--prompt-lookup", help="Copied drafts too, alone and in our trees.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 3,
     max_new_tokens: NewTokens = 128,
     threads: Threads = None,
@@ -174,65 +171,29 @@ def plan(
     drafter: AnyDrafter = None,
     questions: Questions = None,
     draft_tokens: Annotated[list[int] | None, typer.Option("-k", min=1, help="Draft lengths; repeatable.")] = None,
-    tree_nodes: Annotated[
-        list[str] | None, typer.Option("-n", help="Tree sizes, or auto; repeatable. Default: auto, without --acceptance.")
-    ] = None,
-    prompt_lookup: Annotated[bool, typer.Option("--prompt-lookup", "--graft", help="Trees with copied drafts too.")] = False,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure with.")] = 12,
     max_new_tokens: NewTokens = 128,
     acceptance: Annotated[
         float | None, typer.Option(min=0, max=1, help="Assume this share of right guesses; any small model then.")
     ] = None,
-    overlap: Annotated[
-        bool, typer.Option("--overlap", help="Drafting while verifying (PEARL) too: a device, or half of the cores, for each.")
-    ] = False,
-    check: Annotated[int, typer.Option(min=0, help="Then decode as many other prompts, and compare with the prediction.")] = 0,
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw predicted against measured here; with --check.")] = None,
     threads: Threads = None,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
-    """Predict in about a minute whether a drafter will pay on this machine, and with which draft length."""
+    """Forecast in about a minute whether chains of a drafter will pay on this machine; bench measures."""
     use_threads(threads)
-    if (plot_file is not None and check == 0) or (check > 0 and acceptance is not None):
-        raise typer.BadParameter("--plot needs --check, and --check needs a trained drafter, without --acceptance.")
-    _writable(plot_file, plot=plot_file)
     asked = _load_questions(questions, target is None, None)
-    if check > 0 and len(asked) <= prompts:
-        raise typer.BadParameter(f"--check needs other questions than the {prompts} for measuring, but there are {len(asked)}.")
     models = load(target, drafter, None, dtype, untrained=acceptance is not None)
     sample = asked[:: max(1, len(asked) // prompts)][:prompts]
-    others = [question for question in asked if question not in sample]
+    encoded = ask(sample, models.tokenizer, models.target, max_new_tokens)
     lengths = _once(draft_tokens or (2, 4, 6, 8, 12, 16))
-    sizes = _once(_size(size) for size in tree_nodes or ([] if acceptance is not None else ["auto"]))
-    plans = predict(
-        models.target,
-        models.drafter,
-        ask(sample, models.tokenizer, models.target, max_new_tokens),
-        lengths,
-        max_new_tokens,
-        acceptance,
-        overlap,
-        sizes,
-        prompt_lookup,
-    )
-    speedups: list[float] = []
-    if check > 0:
-        others = others[:: max(1, len(others) // check)][:check]
-        new = ask(others, models.tokenizer, models.target, max_new_tokens)
-        speedups = measured(models.target, new, plans, max_new_tokens)
+    plans = forecast(models.target, models.drafter, encoded, lengths, max_new_tokens, acceptance)
     best = max(plans, key=lambda entry: entry.speedup)
-    shown = Table("method", "pays if τ >", "expected τ", "× plain", *(["measured", "off by"] if speedups else []))
-    for index, entry in enumerate(plans):
-        cells = [entry.way.name, f"{entry.round_cost:.2f}", f"{entry.tau:.2f}", f"{entry.speedup:.2f}"]
-        if speedups:
-            cells += [f"{speedups[index]:.2f}", f"{entry.speedup / speedups[index] - 1:+.0%}"]
+    shown = Table("K", "pays if τ >", "expected τ", "× plain")
+    for entry in plans:
+        cells = [str(entry.num_draft_tokens), f"{entry.round_cost:.2f}", f"{entry.tau:.2f}", f"{entry.speedup:.2f}"]
         shown.add_row(*cells, style="bold green" if entry is best else "")
     console.print(shown)
     if best.speedup < 1.05:
         console.print("Drafting does not pay here: leave the drafter out, or take a smaller one.")
     else:
-        console.print(f"{best.way.name}: about {best.speedup:.1f} times plain generate, greedy, batch 1.")
-    if plot_file is not None:
-        from ..report.figures import predicted
-
-        predicted({entry.way.name: entry.speedup for entry in plans}, speedups).savefig(plot_file, dpi=120)
+        console.print(f"K = {best.num_draft_tokens}: about {best.speedup:.1f} times plain generate, greedy, batch 1.")

@@ -12,7 +12,6 @@ import typer
 from peft import PeftModel
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from typer.core import TyperCommand
 
 from ..auto import AutoDrafter
 from ..demo import FAMILY
@@ -74,28 +73,6 @@ def sane_temperature(value: Any) -> Any:
 
 
 Temperature = Annotated[float, typer.Option(min=0, callback=sane_temperature, help="0 is greedy.")]
-
-
-def accepting(**renamed: str) -> type[TyperCommand]:
-    """A command that takes old names of its options too, for one version, with a warning.
-
-    Args:
-        renamed: an option's name of today by the old one, as parameters.
-    """
-    flags = {f"--{old}".replace("_", "-"): f"--{new}".replace("_", "-") for old, new in renamed.items()}
-
-    class Accepting(TyperCommand):
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            for index, word in enumerate(args):
-                name, sign, value = word.partition("=")
-                if name in flags:
-                    err_console.print(
-                        f"{name} is called {flags[name]} now; the old name goes with the next version.", style="yellow"
-                    )
-                    args[index] = f"{flags[name]}{sign}{value}"
-            return super().parse_args(ctx, args)
-
-    return Accepting
 
 
 def open_target(name: str, placement: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

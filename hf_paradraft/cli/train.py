@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from ..drafters import KINDS
-from .options import Threads, accepting, use_threads
+from .options import Threads, use_threads
 
 # Their options are imported when one of them is asked for: training needs packages that drafting does not.
 TRAINED = {kind.kind: kind for kind in KINDS if kind.training_options is not None}
@@ -48,7 +48,7 @@ def _command(name: str) -> TyperCommand:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     program = typer.Typer(rich_markup_mode=None, add_completion=False)  # plain help: every name whole at 80 columns
     example = f"Example: paradraft train {name} {kind.example}"
-    program.command(name, help=kind.__doc__, epilog=example, cls=accepting(**kind.renamed))(run)
+    program.command(name, help=kind.__doc__, epilog=example)(run)
     return cast(TyperCommand, get_command(program))
 
 

@@ -180,6 +180,8 @@ def _tell(
             f"{type(drafter).__name__} reads the target's hidden states, and those of the tokens that the cache came with "
             "are not known: it drafts without them, and fewer of its guesses will be right."
         )
+    if config.prompt_lookup and drafter.guesses_in_target:
+        logger.warning_once(f"{type(drafter).__name__} has rows of its own in each draft: nothing is copied (prompt_lookup).")
     if config.prompt_lookup and rule == "rejection":
         logger.warning_once("acceptance='rejection' wants its drafts drawn: nothing is copied (prompt_lookup).")
     if config.tree_size is not None and not verifier.branches:

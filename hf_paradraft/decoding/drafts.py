@@ -13,12 +13,11 @@ from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Pre
 from ..protocol.config import MAX_TREE, TreeSize
 from .budget import Budget
 from .growing import GrowingDraft, grow
-from .lookup import COPIED, Copied, PromptLookup, with_copied, with_copied_beside_prompts
+from .lookup import COPIED, Copied, PromptLookup, with_copied
 from .sampling import cut, sequential_choice, to_target, warp, widen
 from .trees import best_first_tree, likely_path, part, sampled_tree
 
 logger = logging.get_logger(__name__)
-WORTH_COPYING = 0.35  # chance that a copied token behind a sparse tree is reached
 
 
 class DraftBuilder:
@@ -253,11 +252,8 @@ class DraftBuilder:
     def _with_copied(self, draft: Draft, prefix: Prefix, copied: Copied, size: TreeSize) -> Draft:
         """A sequence's draft with what can be copied, where that promises more; a tree may become deeper than K by it."""
         tokens, acceptance = copied
-        if not tokens:
+        if not tokens or draft.prompt_rows is not None:  # a sparse tree holds what pays next to its prompts
             return draft
-        if draft.prompt_rows is not None:
-            count = int((numpy.cumprod(acceptance) >= WORTH_COPYING).sum())
-            return with_copied_beside_prompts(draft, (tokens[:count], acceptance[:count])) if count else draft
         if size is not None:
             if draft.acceptance is None and len(draft):
                 return draft  # tokens of which nobody says how likely they are

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import LongTensor, cat
+from torch import LongTensor
 
 from ..protocol import Draft
-from ..protocol.draft import PromptRows
 from .trees import part
 
 Copied = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
@@ -83,8 +82,14 @@ class PromptLookup:
         return [], []
 
 
-def _join(draft: Draft, copied: Copied) -> tuple[list[int], list[int], list[float], int]:
-    """Ids, parents and acceptance of a tree with a chain in it, new nodes last; and the chain's end."""
+def with_copied(draft: Draft, copied: Copied, size: int) -> Draft:
+    """A tree with a copied chain in it: nodes that both have count once, and the `size` most probable ones stay.
+
+    Args:
+        draft: with `acceptance`, not drawn.
+        copied: the chain, from the last known token on.
+        size: nodes at most.
+    """
     ids, parents, acceptance = list(draft.token_ids), list(draft.parents), list(draft.acceptance or [0.5] * len(draft))
     end = -1
     for token, chance in zip(*copied, strict=True):
@@ -97,33 +102,7 @@ def _join(draft: Draft, copied: Copied) -> tuple[list[int], list[int], list[floa
         else:
             acceptance[node] = max(acceptance[node], chance)
         end = node
-    return ids, parents, acceptance, end
-
-
-def with_copied(draft: Draft, copied: Copied, size: int) -> Draft:
-    """A tree with a copied chain in it: nodes that both have count once, and the `size` most probable ones stay.
-
-    Args:
-        draft: with `acceptance`, not drawn.
-        copied: the chain, from the last known token on.
-        size: nodes at most.
-    """
-    ids, parents, acceptance, _ = _join(draft, copied)
     joined = Draft(draft.tokens.new_tensor(ids), parents, None, acceptance)
     chances = joined.path_probability
     # Where chances are equal the order stays: parents before children.
     return part(joined, sorted(range(len(ids)), key=lambda node: -chances[node])[:size])
-
-
-def with_copied_beside_prompts(draft: Draft, copied: Copied) -> Draft:
-    """A tree with prompt rows and a copied chain behind it, and all prompts below the chain's end: guesses go on from there."""
-    rows = draft.prompt_rows
-    ids, parents, acceptance, end = _join(draft, copied)
-    if not (added := len(ids) - len(draft)):
-        return draft
-    above = [parent if parent < len(draft) else parent + added for parent in rows.parents]
-    count, first = len(rows.all_prompts), len(ids) + len(above)
-    above += [end if prompt < rows.num_ensembles else first + prompt - rows.num_ensembles for prompt in range(count)]
-    embeddings = cat([rows.embeddings.to(rows.all_prompts), rows.all_prompts])
-    more = PromptRows([*rows.nodes, *[end] * count], above, embeddings, rows.all_prompts, rows.num_ensembles)
-    return Draft(draft.tokens.new_tensor(ids), parents, None, acceptance, more)

@@ -14,7 +14,7 @@ from ..decoding.tree_attention import attention_windows, or_sdpa
 from ..files import local_folder, tensor_names
 from ..hub.card import provenance_of
 from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
-from ..training.target import refuse_missing, refuse_trimmed
+from ..training.target import refuse_missing
 from ..whole_files import write_json
 from .drafter import SavedDrafter
 from .formats.values import read_config
@@ -41,7 +41,6 @@ class AutoregressiveDrafter(SavedDrafter):
     fits = "transformers with hf_paradraft; as a plain model, any engine's autoregressive speculation"
 
     def __init__(self, model: PreTrainedModel, speculation_config: SpeculationConfig | None = None):
-        refuse_trimmed(model.config.to_dict(), model.name_or_path)
         check_drafts(model)
         if attention_windows(model) is None:
             raise ValueError(
@@ -88,7 +87,6 @@ class AutoregressiveDrafter(SavedDrafter):
             OSError, ValueError: it is damaged, incomplete, or cannot draft so.
         """
         described = read_config(folder)
-        refuse_trimmed(described, folder)
         options = provenance_of(described).get("speculation_config") if cls.recognises(folder) else None
         tensor_names(folder)
         loaded, info = AutoModelForCausalLM.from_pretrained(

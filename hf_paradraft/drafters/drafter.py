@@ -68,14 +68,6 @@ class NamedDrafter(Drafter):
         ]
         return [*chains, *trees]
 
-    def study(self) -> list[Variant]:
-        """A comparison of its own.
-
-        Raises:
-            ValueError: there is none.
-        """
-        raise ValueError("The case 'prompts' needs calibrated prompt tokens: paradraft calibrate, then --drafter ADAPTER.")
-
     def untrained(self) -> Drafter:
         """One of the same shape that knows nothing.
 

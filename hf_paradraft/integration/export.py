@@ -3,8 +3,12 @@
 from enum import StrEnum
 from pathlib import Path
 
+import torch
+
 from ..drafters import kind_of_folder
 from ..files import local_folder
+from ..training.output import replace_model
+from ..training.target import is_packed, open_model, open_tokenizer
 
 
 class Engine(StrEnum):
@@ -19,7 +23,7 @@ def export(source: str | Path, output: Path, engine: Engine, target: str | None 
     """Write a drafter's folder for `engine`, checked for what that trips over, and say how to run it there.
 
     Args:
-        source: folder or Hub id of a drafter.
+        source: folder or Hub id of a drafter; or a `.gguf` file of a causal LM, which becomes a folder of ordinary weights.
         output: a new folder.
         engine: who loads it.
         target: folder or Hub id; its vocabulary has to be the drafter's in vLLM and TensorRT-LLM.
@@ -34,5 +38,20 @@ def export(source: str | Path, output: Path, engine: Engine, target: str | None 
     """
     if output.exists():
         raise ValueError(f"{output} exists: give a new folder.")
+    if is_packed(source):
+        return _unpack(source, output)
     folder = local_folder(source, {}, also=("*.bin",))
     return kind_of_folder(folder).export(folder, output, str(engine), target, pad)
+
+
+def _unpack(source: str | Path, output: Path) -> str:
+    """Write a packed model as a folder of ordinary weights, and say how to use it."""
+    model, tokenizer = open_model(source, whole=True, dtype=torch.float32), open_tokenizer(source)
+    model.config.__dict__.pop("quantization_config", None)
+
+    def save(folder: Path) -> None:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    replace_model(output, save)
+    return f"paradraft train mtp --target {output} --train-file answers.jsonl --output-dir my-layer"

@@ -4,8 +4,7 @@ from .config import SpeculationConfig
 from .draft import Draft, PromptRows
 from .drafter import Drafter, Drafting, Observation, Prefix
 from .guess import Guess, GuessedLogits, GuessedTokens
-from .stats import Round, RoundTrace, SequenceRound, SpeculationStats
-from .streamer import RoundStreamer
+from .stats import Round, RoundStreamer, RoundTrace, SequenceRound, SpeculationStats
 
 __all__ = [
     "Draft",

@@ -14,15 +14,11 @@ class PromptRows:
         nodes: for each of R rows the node that it belongs to; -1 is the last known token.
         parents: what each of them sees, with that one's ancestors: a node of N, or `N + r` for row `r`.
         embeddings: `(R, hidden)`, their inputs.
-        all_prompts: `(m·E, hidden)`, inputs of all prompts below one node; row `i·E + e` is prompt `i` of ensemble `e`.
-        num_ensembles: E; a row sees its node, and those before it of its own ensemble.
     """
 
     nodes: list[int]
     parents: list[int]
     embeddings: Tensor
-    all_prompts: Tensor
-    num_ensembles: int = 1
 
 
 @dataclass

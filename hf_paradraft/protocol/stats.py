@@ -1,8 +1,10 @@
 """What happened in a `generate` call: per round, per position, and where the time went."""
 
+from abc import abstractmethod
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
+from ..names import BaseStreamer
 from .draft import Draft
 
 
@@ -168,3 +170,14 @@ class SpeculationStats:
         if self.hidden_seconds:
             lines.append(f"hidden          {self.hidden_seconds:.3f} s of drafting ran during verifications")
         return "\n".join(lines)
+
+
+class RoundStreamer(BaseStreamer):
+    """A streamer that gets each round as one; any other gets the tokens one by one, as in plain decoding.
+
+    `put` gets the prompt, as from plain decoding, and nothing else.
+    """
+
+    @abstractmethod
+    def put_round(self, tokens: list[int], num_accepted: int) -> None:
+        """Take a round's new tokens, of which the first `num_accepted` were drafted."""

@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .palette import BLUE, GREEN, GREY, ORANGE
+from .palette import BLUE, GREEN, ORANGE
 from .records import Record
 from .tables import groups
 
@@ -137,19 +137,6 @@ def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
     axes.plot(latency["rows"], [seconds / latency["seconds"][0] for seconds in latency["seconds"]], marker="o", color=BLUE)
     _by_powers_of_two(axes, latency["rows"])
     axes.set(xlabel="new tokens in a target forward", ylabel="time ÷ that of one token", ylim=(0, None))
-    return figure
-
-
-def predicted(expected: Mapping[str, float], measured: Sequence[float]) -> Figure:
-    """Predicted speed-up by method against the measured ones, with a band of 10 %."""
-    figure, axes = _canvas(4.4, 4.2)
-    top = 1.15 * max(*measured, *expected.values())
-    axes.fill_between([0, top], [0, 0.9 * top], [0, 1.1 * top], color=GREY, alpha=0.2, label="± 10 %")
-    axes.plot([0, top], [0, top], color=GREY, linewidth=0.8)
-    for (name, speedup), value in zip(expected.items(), measured, strict=True):
-        axes.scatter(value, speedup, label=name, zorder=2)
-    axes.set(xlabel="measured speed-up", ylabel="predicted speed-up", xlim=(0, top), ylim=(0, top))
-    axes.legend(loc="upper left", fontsize="small")
     return figure
 
 

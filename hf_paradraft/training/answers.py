@@ -152,7 +152,7 @@ class Target:
         ids, ended = until_end(ids, end_tokens(self.model))
         unlabelled = {"prompt_tokens": len(prompt)} if "messages" in row else {}
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return answered(row, text, ended, ids=[*prompt, *ids], tokenizer=self.hash, **unlabelled)
+        return answered(row, text, ended, {}, ids=[*prompt, *ids], tokenizer=self.hash, **unlabelled)
 
 
 def batches(lengths: dict[int, int], max_new_tokens: int, batch_size: int, num_slots: int) -> Iterator[list[int]]:

@@ -64,7 +64,6 @@ class TrainingOptions(ABC):
     kind: ClassVar[str]
     example: ClassVar[str]
     optimiser: ClassVar[str | None] = None  # where it is another one than `optim` says
-    renamed: ClassVar[dict[str, str]] = {}  # old names of options, which the command line takes for one version
 
     train_file: str = option("JSON lines with 'text' or 'messages', or a Hub dataset; best answered by the target.")
     output_dir: Path = option("Where the drafter and its checkpoints go.")

@@ -1,6 +1,6 @@
 """Opening the causal LM that answers, and that drafters are trained for: a folder, a Hub id, or a `.gguf` file."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,25 +44,7 @@ def refuse_packed(name: str | Path, why: str) -> None:
     """
     if is_packed(name):
         raise ValueError(
-            f"{name} is a packed file, and {why}: paradraft shrink --target {name} --layers N, with N the number of its layers, "
-            "makes a folder of ordinary weights of it."
-        )
-
-
-def refuse_trimmed(config: Mapping[str, Any], name: str | Path) -> None:
-    """Refuse a drafter with a head over fewer tokens where a model that writes text by itself is wanted.
-
-    Args:
-        config: of `config.json`.
-        name: what to call it.
-
-    Raises:
-        ValueError: it is one.
-    """
-    if (size := config.get("draft_vocab_size")) is not None:
-        raise ValueError(
-            f"{name or 'This model'} guesses {size} of its target's tokens (paradraft shrink --vocab): it is no model by itself, "
-            "and drafts as a PardDrafter once it is trained. Shrink without --vocab for a model that can do without."
+            f"{name} is a packed file, and {why}: paradraft export {name} DIR makes a folder of ordinary weights of it."
         )
 
 
@@ -125,8 +107,6 @@ def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreT
         with _reading(name):
             return AutoModelForCausalLM.from_pretrained(Path(name).parent, **{**loading, **packed, **file}).eval()
     adapted = find_adapter_config_file(name) is not None
-    if not adapted:
-        refuse_trimmed(PreTrainedConfig.get_config_dict(name)[0], name)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(name, **loading, trust_remote_code=False, output_loading_info=True)
     except SafetensorError as error:

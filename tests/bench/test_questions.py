@@ -8,10 +8,10 @@ from tiny import tiny_model
 from transformers import AutoTokenizer
 
 from examples.family.held_out import lessons, pretraining, runs
+from examples.family.tasks import CATEGORIES, is_held_out
 from hf_paradraft.bench.questions import Question, ask, load_questions
 from hf_paradraft.chat import encode_question
 from hf_paradraft.demo import FAMILY, GENERAL, QUESTIONS
-from hf_paradraft.demo.tasks import CATEGORIES, is_held_out
 
 
 def write(file, *rows):

@@ -77,7 +77,6 @@ def test_chains_over_a_recurrent_state(name):
 def test_prompts_in_pieces(name, monkeypatch):
     """The state goes on from piece to piece."""
     target, seen = target_of(name), []
-    check_reads(target, several=False)  # once for each target
     ids = torch.randint(1, 30, (1, 29), generator=torch.Generator().manual_seed(1))
     plain = target.generate(ids, do_sample=False, max_new_tokens=30)
     forward = target.forward
@@ -88,6 +87,8 @@ def test_prompts_in_pieces(name, monkeypatch):
         return forward(input_ids, *args, **kwargs)
 
     monkeypatch.setattr(target, "forward", watched)
+    check_reads(target, several=False)  # once for each target as it is called
+    seen.clear()
     options = {"do_sample": False, "max_new_tokens": 30, "prefill_chunk_size": 6}
     assert_lossless(target, near_copy(tiny_model()), ids, plain=plain, **options)
     assert [size for size in seen if size > 4][:4] == [6] * 4

@@ -1,19 +1,15 @@
 """PARD drafters that read features (PARD-2), and those that guess fewer ids than their targets have."""
 
-import copy
 import json
 
 import pytest
 import torch
 from lossless import assert_lossless
 from published import features_behind, guesses_of_a_call
-from safetensors.torch import load_file
-from scipy.stats import chisquare
-from tiny import MASK, VOCAB, make_tokenizer, near_copy, tiny_model
+from tiny import MASK, VOCAB, make_tokenizer, near_copy, pard_folder, tiny_model
 
 import hf_paradraft
 from hf_paradraft.drafters import kind_of_folder
-from hf_paradraft.drafters.pard.config import trim_head
 from hf_paradraft.training.vocabulary import most_frequent
 
 TARGET = tiny_model("llama", num_hidden_layers=4, dtype=torch.float32)
@@ -117,14 +113,6 @@ def test_pard2_folders_that_do_not_fit_are_refused(tmp_path):
         drafter.draft_logits(torch.tensor([[1, 2]]))
 
 
-def trimmed(target, size=20):
-    drafter = near_copy(target, 0.02)
-    ids = most_frequent([[3, 3, 3, 5, 5, 7], [7, 7, 7, 7]], size, [30], VOCAB)
-    model = copy.deepcopy(drafter)
-    trim_head(model, ids)
-    return hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=MASK), drafter, ids
-
-
 def test_the_most_frequent_ids():
     assert most_frequent([[9, 9, 4], [4, 9, 2]], 3, [30], VOCAB).tolist() == [4, 9, 30]
     assert most_frequent([[9]], 4, [30, 31], VOCAB).tolist() == [0, 9, 30, 31]
@@ -133,86 +121,9 @@ def test_the_most_frequent_ids():
             most_frequent([[1]], size, [30, 31], VOCAB)
 
 
-@torch.no_grad()
-def test_a_trimmed_head_guesses_what_the_whole_one_does(tmp_path):
-    drafter, whole, ids = trimmed(TARGET)
-    text = torch.tensor([[1, 2, 3, 4]])
-    expected = whole.draft_logits(text, num_draft_tokens=3)[..., ids]
-    assert torch.equal(drafter.draft_logits(text, num_draft_tokens=3), expected)
-    drafter.save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
-    again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
-    assert torch.equal(again.vocabulary, ids)
-    assert torch.equal(again.draft_logits(text, num_draft_tokens=3), expected)
-    assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].shape == (20, 32)
-    kind = kind_of_folder(tmp_path)
-    kind.check_folder(tmp_path)
-    assert dict(kind.describe(tmp_path))["guesses ids"].startswith("20 of 32")
-    with pytest.raises(ValueError, match="writes no text by itself"):
-        again.generate(text)
-    from hf_paradraft.integration.export import Engine, export
-
-    with pytest.raises(ValueError, match="20 of 32 ids"):
-        export(tmp_path, tmp_path / "out", Engine.vllm)
-
-
-@pytest.mark.parametrize("size", [None, 9, "auto"])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_trimmed_drafter_changes_nothing(size, batch):
-    drafter, _, _ = trimmed(TARGET)
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, size, never_slower=size == "auto")
-    prompts = torch.tensor([[7, 8, 9], [1, 2, 3]])[:batch]
-    options = {"do_sample": False, "max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None}
-    assert_lossless(TARGET, drafter, prompts, **options)
-    assert_lossless(TARGET, drafter, prompts[:1], seed=1, **{**options, "do_sample": True})
-
-
-def test_a_trimmed_drafter_in_transformers_own_loop():
-    from hf_paradraft.integration import hook
-
-    drafter, _, _ = trimmed(TARGET)
-    text = torch.tensor([[1, 2, 3]])
-    candidates = hf_paradraft.PardCandidateGenerator(drafter, max_length=12)
-    ids, logits = candidates.get_candidates(text)
-    assert logits.shape[-1] == VOCAB
-    assert ids.shape[1] == 11
-    assert hook.install()
-
-
-@pytest.mark.slow
-def test_a_trimmed_drafter_under_rejection():
-    """In distribution: the first two tokens of many calls against the target's own."""
-    target = tiny_model("llama", vocab_size=6, initializer_range=0.9, eos_token_id=None, dtype=torch.float32)
-    drafter = near_copy_of(target)
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(2, 4, acceptance="rejection", never_slower=False)
-    prompt = torch.tensor([[1, 2]])
-    with torch.no_grad():
-        first = target(prompt).logits[0, -1].softmax(-1)
-        second = torch.stack([target(torch.tensor([[1, 2, a]])).logits[0, -1].softmax(-1) for a in range(6)])
-        third = torch.stack(
-            [torch.stack([target(torch.tensor([[1, 2, a, b]])).logits[0, -1].softmax(-1) for b in range(6)]) for a in range(6)]
-        )
-    exact = (first[:, None, None] * second[:, :, None] * third).flatten().double()
-    counts = torch.zeros(216)
-    torch.manual_seed(0)
-    rows, calls = 500, 3
-    draws = rows * calls
-    sampling = {"do_sample": True, "top_k": 0, "max_new_tokens": 3, "min_new_tokens": 3, "num_return_sequences": rows}
-    for _ in range(calls):
-        a, b, c = target.generate(prompt, **sampling, assistant_model=drafter)[:, 2:].T
-        counts.index_put_((36 * a + 6 * b + c,), torch.ones(rows), accumulate=True)
-    merged = exact * draws >= 5
-    seen = torch.cat([counts[merged], counts[~merged].sum()[None]])
-    expected = torch.cat([exact[merged], exact[~merged].sum()[None]]) * draws
-    keep = expected > 0
-    assert chisquare(seen[keep].numpy(), (expected[keep] / expected[keep].sum() * draws).numpy()).pvalue > 1e-3
-
-
-def near_copy_of(target):
-    torch.manual_seed(3)
-    model = copy.deepcopy(target)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    trim_head(model, torch.tensor([0, 2, 3, 5]))
-    return hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=4)
+def test_a_drafter_of_some_tokens_alone_is_refused(tmp_path):
+    folder = pard_folder(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "draft_vocab_size": 12}))
+    with pytest.raises(ValueError, match="train an MTP layer"):
+        hf_paradraft.AutoDrafter.from_pretrained(folder)

@@ -42,13 +42,13 @@ def samples(count=24, length=18):
     return Dataset.from_list([{"input_ids": ids, "labels": [-100] * 3 + ids[3:], "length": length} for ids in texts])
 
 
-def trainer_of(tmp_path, model=None, e=1, points=32, hard_labels=False, **arguments):
+def trainer_of(tmp_path, model=None, e=1, points=32, **arguments):
     torch.manual_seed(0)
     model = model or get_peft_model(tiny_model(dtype=torch.float32), PpdConfig(num_prompt_tokens=2, num_ensembles=e))
     settings = {"per_device_train_batch_size": 8, "report_to": "none", "use_cpu": True, "save_strategy": "no", **arguments}
     settings = {"learning_rate": 0.05, "logging_strategy": "no", "disable_tqdm": True, **settings}
     arguments = TrainingArguments(output_dir=str(tmp_path), **settings)
-    return PpdTrainer(model, arguments, points, 0.8, hard_labels, train_dataset=samples(), eval_dataset=samples(8))
+    return PpdTrainer(model, arguments, points, 0.8, train_dataset=samples(), eval_dataset=samples(8))
 
 
 @pytest.mark.parametrize("e", [1, 2])
@@ -106,14 +106,13 @@ def test_only_answers_are_guessed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hard_labels", [False, True])
-def test_training_lowers_its_loss(tmp_path, hard_labels):
-    trainer = trainer_of(tmp_path, points=8, hard_labels=hard_labels, max_steps=120, learning_rate=0.1)
+def test_training_lowers_its_loss(tmp_path):
+    trainer = trainer_of(tmp_path, points=8, max_steps=120, learning_rate=0.1)
     base_before = trainer.model.get_base_model().lm_head.weight.clone()
     before = trainer.evaluate()
     trainer.train()
     after = trainer.evaluate()
-    assert after["eval_loss"] < (0.98 if hard_labels else 0.95) * before["eval_loss"]  # the texts are random
+    assert after["eval_loss"] < 0.95 * before["eval_loss"]  # the texts are random
     assert set(after) == {"eval_loss", "eval_@1_top1", "eval_@1_top5", "eval_@2_top1", "eval_@2_top5"}
     assert after["eval_@1_top1"] <= after["eval_@1_top5"] <= 1
     assert torch.equal(base_before, trainer.model.get_base_model().lm_head.weight)

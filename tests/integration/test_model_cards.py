@@ -98,19 +98,6 @@ def test_cards_speak_of_this_drafter_alone(tmp_path):
     assert "vllm serve TARGET-MODEL" in card.text
 
 
-def test_a_drafter_that_no_other_engine_takes_names_none(tmp_path):
-    """Of a trimmed head neither the card nor `info` promises what `export` refuses."""
-    folder = pard_folder(tmp_path)
-    assert "vLLM and TensorRT-LLM with a target" in dict(describe(folder))["fits"]
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "draft_vocab_size": 12}))
-    text = card_of(folder, REPO).text
-    assert "guesses 12 of 32 ids" in text
-    for promise in ("vllm serve", "decoding_type", "paradraft export"):
-        assert promise not in text
-    assert "have no place for" in dict(describe(folder))["guesses ids"]
-
-
 def test_cards_say_what_feature_drafters_read(tmp_path):
     for style, kind, begins in (
         (None, hf_paradraft.Eagle3Drafter, "An **EAGLE-3 drafter** for `TARGET-MODEL`: it reads the target's hidden states, "),

@@ -19,7 +19,7 @@ LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-LIMITS = {"loop files": 30, "loop tokens": 30_200, "package tokens": 135_700}
+LIMITS = {"loop files": 31, "loop tokens": 31_800, "package tokens": 133_000}
 
 
 def docstrings(tree: ast.Module) -> set[tuple[int, int]]:

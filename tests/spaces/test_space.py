@@ -19,8 +19,8 @@ from tiny import make_tokenizer, tiny_model
 from transformers import AutoTokenizer
 
 import hf_paradraft
+from examples.family.tasks import tasks
 from hf_paradraft.demo import FAMILY
-from hf_paradraft.demo.tasks import tasks
 from hf_paradraft.hub.push import push_space
 
 ROOT = Path(__file__).parents[2]

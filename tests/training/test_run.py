@@ -1,8 +1,6 @@
 """A training run of any kind: what it checks first, what it goes on from, and what it leaves behind when it fails."""
 
-import json
 import shutil
-from dataclasses import fields
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
 from hf_paradraft.cli.train import TRAINED
-from hf_paradraft.drafters.ppd.training import PpdTraining
 from hf_paradraft.training.epochs import ResumableTrainer
 
 OPTIONS = {"per_device_train_batch_size": 4, "use_cpu": True, "max_length": 64, "save_steps": 2, "lr_scheduler_type": "constant"}
@@ -131,15 +128,3 @@ def test_every_option_can_be_read_at_80_columns(kind):
         name, _, said = " ".join(words.split()).partition("> " if "<" in words else " ")
         assert "…" not in name
         assert len(said.split()) >= 3, f"--{name} has no help"
-
-
-def test_old_names_of_options_are_taken_with_a_warning(folder, capfd):
-    assert PpdTraining.renamed == {"model": "target"}
-    assert "target" in {item.name for item in fields(PpdTraining)}
-    common = ["--train-file", str(folder / "rows.jsonl"), "--max-steps", "1", "--max-length", "64"]
-    for words in (["--model", str(folder / "target")], [f"--model={folder / 'target'}"]):
-        out = folder / f"out{len(words)}"
-        result = CliRunner().invoke(app, ["train", "ppd", *words, *common, "--output-dir", str(out)])
-        assert result.exit_code == 0, result.output
-        assert json.loads((out / "paradraft.json").read_text())["training"]["steps"] == 1
-        assert "--model is called --target now" in capfd.readouterr().err + result.output

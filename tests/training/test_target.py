@@ -28,8 +28,8 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_shrinking_gguf_to_all_layers_keeps_its_logits(packed, model, tmp_path):
-    result = run("shrink", "--target", packed, "--output-dir", tmp_path / "whole", "--layers", 2)
+def test_unpacking_gguf_keeps_its_logits(packed, model, tmp_path):
+    result = run("export", packed, tmp_path / "whole")
     assert result.exit_code == 0, (result.output, result.exception)
     ids = torch.tensor([[1, 2, 3]])
     torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(tmp_path / "whole")(ids).logits, model(ids).logits)
@@ -49,7 +49,7 @@ def test_gguf_is_refused_where_ordinary_weights_are_needed(packed, tmp_path):
     rows = tmp_path / "rows.jsonl"
     for command in (
         ("train", "pard", "--model", packed, "--train-file", rows, "--output-dir", tmp_path / "out"),
-        ("train", "ppd", "--model", packed, "--train-file", rows, "--output-dir", tmp_path / "out"),
+        ("train", "ppd", "--target", packed, "--train-file", rows, "--output-dir", tmp_path / "out"),
         ("calibrate", ppd_folder(tmp_path), "--eval-file", rows, "--target", packed),
     ):
         result = run(*command)
@@ -59,6 +59,10 @@ def test_gguf_is_refused_where_ordinary_weights_are_needed(packed, tmp_path):
 
 
 def test_a_missing_gguf_file_is_refused(packed, tmp_path):
-    result = run("shrink", "--target", tmp_path / "none.gguf", "--output-dir", tmp_path / "out", "--layers", 2)
+    result = run("export", tmp_path / "none.gguf", tmp_path / "out")
     assert "There is no file" in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_shrink_says_what_to_use_instead():
+    assert "paradraft train mtp" in str(run("shrink", "--target", "m", "--layers", 2).exception)

@@ -1,7 +1,6 @@
-"""What a PARD drafter's `config.json` says beside a causal LM's: its mask token, under any engine's key, and a smaller head."""
+"""What a PARD drafter's `config.json` says beside a causal LM's: its mask token, under any engine's key."""
 
-from torch import LongTensor, nn
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig
 
 NO_MASK = (
     "This model's config names no mask token (mask_token_id, pard_token or ptd_token_id): it is not a PARD drafter yet. To make "
@@ -48,29 +47,6 @@ def write_mask_token_id(config: PreTrainedConfig, mask_token_id: int) -> None:
     for key in MASK_KEYS:
         setattr(config, key, mask_token_id)
     config.spd_type = "pard2" if getattr(config, "spd_type", None) == "pard2" else "pard"
-
-
-def trim_head(model: PreTrainedModel, vocabulary: LongTensor) -> None:
-    """Keep the rows of the head that guess `vocabulary`, in place (FR-Spec; VocabTrim): a small drafter is mostly head.
-
-    The embedding stays whole, and is no longer tied to it. Row `j` of the head guesses the id `draft_vocabulary[j]`; these are
-    saved with the model.
-
-    Args:
-        model: a causal LM.
-        vocabulary: int64 `(V',)`, rising ids.
-    """
-    head = model.get_output_embeddings()
-    rows = head.weight.detach()[vocabulary.to(head.weight.device)]
-    trimmed = nn.Linear(head.in_features, len(vocabulary), bias=head.bias is not None, device=rows.device, dtype=rows.dtype)
-    trimmed.weight = nn.Parameter(rows)
-    if head.bias is not None:
-        trimmed.bias = nn.Parameter(head.bias.detach()[vocabulary.to(rows.device)])
-    model.set_output_embeddings(trimmed)
-    model.register_buffer("draft_vocabulary", vocabulary)
-    config = model.config.get_text_config()
-    config.tie_word_embeddings = model.config.tie_word_embeddings = False
-    model.config.draft_vocab_size = len(vocabulary)
 
 
 def mend_sampling(config: GenerationConfig) -> None:

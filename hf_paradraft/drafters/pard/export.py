@@ -30,11 +30,6 @@ def export(pard: Any, folder: Path, output: Path, engine: str, target: str | Non
     config = read_config(folder)
     if config.get("pard2") or config.get("spd_type") == "pard2":
         return _convert_pard2(folder, output, engine)
-    if "draft_vocab_size" in config and engine != "transformers":
-        raise ValueError(
-            f"This drafter guesses {config['draft_vocab_size']} of {config['vocab_size']} ids, which {engine} has no place for: "
-            "train one with a whole head for it."
-        )
     drafter = pard.from_pretrained(folder, dtype="auto")
     if target is not None:
         refuse_packed(target, "its config is read")

@@ -14,7 +14,7 @@ from torch import LongTensor
 from transformers import AutoConfig, Cache, LogitsProcessorList, PreTrainedConfig, PreTrainedModel
 
 from ...decoding.cache import empty_cache, is_recurrent
-from ...decoding.sampling import sequential_choice, widen
+from ...decoding.sampling import sequential_choice
 from ...files import tensor_names
 from ...hub.card import provenance_of
 from ...names import MODEL_FOR_CAUSAL_LM_MAPPING, OUTPUT_CACHE, GenerateDecoderOnlyOutput, cache_in
@@ -26,7 +26,7 @@ from ..formats.files import names_in
 from ..formats.identify import PARD2, identify, refuse_foreign
 from ..formats.values import read_config, transformers_config
 from ..reader import MaskDrafting, check_drafts, logits_behind, read_with_masks
-from .config import MASK_KEYS, mend_sampling, read_mask_token_id, trim_head, write_mask_token_id
+from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
 from .export import export
 from .load import load_whole
 from .pard2 import FILE, ProjectedFeatures, Projection
@@ -61,11 +61,6 @@ class PardDrafter(SavedDrafter):
 
     projection: Projection | None = None
 
-    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
-        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]  # the causal LM's
-        if (size := getattr(config, "draft_vocab_size", None)) is not None:
-            trim_head(self, torch.zeros(size, dtype=torch.long))
-
     @classmethod
     def recognises(cls, folder: Path) -> bool:
         """A causal LM whose config names a mask token, and that is of no other kind."""
@@ -94,6 +89,11 @@ class PardDrafter(SavedDrafter):
             ValueError: not a PARD drafter; the message says what it is or lacks.
         """
         described = read_config(folder)
+        if "draft_vocab_size" in described:
+            raise ValueError(
+                f"{folder} guesses some of its target's tokens alone (paradraft shrink --vocab of version 0.3): train an MTP "
+                "layer, which is faster, or load it with that version."
+            )
         if not (reads_features := identify(described, tensor_names(folder)) == PARD2):
             refuse_foreign(described, tensor_names(folder))
         projection = Projection.read(folder, described) if reads_features and not target_independent else None
@@ -160,12 +160,11 @@ class PardDrafter(SavedDrafter):
         provenance, size = provenance_of(config), described.get_text_config().vocab_size
         training, options = provenance["training"], provenance.get("speculation_config") or {}
         tau, reads = training.get("acceptance", {}).get("mean_emitted"), config.get("pard2_target_layers")
-        trimmed = f"{config.get('draft_vocab_size')} of {size}, which vLLM and TensorRT-LLM have no place for"
         return [
             *([] if reads is None else [("reads", f"entries {reads} of the target's hidden states, -1 the normed last one")]),
             ("architecture", ", ".join(config.get("architectures") or ["?"])),
             ("mask token", read_mask_token_id(described)),
-            ("guesses ids", trimmed if "draft_vocab_size" in config else size),
+            ("guesses ids", size),
             ("adapted from", training.get("base_model") or "not recorded"),
             ("trained with K", training.get("num_depths") or "not recorded"),
             ("τ on held-out rows", f"{tau:.2f}" if isinstance(tau, float) else "not recorded"),
@@ -188,11 +187,6 @@ class PardDrafter(SavedDrafter):
         """What this library keeps in `config.json`: how to use the drafter, how it was trained, what it measured."""
         section = getattr(self.config, "paradraft", None)
         return section if isinstance(section, dict) and section.get("kind", "pard") == "pard" else {}
-
-    @property
-    def vocabulary(self) -> LongTensor | None:
-        """The target's id of each id that it guesses, int64 `(V',)`; None: they are the same."""
-        return self._buffers.get("draft_vocabulary")
 
     def attach(self, target: PreTrainedModel) -> None:
         """Check the target where its hidden states are read.
@@ -222,9 +216,9 @@ class PardDrafter(SavedDrafter):
         """
         check_drafts(self)
         if self.projection is not None:
-            return FeatureDrafting(ProjectedFeatures(self, target), self.speculation_config, max_length, self.vocabulary)
+            return FeatureDrafting(ProjectedFeatures(self, target), self.speculation_config, max_length)
         masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
-        return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length, self.vocabulary)
+        return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length)
 
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, torch.Tensor] | None = None, num_draft_tokens: int | None = None
@@ -261,8 +255,6 @@ class PardDrafter(SavedDrafter):
             Tokens int64 `(K,)` and their processed logits float32 `(K, V)`; one behind a recurrent drafter's very first token.
         """
         logits = read_with_masks(self, ids, cache, [self.mask_token_id] * (count - 1), self.mask_token_id)
-        if self.vocabulary is not None:
-            logits = widen(logits, self.vocabulary, self.config.get_text_config().vocab_size)
         return sequential_choice(logits, ids, processors, do_sample)
 
     @torch.no_grad()
@@ -270,8 +262,6 @@ class PardDrafter(SavedDrafter):
         """Ordinary decoding; called by transformers' own assisted loop (`is_assistant`), one parallel draft."""
         config = kwargs.get("generation_config")
         if config is None or not config.is_assistant:
-            if self.vocabulary is not None:
-                raise ValueError(f"This drafter guesses {len(self.vocabulary)} ids of its target's: it writes no text by itself.")
             return super().generate(inputs, *args, **kwargs)
         check_drafts(self)
         ids = kwargs["input_ids"] if inputs is None else inputs

@@ -15,11 +15,11 @@ from transformers.utils import logging
 
 from ...decoding.tree_attention import additive, attention_windows
 from ...files import hub_name
-from ...names import attention_of, find_adapter_config_file
+from ...names import attention_of
 from ...training.metrics import acceptance
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer, block_mask
 from ...training.run import RunInputs, TrainingOptions, option
-from ...training.target import config_of, is_packed, refuse_packed, refuse_trimmed
+from ...training.target import config_of, refuse_packed
 from .config import MASK_KEYS
 from .model import PardDrafter
 
@@ -40,7 +40,7 @@ class PardTrainer(RowTrainer):
     def __init__(self, model: PardDrafter, args: TrainingArguments, cod: CodConfig | None = None, **kwargs: Any):
         self.attention = attention_of(model)
         dense_masks = self.attention != "flex_attention"
-        collator = RowCollator(model.mask_token_id, cod or CodConfig(), args.seed, dense_masks, model.vocabulary)
+        collator = RowCollator(model.mask_token_id, cod or CodConfig(), args.seed, dense_masks)
         super().__init__(model, args, collator, **kwargs)
 
     def row_losses(
@@ -97,8 +97,6 @@ class PardTraining(TrainingOptions):
             return
         if self.eval_file is None:
             raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
-        if not is_packed(self.target) and find_adapter_config_file(self.target) is None:
-            refuse_trimmed(config_of(self.target).to_dict(), self.target)
 
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PardDrafter:
         """The small model as a drafter, in fp32: AdamW's small steps vanish in bf16."""

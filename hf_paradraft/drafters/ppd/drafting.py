@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import numpy
-import torch
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding.latency import row_latency
-from ...decoding.trees import Paths, best_paths
-from ...protocol import Draft, Drafting, GuessedTokens, Observation, Prefix, PromptRows, SpeculationConfig
+from ...protocol import Drafting, GuessedTokens, Observation, Prefix, PromptRows, SpeculationConfig
 from .config import PpdConfig
-from .sparse import SIZES, SparseTree, attach_prompts, build_trees, ends, sizes, static_trees
+from .sparse import SIZES, SparseTree, build_trees, sizes
 
 logger = logging.get_logger(__name__)
 MAX_RANKS = 16  # guesses of one distance that a tree can hold
-DECAY = 0.98  # of a round's weight with each later one
+FIRST, ONWARD, NEXT = 0.3, 0.7, 0.4  # accuracies of an adapter that was not calibrated: the first, by distance, by rank
 
 
 def default_rows(adapter: PpdConfig) -> int:
@@ -38,7 +35,7 @@ def tree_rows(adapter: PpdConfig, options: SpeculationConfig) -> int:
     if size is None:  # one guess at each distance
         return adapter.num_prompt_tokens + adapter.num_ids * (adapter.num_prompt_tokens + 1)
     if size == "auto":
-        return default_rows(adapter) if adapter.accuracy is None else max(SIZES[-1], adapter.num_ids + 1)
+        return max(SIZES[-1], adapter.num_ids + 1)
     if size <= adapter.num_ids:
         raise ValueError(f"tree_size={size}: for prompt tokens it is a number of rows, here {adapter.num_ids + 1} at least.")
     return size
@@ -50,42 +47,35 @@ class PpdDrafting(Drafting):
     Args:
         target: in whose forward the prompts stand.
         prompts: `(m·E, hidden)`; row `i·E + e` is prompt `i` of ensemble `e`.
-        adapter: its config. Without an accuracy guesses are taken at their own word, corrected by what came true.
+        adapter: its config; without an accuracy a usual one is taken.
         options: `tree_size` is the number of a round's rows beside the last token's, guesses and prompts together.
-        everywhere: all prompts below every node (static trees, for comparison).
     """
 
-    def __init__(
-        self, target: PreTrainedModel, prompts: Tensor, adapter: PpdConfig, options: SpeculationConfig, everywhere: bool = False
-    ):
-        self.target, self.prompts, self.everywhere = target, prompts, everywhere
-        self.m, self.e, self.accuracy = adapter.num_prompt_tokens, adapter.num_ensembles, adapter.accuracy
+    def __init__(self, target: PreTrainedModel, prompts: Tensor, adapter: PpdConfig, options: SpeculationConfig):
+        self.target, self.prompts = target, prompts
+        self.m, self.e = adapter.num_prompt_tokens, adapter.num_ensembles
         self.vocab_size = target.config.get_text_config().vocab_size
         self.rows = tree_rows(adapter, options)
         self.automatic = options.tree_size == "auto" and adapter.num_ids < SIZES[-1]
+        self.accuracy = adapter.accuracy or [
+            [FIRST * ONWARD**distance * NEXT**rank for rank in range(MAX_RANKS)] for distance in range(self.m)
+        ]
         if options.tree_size is None:
-            self.accuracy = self.accuracy and [row[:1] for row in self.accuracy]
-        elif options.tree_size == "auto" and self.accuracy is None:
-            logger.warning_once(f"tree_size='auto' wants calibrated guesses (paradraft calibrate): taking {self.rows} rows.")
-        self.ranks = 1 if options.tree_size is None else MAX_RANKS if self.accuracy is None else max(map(len, self.accuracy))
+            self.accuracy = [row[:1] for row in self.accuracy]
+        elif options.tree_size == "auto" and adapter.accuracy is None:
+            logger.warning_once("tree_size='auto' wants calibrated guesses (paradraft calibrate): taking usual ones.")
         self.trees: list[tuple[SparseTree, PromptRows]] = []  # by state
         self.guesses: list[Tensor] = []  # of each sequence, logits (k, V) for the tokens behind its last one
-        self.proposed: list[GuessedTokens] = []
-        self.tried, self.accepted = numpy.zeros(self.m + 1), numpy.zeros(self.m + 1)  # decayed, by depth from 1
-        self.expected = numpy.zeros(self.m + 1)  # likewise, how many the guesses' own probabilities promised to be accepted
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
-        """A tree for each sequence, with prompts below the nodes where the round is likely to end."""
-        if self.accuracy is not None and not self.trees:
-            self.trees = [(tree, self._hang(tree)) for tree in self._calibrated(len(prefixes))]
+        """Guess a tree for each sequence, with prompts below the nodes where the round is likely to end."""
+        if not self.trees:
+            self.trees = [(tree, self._hang(tree)) for tree in self._trees(len(prefixes))]
         guesses = self.guesses or [self.prompts.new_zeros((0, 1))] * len(prefixes)
-        self.proposed = [self._tree(guess, prefix) for guess, prefix in zip(guesses, prefixes, strict=True)]
-        return self.proposed
+        return [self._tree(guess, prefix) for guess, prefix in zip(guesses, prefixes, strict=True)]
 
-    def _calibrated(self, batch_size: int) -> list[SparseTree]:
-        """The trees by state: of `rows` rows, or of the size that brings most tokens per second (PPD, section 4.5)."""
-        if self.everywhere:
-            return static_trees(self.accuracy, self.rows, self.e)
+    def _trees(self, batch_size: int) -> list[SparseTree]:
+        """Build the trees by state: of `rows` rows, or of the size that brings most tokens per second (PPD, section 4.5)."""
         if not self.automatic:
             return build_trees(self.accuracy, self.rows, self.e)
         choices = sizes(self.accuracy, self.e, row_latency(self.target), batch_size)
@@ -94,59 +84,19 @@ class PpdDrafting(Drafting):
     def _tree(self, guess: Tensor, prefix: Prefix) -> GuessedTokens:
         logits = guess[: prefix.room, : self.vocab_size].float().to(prefix.ids.device)
         logits = logits if prefix.race is None else prefix.race(logits)
-        top, ids = logits.topk(min(self.ranks, logits.shape[1]), dim=-1)
-        if self.trees:
-            tree, rows = self.trees[len(logits)]
-        else:
-            tree = self._uncalibrated(top - logits.logsumexp(-1, keepdim=True))
-            rows = self._hang(tree)
+        ids = logits.topk(min(max(map(len, self.accuracy)), logits.shape[1]), dim=-1).indices
+        tree, rows = self.trees[len(logits)]
         paths = tree.paths
         tokens: LongTensor = ids[paths.depths, paths.ranks] if paths.parents else prefix.ids.new_zeros(0)
         return GuessedTokens(tokens, paths.parents, paths.acceptance, rows)
 
     def _hang(self, tree: SparseTree) -> PromptRows:
         nodes, parents, which = tree.prompt_rows(self.e)
-        return PromptRows(nodes, parents, self.prompts[which], self.prompts, self.e)
-
-    def _uncalibrated(self, scores: Tensor) -> SparseTree:
-        """From the guesses' own probabilities, corrected by what came true in this call."""
-        calibration = torch.from_numpy(self.calibration[1 : 1 + len(scores)]).to(scores)
-        num_nodes = max(1, (self.rows - self.m * self.e) // 2)  # the root's own prompts are counted
-        paths = best_paths((scores + calibration[:, None].log()).tolist(), num_nodes) if len(scores) else Paths()
-        values = [0.0, *((self.accepted + 1) / (self.tried + 2))[1:].cumprod().cumsum()]
-        room = (self.rows - len(paths.parents)) // self.e
-        return SparseTree(paths, attach_prompts(ends(paths), values, room))
+        return PromptRows(nodes, parents, self.prompts[which])
 
     def observe(self, observations: list[Observation | None]) -> None:
         """Take the guesses of the prompts below the node where each sequence's round ended."""
-        if self.accuracy is None and self.proposed:
-            self._judge(observations)
         nothing = self.prompts.new_zeros((0, 1))
         logits = [None if seen is None else seen.prompt_logits for seen in observations]
         # The E embeddings of a prompt stand together.
         self.guesses = [nothing if tensor is None else tensor.unflatten(0, (-1, self.e)).mean(1) for tensor in logits]
-
-    @property
-    def calibration(self) -> numpy.ndarray:
-        """By depth, how many of the guesses' promises come true."""
-        return (self.accepted + 2) / (self.expected + 2)
-
-    def _judge(self, observations: list[Observation | None]) -> None:
-        """Learn which of the proposed tokens were right, and how many were expected to be."""
-        before = self.calibration
-        for counts in (self.tried, self.accepted, self.expected):
-            counts *= DECAY
-        for guess, seen in zip(self.proposed, observations, strict=True):
-            draft, node = Draft(guess.tokens, guess.parents or [], acceptance=guess.acceptance), -1
-            for depth, token in enumerate([] if seen is None else seen.tokens.tolist(), 1):
-                children = draft.children(node)
-                if not children:
-                    break
-                self.tried[depth] += 1
-                self.expected[depth] += sum(guess.acceptance[child] for child in children) / max(1e-6, float(before[depth]))
-                right = [child for child in children if draft.token_ids[child] == token]
-                if not right:
-                    break
-                self.accepted[depth] += 1
-                node = right[0]
-        self.proposed = []

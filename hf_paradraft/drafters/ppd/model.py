@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from transformers import PreTrainedModel, QuantizedCache
 from transformers.utils import logging
 
 from ...decoding.checks import Refused
-from ...decoding.lookup import COPIED
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import names_of, read_json
 from ...hub.card import CardFields, provenance_of
@@ -30,7 +28,6 @@ from .prompted import PromptedDrafter
 from .tuner import PpdModel, check_embeds_once, prompt_embedding
 
 logger = logging.get_logger(__name__)
-STUDIED_SIZES = (6, 10, 15, 22, 31)
 # One drafter in all calls of a model: what was learned of it stays, and its `last_stats` are found again.
 _adopted: WeakKeyDictionary[PeftModel, dict[tuple, Any]] = WeakKeyDictionary()
 
@@ -44,10 +41,6 @@ class PpdDrafter(SavedDrafter):
         tensor_name: of the prompts in the adapter's file.
         speculation_config: `tree_size` is the number of a round's rows beside the root's, guesses and prompts together; default:
             what is fastest on this hardware for a calibrated adapter, else a few.
-
-    Attributes:
-        last_stats: of the last `generate` call it assisted, or None.
-        everywhere: whether all prompts hang below every node (static trees, for comparison).
     """
 
     kind = "ppd"
@@ -55,7 +48,6 @@ class PpdDrafter(SavedDrafter):
     fits = "transformers with hf_paradraft and PEFT"
     training_options = "PpdTraining"
     guesses_in_target = True
-    everywhere = False
 
     def __init__(self, prompts: Tensor, config: PpdConfig, tensor_name: str, speculation_config: SpeculationConfig | None = None):
         self.prompts, self.config, self.tensor_name = prompts, config, tensor_name
@@ -178,22 +170,6 @@ class PpdDrafter(SavedDrafter):
         name = size if size == "auto" else f"n{size}"
         return [Variant(f"ppd-{name}", self, SpeculationConfig(self.config.num_prompt_tokens, size))]
 
-    def study(self) -> list[Variant]:
-        """Dynamic sparse trees of several sizes, against static ones and one guess at each distance (PPD, section 5)."""
-        if self.config.accuracy is None:
-            raise ValueError("The case 'prompts' needs calibrated prompt tokens: paradraft calibrate, then --drafter ADAPTER.")
-        m = self.config.num_prompt_tokens
-        first = copy.copy(self.config)
-        first.accuracy = [row[:1] for row in first.accuracy]
-        static, chain = (PpdDrafter(self.prompts, config, self.tensor_name) for config in (self.config, first))
-        static.everywhere = True
-        return [
-            *(Variant(f"ppd-n{size}", self, SpeculationConfig(m, size)) for size in STUDIED_SIZES),
-            Variant("ppd-auto", self, SpeculationConfig(m, "auto")),
-            Variant("ppd-static-n15", static, SpeculationConfig(m, 15)),
-            Variant("ppd-chain-n15", chain, SpeculationConfig(m, 15)),
-        ]
-
     def attach(self, target: PreTrainedModel) -> None:
         """Refuse a model that the prompts were not trained on, or that they cannot ride along in.
 
@@ -219,12 +195,11 @@ class PpdDrafter(SavedDrafter):
     @property
     def max_rows(self) -> int:
         """Of a round, guesses and prompts together."""
-        copied = COPIED + self.config.num_ids if self.speculation_config.prompt_lookup else 0
-        return tree_rows(self.config, self.speculation_config) + copied
+        return tree_rows(self.config, self.speculation_config)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PpdDrafting:
         """Begin a `generate` call; its state is its own."""
-        return PpdDrafting(target, self.prompts, self.config, self.speculation_config, self.everywhere)
+        return PpdDrafting(target, self.prompts, self.config, self.speculation_config)
 
     @torch.no_grad()
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:

@@ -121,13 +121,6 @@ def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles:
     return best[1]
 
 
-def static_trees(accuracy: list[list[float]], budget: int, num_ensembles: int = 1) -> list[SparseTree]:
-    """For comparison: as many candidates in every state, and all m prompts below every node; arguments as for `build_trees`."""
-    m = len(accuracy)
-    num_nodes = (budget - m * num_ensembles) // (1 + m * num_ensembles)
-    return [SparseTree(paths, [m] * (1 + len(paths.parents))) for paths in best_by_state(accuracy, num_nodes)]
-
-
 def first(paths: Paths, num_nodes: int) -> Paths:
     """The best tree of fewer nodes."""
     n = num_nodes

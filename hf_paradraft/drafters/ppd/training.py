@@ -35,7 +35,6 @@ class PpdTrainer(ResumableTrainer):
         args: any `TrainingArguments`.
         points: where prompts are inserted in each text, at most.
         decay: α, the weight of distance `i` (from 0) is `αⁱ`.
-        hard_labels: learn the text's own tokens, instead of the model's distribution; for comparison; the paper finds it worse.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 
@@ -45,25 +44,21 @@ class PpdTrainer(ResumableTrainer):
         args: TrainingArguments,
         points: int = 32,
         decay: float = 0.8,
-        hard_labels: bool = False,
         **kwargs: Any,
     ):
         args.remove_unused_columns = False
-        self.decay, self.hard_labels, self.config = decay, hard_labels, model.active_peft_config
+        self.decay, self.config = decay, model.active_peft_config
         check_takes_masks(model.get_base_model())
         collator = PromptCollator(self.config.num_prompt_tokens, points, args.seed)
         super().__init__(model=model, args=args, data_collator=collator, **kwargs)
         self.add_callback(CountEpochs(collator))
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Any = None):
-        """`Σ αⁱ KL(Pᵢ ‖ Qᵢ)`, a mean over points; with hard labels, cross-entropy instead."""
+        """`Σ αⁱ KL(Pᵢ ‖ Qᵢ)`, a mean over points."""
         base = self.accelerator.unwrap_model(model).get_base_model()
         model.eval()  # a teacher without dropout; prompts have none
-        guesses, teachers, tokens, _ = guess_at(model, base, self.config, inputs["input_ids"], inputs["points"])
-        if self.hard_labels:
-            losses = F.cross_entropy(guesses.flatten(0, 1), tokens.flatten(), reduction="none").view(tokens.shape)
-        else:
-            losses = F.kl_div(guesses.log_softmax(-1), teachers.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+        guesses, teachers, _, _ = guess_at(model, base, self.config, inputs["input_ids"], inputs["points"])
+        losses = F.kl_div(guesses.log_softmax(-1), teachers.log_softmax(-1), log_target=True, reduction="none").sum(-1)
         weights = self.decay ** torch.arange(losses.shape[1], device=losses.device)
         loss = (losses * weights).sum(1).sum() / max(1, len(losses))
         return (loss, (guesses, teachers)) if return_outputs else loss
@@ -93,14 +88,12 @@ class PpdTraining(TrainingOptions):
 
     kind: ClassVar[str] = "ppd"
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT"
-    renamed: ClassVar[dict[str, str]] = {"model": "target"}
 
     target: str = option("The causal LM to speed up: folder or Hub id. It is not changed.")
     num_prompt_tokens: int = option("m: how far ahead is guessed.", 3, least=1)
     num_ensembles: int = option("E: embeddings per prompt token.", 1, least=1)
     points: int = option("Insertion points in each text, at most.", 32, least=1)
     decay: float = option("α, of the weight of each further distance.", 0.8, above=0, most=1)
-    hard_labels: bool = option("Learn the text's tokens, not the model's distribution.", False)
     num_train_epochs: float = option("Times that every sample is read.", 1.0, above=0)
     per_device_train_batch_size: int = option("Samples of a forward.", 4, least=1)
     learning_rate: float = option("Peak learning rate.", 1e-2, above=0)
@@ -128,11 +121,11 @@ class PpdTraining(TrainingOptions):
         if Path(self.target).exists():  # wherever the adapter is loaded or published from
             adapted.active_peft_config.base_model_name_or_path = str(Path(self.target).resolve())
         sets = {"train_dataset": inputs.train_set, "eval_dataset": inputs.eval_set}
-        return adapted, PpdTrainer(adapted, inputs.arguments, self.points, self.decay, self.hard_labels, **sets)
+        return adapted, PpdTrainer(adapted, inputs.arguments, self.points, self.decay, **sets)
 
     def record(self) -> dict[str, Any]:
         """As `TrainingOptions.record`."""
-        names = ("points", "decay", "hard_labels")
+        names = ("points", "decay")
         return {"base_model": hub_name(self.target), **{name: getattr(self, name) for name in names}}
 
     def save(self, drafter: PeftModel, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:

@@ -4,7 +4,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from hf_paradraft.demo.tasks import CATEGORIES, is_held_out, tasks
+from examples.family.tasks import CATEGORIES, is_held_out, tasks
 
 
 @pytest.mark.parametrize("category", CATEGORIES)

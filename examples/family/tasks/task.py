@@ -15,7 +15,7 @@ class Task:
     """One prompt with its reference answer.
 
     Attributes:
-        category: the family of tasks it belongs to, a key of `hf_paradraft.demo.tasks.CATEGORIES`.
+        category: the family of tasks it belongs to, a key of `examples.family.tasks.CATEGORIES`.
         prompt: what the user asks.
         answer: the reference answer, without the end-of-text token.
         is_right: judges an output; True when it is a correct answer to `prompt`.
