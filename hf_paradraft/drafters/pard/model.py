@@ -174,7 +174,8 @@ class PardDrafter(SavedDrafter):
     def untrained(self) -> Drafter:
         """A drafter of the same shape, dtype and place with random weights."""
         torch.manual_seed(0)
-        fresh: Any = type(self)(self.config)
+        kind: Any = type(self)
+        fresh = kind(self.config)
         return PardDrafter.from_causal_lm(fresh.to(self.device, self.dtype).eval(), self.mask_token_id)
 
     @classmethod
