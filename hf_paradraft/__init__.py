@@ -21,6 +21,7 @@ from .drafters.ppd.model import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
 from .drafters.process import ProcessDrafter
 from .integration.hook import install, speculative_decoding
+from .integration.setting import set_drafter
 from .protocol import (
     Draft,
     Drafter,
@@ -60,6 +61,7 @@ __all__ = [
     "SpeculationConfig",
     "SpeculationStats",
     "SpeculativeOutput",
+    "set_drafter",
     "speculative_decoding",
     "training",
 ]

@@ -167,14 +167,15 @@ def cache_in(model_kwargs: Mapping[str, Any]) -> Any:
     return next((model_kwargs[name] for name in CACHE_NAMES if model_kwargs.get(name) is not None), None)
 
 
-# Methods of generate that are wrapped (integration/hook.py), and the parameters that they must have for that.
-WRAPPED = {
+# Methods that are wrapped (integration/hook.py), and the parameters that they must have for that; None: any.
+WRAPPED: dict[str, set[str] | None] = {
     "_assisted_decoding": {
         "self", "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer",
         "inputs_tensor", "assistant_model", "assistant_tokenizer", "tokenizer", "model_kwargs",
     },
     "_validate_generation_mode": {"self", "generation_mode", "generation_config", "generation_mode_kwargs"},
     "_prepare_generation_config": {"self", "generation_config", "kwargs"},
+    "generate": None,
 }  # fmt: skip
 
 
@@ -186,9 +187,14 @@ def wrapped_methods() -> dict[str, Any]:
     """
     methods = {name: _attribute(GenerationMixin, name, "wraps for assistant_model=drafter") for name in WRAPPED}
     for name, method in methods.items():
-        if set(inspect.signature(method).parameters) != WRAPPED[name]:
+        if WRAPPED[name] not in (None, set(inspect.signature(method).parameters)):
             _missing(f"GenerationMixin.{name} with the arguments of 5.17 to 5.24", "wraps for assistant_model=drafter")
     return methods
+
+
+def plain_decoding(model: PreTrainedModel) -> Callable[..., Any]:
+    """Look up the method that decodes prepared inputs greedily or by sampling."""
+    return _attribute(model, "_sample", "decodes with where a drafter that is set cannot serve a call")
 
 
 def attention_of(model: PreTrainedModel) -> str:

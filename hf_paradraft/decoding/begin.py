@@ -56,7 +56,19 @@ class Notes:
     callers_cache: bool = True
 
 
-def begin_call(
+def begin_call(model: PreTrainedModel, *args: Any) -> Call:
+    """Check and prepare a call; arguments as for `speculative_decoding`.
+
+    Raises:
+        Refused: an argument that the loop cannot serve, or a drafter for another target; the message says what to change.
+    """
+    try:
+        return _begin(model, *args)
+    except ValueError as error:  # nothing has been decoded yet
+        raise error if isinstance(error, Refused) else Refused(*error.args) from error
+
+
+def _begin(
     model: PreTrainedModel,
     input_ids: LongTensor,
     logits_processor: LogitsProcessorList,
@@ -67,11 +79,6 @@ def begin_call(
     synced_gpus: bool,
     model_kwargs: dict[str, Any],
 ) -> Call:
-    """Check and prepare a call; arguments as for `speculative_decoding`.
-
-    Raises:
-        ValueError: an argument that the loop cannot serve; the message says what to change.
-    """
     rule = check_call(model, input_ids, generation_config, logits_processor, drafter, streamer, synced_gpus)
     notes: Notes = getattr(generation_config, NOTES, Notes())
     used = _with_own_length(drafter, notes.num_assistant_tokens)

@@ -59,6 +59,7 @@ class TargetHead:
         self.scale = logit_scale(config)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.gathered: tuple[Tensor, Tensor, Tensor | None] | None = None  # the head's weight; its wanted rows, and their bias
+        self.version = 0  # of that weight, which an optimiser's step changes
         ordinary = vocabulary is not None and type(head) is torch.nn.Linear
         if ordinary and int(vocabulary.max()) >= len(head.weight):
             raise ValueError(f"The drafter guesses ids up to {int(vocabulary.max())}, and the target has {len(head.weight)}.")
@@ -110,11 +111,16 @@ class TargetHead:
 
     def _rows(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """The wanted rows of an ordinary head and their bias, gathered anew where the target was moved, cast or given another."""
-        before = self.gathered
+        before, version = self.gathered, 0 if weight.is_inference() else weight._version
         if before is None or before[0] is not weight or (before[1].device, before[1].dtype) != (weight.device, weight.dtype):
             wanted, bias = self.vocabulary.to(weight.device), self.head.bias
             rows = torch.nn.Parameter(weight.detach()[wanted], requires_grad=False)  # CUDA graphs copy what is none
-            self.gathered = weight, rows, None if bias is None else bias.detach()[wanted]
+            self.gathered, self.version = (weight, rows, None if bias is None else bias.detach()[wanted]), version
+        elif self.version != version:  # the target was trained on; CUDA graphs know the place of these rows
+            wanted, self.version = self.vocabulary.to(weight.device), version
+            before[1].data.copy_(weight.detach()[wanted])
+            if before[2] is not None:
+                before[2].copy_(self.head.bias.detach()[wanted])
         return self.gathered[1:]
 
     def _device_of(self, part: torch.nn.Module) -> torch.device:

@@ -1,8 +1,9 @@
-"""How `model.generate` reaches our loop: `assistant_model=drafter`, or `custom_generate=speculative_decoding, drafter=drafter`.
+"""How `model.generate` reaches our loop: `assistant_model=drafter`, `set_drafter(model, drafter)`, or `custom_generate=…`.
 
-For the first, two methods of `GenerationMixin` are wrapped; both do as before unless the assistant is a drafter: it has
-`start_drafting`, or is a model with prompt tokens. A third one notes what the caller passed and nobody can tell later. If this
-transformers has changed them, nothing is wrapped: PARD drafters then work in its own assisted loop, one chain at a time.
+Four methods of `GenerationMixin` are wrapped, and do as before unless the assistant is a drafter: it has `start_drafting`, or is
+a model with prompt tokens. `generate` itself takes the drafter that is set on the model; another one notes what the caller passed
+and nobody can tell later. If this transformers has changed them, nothing is wrapped: PARD drafters then work in its own assisted
+loop, one chain at a time.
 """
 
 import warnings
@@ -11,16 +12,29 @@ from functools import wraps
 from typing import Any
 
 from torch import LongTensor
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.utils import logging
 
 from .. import protocol
 from ..decoding import loop, pearl
 from ..decoding.begin import NOTES, Notes
-from ..decoding.checks import check_drafter
+from ..decoding.checks import Refused, check_drafter
 from ..drafters import KINDS
-from ..names import CACHE_NAMES, WRAPPED, ChangedTransformers, GenerationMode, cache_in, wrap_pipelines, wrapped_methods
+from ..names import (
+    CACHE_NAMES,
+    WRAPPED,
+    ChangedTransformers,
+    GenerationMode,
+    cache_in,
+    plain_decoding,
+    wrap_pipelines,
+    wrapped_methods,
+)
 from .look import check_more_than_text, check_reads
 from .pairing import check_same_tokenizer
+from .setting import drafter_on
+
+logger = logging.get_logger(__name__)
 
 # What a call has that brings nothing but a text; other inputs decide how a target reads, and one look cannot know them.
 TEXT_ALONE = {
@@ -39,7 +53,7 @@ def install() -> bool:
     except ChangedTransformers as error:
         warnings.warn(f"{error} Until then drafters run in its own assisted loop: one prompt at a time, in chains.", stacklevel=2)
         return False
-    for name, wrap in zip(WRAPPED, (_with_our_loop, _with_our_checks, _with_our_notes), strict=True):
+    for name, wrap in zip(WRAPPED, (_with_our_loop, _with_our_checks, _with_our_notes, _with_set_drafters), strict=True):
         wrapped = wrap(originals[name])
         wrapped.paradraft = True
         setattr(GenerationMixin, name, wrapped)
@@ -51,8 +65,16 @@ def is_drafter(assistant: Any) -> bool:
     return callable(getattr(assistant, "start_drafting", None))
 
 
+class _Set:
+    """The drafter that is set on a model, as the assistant of one call: what it cannot serve is decoded plainly."""
+
+    def __init__(self, drafter: Any):
+        self.drafter = drafter
+
+
 def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | None:
     """The assistant if it is a drafter, or the drafter that it is for this target; else None."""
+    assistant = assistant.drafter if isinstance(assistant, _Set) else assistant
     adopted = (kind.adopt(target, assistant) for kind in KINDS)
     if (drafter := next((candidate for candidate in adopted if candidate is not None), None)) is not None:
         return drafter
@@ -94,7 +116,13 @@ def _with_our_loop(original):
             return original(self, input_ids, *args, assistant_model=assistant_model, **kwargs)
         kwargs.pop("inputs_tensor", None)
         tokenizers = [kwargs.pop(name, None) for name in ("tokenizer", "assistant_tokenizer")]
-        return _decode(self, input_ids, *args, drafter=drafter, tokenizers=tokenizers, **kwargs)
+        try:
+            return _decode(self, input_ids, *args, drafter=drafter, tokenizers=tokenizers, **kwargs)
+        except (Refused, ChangedTransformers) as reason:
+            if not isinstance(assistant_model, _Set):
+                raise
+            logger.warning_once(f"{reason} Decoding plainly: the drafter is set, and this call has to be answered.")
+        return plain_decoding(self)(input_ids, *args, **kwargs)
 
     return assisted_decoding
 
@@ -104,7 +132,7 @@ def _with_our_checks(original):
     def validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if _drafter_of(self, generation_mode_kwargs.get("assistant_model")) is not None:
             if generation_config.num_beams > 1:
-                raise ValueError(f"Drafters serve greedy decoding and sampling, but num_beams is {generation_config.num_beams}.")
+                raise Refused(f"Drafters serve greedy decoding and sampling, but num_beams is {generation_config.num_beams}.")
             ours = ("assistant_model", "assistant_tokenizer")
             generation_mode_kwargs = {name: value for name, value in generation_mode_kwargs.items() if name not in ours}
             # Samples, batches and recurrent states, which transformers' own assisted loop refuses, are none of its business here.
@@ -124,3 +152,24 @@ def _with_our_notes(original):
         return prepared, model_kwargs
 
     return prepare_generation_config
+
+
+# Ways to decode that a call asks for itself.
+OWN_WAY = ("assistant_model", "custom_generate", "prompt_lookup_num_tokens", "use_mtp", "assistant_early_exit")
+
+
+def _with_set_drafters(original):
+    @wraps(original)
+    def generate(self, *args, **kwargs):
+        drafter = drafter_on(self)
+        config = kwargs.get("generation_config") or next((arg for arg in args if isinstance(arg, GenerationConfig)), None)
+        asked = (kwargs.get(name, getattr(config, name, None)) for name in OWN_WAY)
+        if drafter is None or any(value not in (None, False) for value in asked) or getattr(config, "is_assistant", False):
+            return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs, assistant_model=_Set(drafter))
+        except Refused as reason:  # before anything was decoded or streamed
+            logger.warning_once(f"{reason} Decoding plainly: the drafter is set, and this call has to be answered.")
+        return original(self, *args, **kwargs)
+
+    return generate

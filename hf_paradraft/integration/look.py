@@ -27,6 +27,7 @@ from ..drafters.feature_drafter import FeatureDrafter
 from ..hardware import device_name, input_device
 from ..names import ChangedTransformers, attention_of
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
+from .setting import plainly
 
 NEW = 4  # tokens: two of a draft behind the prompt, and two of a tree
 PROMPT = (11, 17, 23, 13, 19, 29, 12)  # ids that few tokenizers keep for something special
@@ -215,7 +216,7 @@ def _fault(model: PreTrainedModel, several: bool) -> str | None:
         ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
         mask[1, :PADDED] = 0
     generator, decodes = generator_of(device), False
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the caller's seed is the caller's
+    with plainly(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # the caller's seed is the caller's
         try:
             before = None if generator is None else generator.get_state()
             texts, plain = _decoded(model, ids, mask)

@@ -219,7 +219,7 @@ def test_compiled_forwards_cost_what_their_padded_rows_cost():
 
 def prompts_alone(count):
     """A draft of prompt rows without a token."""
-    rows = PromptRows([-1] * count, [-1] * count, torch.zeros(count, 4), torch.zeros(count, 4))
+    rows = PromptRows([-1] * count, [-1] * count, torch.zeros(count, 4))
     return Draft(torch.arange(0), [], prompt_rows=rows)
 
 

@@ -19,7 +19,7 @@ LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-LIMITS = {"loop files": 31, "loop tokens": 31_800, "package tokens": 133_000}
+LIMITS = {"loop files": 31, "loop tokens": 31_850, "package tokens": 133_700}
 
 
 def docstrings(tree: ast.Module) -> set[tuple[int, int]]:

@@ -15,11 +15,11 @@ from transformers.utils import logging
 
 from ...decoding.tree_attention import additive, attention_windows
 from ...files import hub_name
-from ...names import attention_of
+from ...names import attention_of, find_adapter_config_file
 from ...training.metrics import acceptance
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer, block_mask
 from ...training.run import RunInputs, TrainingOptions, option
-from ...training.target import config_of, refuse_packed
+from ...training.target import config_of, is_packed, refuse_packed
 from .config import MASK_KEYS
 from .model import PardDrafter
 
@@ -97,6 +97,8 @@ class PardTraining(TrainingOptions):
             return
         if self.eval_file is None:
             raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
+        if not is_packed(self.target) and find_adapter_config_file(self.target) is None:
+            config_of(self.target)
 
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PardDrafter:
         """The small model as a drafter, in fp32: AdamW's small steps vanish in bf16."""

@@ -1,0 +1,85 @@
+"""A drafter that stays: every `target.generate` drafts with it, whoever calls it (TRL, evaluation, pipelines, agents)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..decoding.checks import check_drafter
+from ..protocol import Drafter
+from .pairing import check_same_tokenizer
+
+_drafters: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()  # copies, pickles and saved folders have nothing of it
+_thread = threading.local()
+
+
+class set_drafter:
+    """Let every `generate` of a target draft, from now on, or in a `with` block.
+
+    The texts stay the target's own. A call that the loop cannot serve (beams, a cache of another kind) is decoded plainly,
+    with one warning for each reason. `assistant_model=` and `custom_generate=` in a call win. Nothing of the drafter is copied,
+    pickled or saved with the target.
+
+    Args:
+        target: the model; or what is wrapped around it, by PEFT or `DistributedDataParallel`.
+        drafter: as for `assistant_model`; it takes the place of one that was set before. None: draft no more.
+
+    Raises:
+        ValueError: the drafter is none, or was made for another target.
+    """
+
+    def __init__(self, target: nn.Module, drafter: Drafter | None):
+        self.target = innermost(target)
+        if drafter is not None:
+            check_drafter(drafter)
+            check_same_tokenizer(self.target, drafter)
+            drafter.attach(self.target)
+        self.drafter, self.before = drafter, _drafters.get(self.target)
+        self._set(drafter)
+
+    def _set(self, drafter: Drafter | None) -> None:
+        if drafter is None:
+            _drafters.pop(self.target, None)
+        else:
+            _drafters[self.target] = drafter
+
+    def __enter__(self) -> Drafter | None:
+        return self.drafter
+
+    def __exit__(self, *_: object) -> None:
+        self._set(self.before)
+
+
+def innermost(target: nn.Module) -> PreTrainedModel:
+    """Find the model of transformers inside of what is wrapped around it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    inner: Any = target
+    while not isinstance(inner, PreTrainedModel):
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else getattr(inner, "module", None)
+        if inner is None:
+            raise ValueError(f"A drafter is set on a model of transformers, and {type(target).__name__} holds none.")
+    return inner
+
+
+def drafter_on(target: PreTrainedModel) -> Drafter | None:
+    """Look up the drafter that is set on a model; None: there is none, or this thread is to decode plainly."""
+    return None if getattr(_thread, "plain", False) else _drafters.get(target)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Decode without the drafters that are set, in this thread, for the time of the block."""
+    before, _thread.plain = getattr(_thread, "plain", False), True
+    try:
+        yield
+    finally:
+        _thread.plain = before
