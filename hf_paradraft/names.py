@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 from transformers import (
     Cache,
+    CompileConfig,
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
     GenerationConfig,
@@ -142,6 +143,15 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 _outputs = getattr(GenerateDecoderOnlyOutput, "__dataclass_fields__", CACHE_NAMES)
 _outputs = getattr(GenerateDecoderOnlyOutput, "__dataclass_fields__", CACHE_NAMES)
 OUTPUT_CACHE = next(name for name in CACHE_NAMES if name in _outputs)  # what generate's own output calls it
+
+
+ASSISTS_COMPILED = OUTPUT_CACHE == "cache"  # since 5.24 assisted generation compiles its verification over static caches
+
+
+def compiles_everywhere(config: CompileConfig) -> CompileConfig:
+    """Let transformers compile on every device, where it would do so on GPUs alone."""
+    config._compile_all_devices = True
+    return config
 
 
 @lru_cache  # every call of generate asks

@@ -12,6 +12,7 @@ from ..drafters.autoregressive import AutoregressiveDrafter
 from ..drafters.drafter import NamedDrafter, Variant, with_prompt_lookup
 from ..drafters.ngram import NgramDrafter
 from ..drafters.process import ProcessDrafter
+from ..names import ASSISTS_COMPILED
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
 from .methods import Method, assisted, drafted, on_cores, plain, prompt_lookup
@@ -94,6 +95,8 @@ def methods_of(
         chains = [(f"{named.kind}-chain-k{length}", drafter), (f"{named.kind}-chain-untrained-k{length}", named.untrained())]
         return [plain(), *(drafted(Variant(name, candidate, SpeculationConfig(length, None))) for name, candidate in chains)]
     peers = []
+    if compiled and parent is not None and ASSISTS_COMPILED and not recurrent:
+        peers = [assisted(parent, None, compiled=True)]
     if case == Case.methods and not recurrent:
         peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
         peers.append(prompt_lookup())

@@ -10,6 +10,7 @@ import torch
 from transformers import CompileConfig, PreTrainedModel
 
 from ..drafters.drafter import Variant
+from ..names import compiles_everywhere
 from ..protocol import Drafter
 
 
@@ -34,11 +35,13 @@ class Method:
 
 def plain(compiled: bool = False) -> Method:
     """`generate` with nothing; or with transformers' own compilation, over a static cache."""
-    if not compiled:
-        return Method("plain", batches=True)
+    return Method("plain-compiled", _compiled(), batches=True) if compiled else Method("plain", batches=True)
+
+
+def _compiled() -> dict[str, Any]:
+    """Make the arguments with which transformers compiles a call over a static cache, on CPUs too."""
     compile_config = CompileConfig(fullgraph=True, dynamic=False, mode="default")
-    compile_config._compile_all_devices = True  # transformers compiles on GPUs only, unless asked
-    return Method("plain-compiled", {"cache_implementation": "static", "compile_config": compile_config}, batches=True)
+    return {"cache_implementation": "static", "compile_config": compiles_everywhere(compile_config)}
 
 
 def prompt_lookup(num_tokens: int = 10) -> Method:
@@ -51,12 +54,13 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "Passing `generation_config` together" not in record.getMessage()
 
 
-def assisted(parent: PreTrainedModel, num_tokens: int | None) -> Method:
+def assisted(parent: PreTrainedModel, num_tokens: int | None, compiled: bool = False) -> Method:
     """transformers' assisted generation with an autoregressive model.
 
     Args:
         parent: the assistant.
         num_tokens: drafts a round, always; None for transformers' defaults.
+        compiled: over a static cache, with a compiled verification; since transformers 5.24.
     """
     name = "assisted-default" if num_tokens is None else f"assisted-k{num_tokens}"
     settings = {
@@ -77,7 +81,8 @@ def assisted(parent: PreTrainedModel, num_tokens: int | None) -> Method:
             told.removeFilter(_is_news)
             parent.generation_config.update(**before)
 
-    return Method(name, {"assistant_model": parent}, using)
+    arguments = {"assistant_model": parent, **(_compiled() if compiled else {})}
+    return Method(f"{name}-compiled" if compiled else name, arguments, using)
 
 
 def drafted(variant: Variant, compiled: bool = False) -> Method:
