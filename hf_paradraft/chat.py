@@ -71,7 +71,7 @@ def encode_chat_prompt(
 
 
 def sampling(temperature: float) -> dict[str, Any]:
-    """What `generate` is told of a temperature; 0 is greedy."""
+    """Make the arguments of `generate` for a temperature; 0 is greedy."""
     return {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
 
 
@@ -128,7 +128,7 @@ class Detokeniser:
         self.shown = ""
 
     def push(self, token: int) -> str:
-        """What the next token adds: "" for half a character, which comes with its other half."""
+        """Decode the text that the next token adds: "" for half a character, which comes with its other half."""
         if self.stream is not None:
             return self.stream.step(self.tokenizer.backend_tokenizer, token) or ""
         self.ids.append(token)

@@ -108,7 +108,7 @@ def share_weights(folder: Path) -> None:
 
 
 def read_json(file: Path, kind: type = dict) -> Any:
-    """What a JSON file holds.
+    """Read a JSON file.
 
     Raises:
         OSError: it is missing, not JSON, or JSON of another kind.

@@ -1,4 +1,4 @@
-"""What the hardware is called, and which number format it is fast at."""
+"""The hardware's name, and the number format that it is fast at."""
 
 import platform
 from contextlib import suppress
@@ -39,7 +39,7 @@ def trains_in_bf16() -> bool:
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """Of a product of the size of a training step's, the best of some."""
+    """Time a product of the size of a training step's: the best of some runs, in seconds."""
     rows, weight = torch.ones(1024, 512, dtype=dtype), torch.ones(1024, 512, dtype=dtype)
     seconds = []
     for _ in range(5):
@@ -50,7 +50,7 @@ def _seconds(dtype: torch.dtype) -> float:
 
 
 def input_device(model: torch.nn.Module) -> torch.device:
-    """Where a model's inputs belong: its own device, or where an offloaded one, whose weights are elsewhere, computes.
+    """Look up the device for a model's inputs: its own, or the one on which an offloaded model computes.
 
     Args:
         model: of transformers, in one piece or dispatched by accelerate.

@@ -1,4 +1,4 @@
-"""What can be compared: a list of methods for each question."""
+"""Lists of methods to compare, one for each question."""
 
 from collections import Counter
 from collections.abc import Sequence

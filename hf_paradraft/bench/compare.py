@@ -85,7 +85,7 @@ def compare(
 
 
 def _weights(assistant: Any) -> list[str]:
-    """What tells an assistant from one of the same name that was trained anew; nothing of one without weights."""
+    """Fingerprint an assistant's weights, to tell it from one of its name that was trained anew; empty without weights."""
     parts = [assistant] if isinstance(assistant, torch.nn.Module) else vars(assistant).values() if assistant is not None else ()
     modules = [torch.nn.ParameterList([part]) if isinstance(part, torch.Tensor) else part for part in parts]
     return [fingerprint(module) for module in modules if isinstance(module, torch.nn.Module)]

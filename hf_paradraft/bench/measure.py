@@ -21,7 +21,7 @@ OF_STATISTICS = ("draft_seconds", "verify_seconds", "attempts", "successes")  # 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured.
+    """The settings of a benchmark: lengths, batches, temperatures, repeats.
 
     Attributes:
         max_new_tokens: at most; outputs end at the end-of-text token.

@@ -1,4 +1,4 @@
-"""What is asked: questions of one or more turns, from a file or a Hub dataset, and the prompts that they become."""
+"""Questions of one or more turns, from a file or a Hub dataset, and the prompts that they become."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ TEXT_COLUMNS = ("prompt", "question", "instruction", "text")  # HumanEval has a 
 
 @dataclass(frozen=True)
 class Question:
-    """What a user says, turn by turn; the answers in between are the target's own."""
+    """A user's turns; the answers in between are the target's own."""
 
     category: str
     turns: tuple[str, ...]

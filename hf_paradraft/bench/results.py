@@ -23,14 +23,14 @@ NOT_IN_RUNS = ("method", "batch_size", "temperature")
 
 
 def environment(model: PreTrainedModel) -> str:
-    """What the figures were measured with: dtype, versions, device and threads."""
+    """Name the dtype, versions, device and threads that figures are measured with."""
     dtype = str(model.dtype).removeprefix("torch.")
     versions = f"hf_paradraft {__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
     return f"{dtype}, {versions}, {device_name(model.device)}"
 
 
 def speedups(ours: Sequence[Measurement], plain: Sequence[Measurement]) -> list[float]:
-    """Of each prompt: tokens per second over plain's."""
+    """Compute the speed-up of each prompt: tokens per second over plain's."""
     pairs = zip(ours, plain, strict=True)
     return [(o.tokens / median(o.seconds)) / (p.tokens / median(p.seconds)) for o, p in pairs]
 
@@ -118,7 +118,7 @@ class Unfinished:
         self.settings = json.loads(json.dumps(settings))
 
     def load(self) -> list[Measurement]:
-        """What there is, if it was measured with these settings.
+        """Load the results so far, if they were measured with these settings.
 
         Raises:
             ValueError: it was measured with other settings.

@@ -1,4 +1,4 @@
-"""What several commands share: options, the console, and the models that they load."""
+"""Options, the console, and the loading of models, for all commands."""
 
 import copy
 import warnings
@@ -36,7 +36,7 @@ class Dtype(StrEnum):
 
     @property
     def chosen(self) -> torch.dtype:
-        """As torch has it."""
+        """Look up the dtype of torch."""
         return fast_dtype() if self == Dtype.auto else getattr(torch, self)
 
     @property

@@ -26,7 +26,7 @@ def _command(name: str) -> TyperCommand:
     extras = {item.name for item in fields(kind)} - {item.name for item in fields(TrainingOptions)}
 
     def order(item: Field) -> tuple[bool, bool]:
-        """What has to be given first, then what is the kind's own."""
+        """Sort a field: required ones first, then the kind's own."""
         return item.default is not MISSING, item.name not in extras
 
     def run(threads: int | None, **options: Any) -> None:

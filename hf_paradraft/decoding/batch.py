@@ -14,7 +14,7 @@ from .verify import TreeVerifier
 
 
 class Batch:
-    """What is verified in one forward. A call of `generate` is a batch that nobody joins.
+    """The sequences that are verified in one forward. A call of `generate` is a batch that nobody joins.
 
     Args:
         call: the first one.

@@ -45,7 +45,7 @@ ALONE = (StopStringCriteria, MaxTimeCriteria)  # criteria without a memory, whic
 
 @dataclass(frozen=True)
 class Notes:
-    """What a caller of `generate` passed, which its defaults hide later.
+    """Arguments of a call of `generate` that its defaults hide later.
 
     Attributes:
         num_assistant_tokens: K, of this call; None: as the drafter says.
@@ -198,7 +198,7 @@ def _tell(
 def _budget(
     model: PreTrainedModel, drafter: Drafter, config: SpeculationConfig, rule: str, batch_size: int, verifier: Any
 ) -> Budget:
-    """What all calls of this pair share that draft alike."""
+    """Look up the `Budget` shared by calls with equal target, drafter and options."""
     automatic = config.tree_size == "auto" and verifier.branches and rule != "rejection"
     depth = max(config.num_draft_tokens, COPIED if config.prompt_lookup and config.tree_size is not None else 0)
     use = config.num_draft_tokens, config.tree_size, config.prompt_lookup, rule, config.never_slower

@@ -83,7 +83,7 @@ class Budget:
 
     @property
     def plain_seconds(self) -> float:
-        """Of a round without a draft."""
+        """Expected seconds of a round without a draft."""
         return self.plain() * float(self.cost(1))
 
     @property
@@ -203,7 +203,7 @@ _pairs: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, dict[tuple
 
 
 def of_pair(model: PreTrainedModel, drafter: Drafter) -> dict[tuple, Any]:
-    """What all calls of a target and a drafter share, as long as both live; nothing where a drafter cannot be a key."""
+    """Look up the objects that all calls of a target and a drafter share while both live; none if the drafter is no key."""
     drafters = _pairs.setdefault(model, WeakKeyDictionary())
     return drafters.setdefault(drafter, {}) if type(drafter).__hash__ is not None else {}
 

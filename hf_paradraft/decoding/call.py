@@ -1,4 +1,4 @@
-"""What one call of `generate` holds: its sequences, and who does what for them in a round."""
+"""One call of `generate`: its sequences, and the parts that serve them in a round."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Call:
         return all(sequence.finished for sequence in self.sequences)
 
     def prefixes(self, depth: int) -> list[Prefix]:
-        """What is known of each sequence, and how many tokens, `depth` at most, may be guessed for it."""
+        """Make the prefix of each sequence, with room for `depth` guessed tokens at most."""
         return [
             Prefix(
                 sequence.ids[:, sequence.padding : sequence.length],
@@ -220,7 +220,7 @@ class Call:
     def _show(
         self, sequence: Sequence, tokens: LongTensor, begin: int, row: int, read: list[int], prompts: Tensor | None = None
     ) -> Observation:
-        """What a sequence's drafter sees of a forward whose first row stood at `begin`: these rows, but for what it has seen."""
+        """Make a sequence's observation of a forward whose first row stood at `begin`: these rows, but none twice."""
         begin -= sequence.padding
         skipped = max(0, sequence.observed - begin)  # padding, and what was read again
         sequence.observed = max(sequence.observed, begin + len(read))
@@ -258,7 +258,7 @@ class Call:
         self.first = False
 
     def parts(self) -> list[SequenceRound]:
-        """What the last round was for each sequence that had not ended before."""
+        """List each sequence's part of the last round, without sequences that had ended before."""
         return [
             SequenceRound(
                 index,

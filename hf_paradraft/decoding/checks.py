@@ -1,4 +1,4 @@
-"""What the loop cannot serve exactly is refused here, before any work."""
+"""Refusals of calls that the loop cannot serve exactly, before any work."""
 
 from typing import Any
 

@@ -40,7 +40,7 @@ class RoomyLayer(DynamicLayer):
         self.rooms: tuple[Tensor, Tensor] | None = None  # whose first entries keys and values are
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """As `DynamicLayer.update`."""
+        """Implement `DynamicLayer.update`."""
         begin = self.keys.shape[2]
         end, new, old = begin + key_states.shape[2], (key_states, value_states), (self.keys, self.values)
         if self.rooms is None or self.rooms[0].data_ptr() != self.keys.data_ptr() or end > self.rooms[0].shape[2]:
@@ -112,7 +112,7 @@ def continuous_batching(
     drafter: Drafter | None = None,
     **options: Any,
 ) -> Iterator[tuple[int, list[int]]]:
-    """What `generate` writes to each prompt, greedily, in the order in which they end.
+    """Yield the number of each prompt and its new tokens, greedy as `generate`'s, in the order in which they end.
 
     Args:
         target: for which `can_join` holds.

@@ -87,7 +87,7 @@ class DraftBuilder:
         return size == "auto" or (size is None and self.adaptive)
 
     def _copied(self, prefixes: list[Prefix], branches: bool, spaces: Sequence[int] | None) -> list[Copied]:
-        """What can be copied behind each sequence, with its chances; nothing where that is not wanted."""
+        """Find prompt-lookup tokens for each sequence and their acceptance probabilities; empty if lookup is off."""
         if not self.config.prompt_lookup or self.sampled:
             return [([], [])] * len(prefixes)
         self.lookup = self.lookup or PromptLookup(len(prefixes))
@@ -141,7 +141,7 @@ class DraftBuilder:
         size: TreeSize,
         begun: float,
     ) -> list[Draft]:
-        """What the drafter's guesses come to."""
+        """Make the drafts of a drafter's guesses."""
         drafts = [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
         growing: dict[int, GrowingDraft] = {}
         for index, (guess, prefix, processor) in enumerate(zip(guesses, prefixes, processors, strict=True)):
@@ -222,7 +222,7 @@ class DraftBuilder:
         return draft
 
     def _checked_depths(self, guess: GuessedTokens, parents: list[int], prefix: Prefix, size: TreeSize) -> list[int]:
-        """Of tokens, from 1; those that are no tree of the target's ids are refused.
+        """Compute the depths of guessed tokens, from 1, and refuse tokens that are no tree of the target's ids.
 
         Raises:
             ValueError: what is wrong with them.

@@ -111,5 +111,5 @@ class Features:
         self.verified, self.rows = self.rows, {}
 
     def of_sequence(self, row: int, rows: list[int]) -> dict[FeatureKey, Tensor]:
-        """Of the collected forward, `(f, hidden)` each: one sequence's states at these rows."""
+        """Select one sequence's states at these rows of the collected forward, `(f, hidden)` each."""
         return {key: states[row, rows] for key, states in self.verified.items()}

@@ -58,11 +58,11 @@ class GrowingDraft:
 
     @property
     def expected_tokens(self) -> float:
-        """Of a round that verifies it, the target's own included."""
+        """Expected new tokens of a round that verifies this draft, the target's own included."""
         return 1 + self.tree.expected_tokens(self.tree.chosen)
 
     def wanted(self) -> list[int]:
-        """What should be read next: by a head all, by the drafter as many as one of its forwards reads."""
+        """List the nodes to read next: all for a head, as many as one forward reads for a drafter."""
         least = log(self.least) if self.least > 0 else -inf
         worth = [node for node in self.tree.unread() if self.tree.scores[node] >= least]
         return worth if self.guess.extend is None else worth[:WIDTH]
@@ -91,7 +91,7 @@ class GrowingDraft:
         self.learn(nodes, logits[depths.to(logits.device)] + bias.to(logits))
 
     def learn(self, nodes: list[int], logits: Tensor) -> None:
-        """What the drafter guesses behind `nodes`, `(n, V')`."""
+        """Take the drafter's logits `(n, V')` after `nodes` as their children."""
         logits = cut(logits, self.guess.vocabulary, self.vocab_size).to(self.prefix.ids.device)
         if self.prefix.race is not None:
             logits = self.prefix.race(logits, [self.tree.path(node) for node in nodes], self.guess.vocabulary)

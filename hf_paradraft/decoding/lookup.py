@@ -70,7 +70,7 @@ class PromptLookup:
             text.copied = []
 
     def following(self, sequence: int, room: int) -> Copied:
-        """What followed the longest earlier occurrence of a text's last tokens, `room` tokens at most, and their chances."""
+        """Find the tokens after the longest earlier occurrence of a text's last tokens, `room` at most, and their chances."""
         text = self.texts[sequence]
         text.copied = []
         for length in range(min(self.longest, len(text.tokens)), self.shortest - 1, -1):

@@ -20,7 +20,7 @@ from .sequence import collect
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """What `generate` returns with `return_dict_in_generate=True`; `speculation` says what happened."""
+    """The output of `generate` with `return_dict_in_generate=True`, with statistics under `speculation`."""
 
     speculation: SpeculationStats | None = None
 
@@ -100,7 +100,7 @@ def speculative_decoding(
 
 
 def output(call: Call, started: float, model_kwargs: dict[str, Any]) -> SpeculativeOutput | LongTensor:
-    """What a call of `generate` returns, and its drafter remembers.
+    """Build the output of a finished call and store its statistics on the drafter.
 
     Args:
         call: that has finished.

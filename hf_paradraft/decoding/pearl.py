@@ -57,12 +57,12 @@ def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> 
 
 
 def device_of(drafter: Any) -> torch.device | None:
-    """Where a drafter's model is: itself, or what it wraps; None for one without a model."""
+    """Look up the device of a drafter's model, itself or the one that it wraps; None for a drafter without a model."""
     return getattr(getattr(drafter, "model", drafter), "device", None)
 
 
 def schedule_of(target: PreTrainedModel, drafter: Drafter) -> OverlapSchedule:
-    """What is known of overlapping this pair, over all its calls."""
+    """Look up the schedule of this pair, shared by all its calls."""
     config = drafter.speculation_config
     key = "overlap", config.num_draft_tokens, config.tree_size
     return of_pair(target, drafter).setdefault(key, OverlapSchedule(config.num_draft_tokens))
@@ -79,7 +79,7 @@ def may_overlap(drafter: Drafter, target: PreTrainedModel) -> bool:
 
 
 def below(draft: Draft, token: int) -> Draft:
-    """What a draft has behind the child of its root that is `token`; nothing if there is none."""
+    """Cut out the subtree below the child of the root that is `token`; empty if there is none."""
     ids = draft.token_ids
     root = next((node for node in draft.children(-1) if ids[node] == token), None)
     nodes = [root]
@@ -250,7 +250,7 @@ def overlapped_decoding(
     synced_gpus: bool = False,
     **model_kwargs: Any,
 ) -> SpeculativeOutput | LongTensor:
-    """As `speculative_decoding`, with a drafter that works while the target verifies.
+    """Decode as `speculative_decoding`, with a drafter that works while the target verifies.
 
     With `never_slower` the faster way is taken, call by call: a drafter would have to read its text on both sides.
 
@@ -288,7 +288,7 @@ def overlapped_decoding(
 
 
 def overlapped_step(batch: Batch, windows: Windows) -> None:
-    """As `step`, of a batch of one call: the drafter works beside the verification."""
+    """Take one round of a batch of one call: the drafter works beside the verification."""
     begun = perf_counter()
     windows.ready()
     drafted = perf_counter()

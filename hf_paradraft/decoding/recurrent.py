@@ -29,12 +29,12 @@ class RecurrentVerifier(ChainVerifier):
         return not self.first and self.unread <= MOST_UNREAD
 
     def read(self, buffer: LongTensor, count: int) -> None:
-        """As `ChainVerifier.read`; nothing of the prompt is taken back."""
+        """Implement `ChainVerifier.read`; nothing of the prompt is taken back."""
         super().read(buffer, count)
         end_windows(self.cache)
 
     def verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
-        """As `ChainVerifier.verify`; the state is copied first."""
+        """Implement `ChainVerifier.verify`; the state is copied first."""
         if len(drafts[0]):
             self.states = copy_states(self.cache)
         return super().verify(sequences, drafts)
@@ -49,7 +49,7 @@ class RecurrentVerifier(ChainVerifier):
         self.unread, self.written = self.prefix_rows[0] + accepted + 1, 0
 
     def finish(self, ids: LongTensor) -> None:
-        """As `ChainVerifier.finish`; accepted tokens that were taken back with rejected ones are read again."""
+        """Implement `ChainVerifier.finish`; accepted tokens that were taken back with rejected ones are read again."""
         if self.unread > 1:
             self._run(ids[:, :-1], self.unread - 1, 1)
             self.unread = 1
@@ -74,7 +74,7 @@ class RecurrentBatchVerifier(TreeVerifier):
 
     @property
     def may_draft(self) -> bool:  # type: ignore[override]
-        """As `RecurrentVerifier.may_draft`."""
+        """Implement `RecurrentVerifier.may_draft`."""
         return self.first is None and max(self._missing(), default=1) <= MOST_UNREAD
 
     def _missing(self) -> list[int]:
@@ -83,7 +83,7 @@ class RecurrentBatchVerifier(TreeVerifier):
         return [0 if sequence.finished else sequence.length - length for sequence, length in pairs]
 
     def verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
-        """As `ChainVerifier.verify`, for sequences of different lengths."""
+        """Implement `ChainVerifier.verify`, for sequences of different lengths."""
         self.sequences, self.ended = sequences, [sequence.finished for sequence in sequences]
         if self.first is not None:
             return super().verify(sequences, drafts)
@@ -130,7 +130,7 @@ class RecurrentBatchVerifier(TreeVerifier):
             self._keep({*range(len(texts))} - {*rows})
 
     def finish(self, ids: LongTensor) -> None:
-        """As `TreeVerifier.finish`."""
+        """Implement `TreeVerifier.finish`."""
         self.ended = [False] * len(ids)
         self._read(ids, [ids.shape[1] - 1 - length for length in self.cache.lengths])
 
@@ -143,6 +143,6 @@ class RecurrentBatchVerifier(TreeVerifier):
         raise ValueError(f"{type(self.model).__name__} has recurrent layers and is served one call at a time.")
 
     def select(self, rows: list[int]) -> None:
-        """As `TreeVerifier.select`."""
+        """Implement `TreeVerifier.select`."""
         super().select(rows)
         select_states(self.cache.cache, rows)

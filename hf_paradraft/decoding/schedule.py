@@ -97,7 +97,7 @@ class Way:
 
 
 class OverlapSchedule:
-    """What one drafter and one target were seen to bring, overlapped and one after the other.
+    """The measured rates of a drafter and a target, overlapped and one after the other.
 
     Args:
         most: tokens of a window, at most.
@@ -159,7 +159,7 @@ class OverlapSchedule:
         self.accepted[depth] += right
 
     def observe_round(self, overlapped: bool, tokens: float, seconds: float) -> None:
-        """What a drafted round brought a row; a call's first one, which has no window yet, does not count."""
+        """Learn the tokens and seconds of a drafted round; a call's first round, which has no window yet, does not count."""
         self.left -= 1
         self.tried *= DECAY
         self.accepted *= DECAY

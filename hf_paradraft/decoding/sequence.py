@@ -17,7 +17,7 @@ from .accept import Emitted, Rule, accept, greedy
 
 @dataclass
 class Accepted:
-    """What a sequence got from a round; filled while it is judged, so that what raises there leaves it as far as it went.
+    """A sequence's part of a round, filled while it is judged, so that an error there leaves it as far as it went.
 
     Attributes:
         begin: its length before.
@@ -180,7 +180,7 @@ def collect(
 
 
 def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...]:
-    """Of each sequence `(1, V)` for every new token; of `count` tokens `(B, V)`, zeros where a sequence has ended before."""
+    """Stack each sequence's rows `(1, V)` by step: `(B, V)` for each of `count` tokens, zeros after a sequence's end."""
     if not count:
         return ()
     empty = torch.zeros_like(next(rows for rows in tensors if rows)[0])

@@ -31,7 +31,7 @@ def logit_scale(config: PreTrainedConfig) -> float:
 
 
 def finished(logits: Tensor, softcap: float | None, scale: float) -> Tensor:
-    """What a head gave, scaled and then capped."""
+    """Scale and then cap the logits of a head."""
     logits = logits * scale if scale != 1 else logits
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
@@ -104,7 +104,7 @@ class TargetHead:
         return self.finished(logits, softcap, scale)
 
     def _all_logits(self, states: Tensor) -> Tensor:
-        """What the head itself gives, `(…, V)`."""
+        """Run the head itself: logits `(…, V)`."""
         weight = getattr(self.head, "weight", None)  # packed ones have none
         floating = isinstance(weight, Tensor) and weight.is_floating_point()
         return self.head(states.to(self._device_of(self.head), weight.dtype if floating else states.dtype))
@@ -124,12 +124,12 @@ class TargetHead:
         return self.gathered[1:]
 
     def _device_of(self, part: torch.nn.Module) -> torch.device:
-        """Where a part's inputs belong."""
+        """Look up the device that a part's inputs belong on."""
         tensors = (*part.parameters(), *part.buffers())
         return next((tensor.device for tensor in tensors if not tensor.is_meta), self.device)
 
     def finished(self, logits: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
-        """What a head gave, scaled and then capped as the target's."""
+        """Scale and then cap the logits of a head as the target does."""
         return finished(logits, softcap or self.softcap, scale or self.scale)
 
     def __deepcopy__(self, memo: Any) -> TargetHead:
@@ -140,7 +140,7 @@ class TargetHead:
 
 
 def _nothing() -> None:
-    """What a pickled drafter has of its target."""
+    """Stand for the target in a pickled drafter: nothing."""
 
 
 def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
@@ -158,7 +158,7 @@ def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
 
 @torch.no_grad()
 def final_scale(target: PreTrainedModel) -> Tensor:
-    """What a target's final norm multiplies each number of a state by, fp32 `(hidden,)`, on the CPU.
+    """Measure the factors of a target's final norm, fp32 `(hidden,)`, on the CPU.
 
     Its head was trained for states of that size, and a norm of ones makes every guess doubtful.
     """

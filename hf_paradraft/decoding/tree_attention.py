@@ -62,7 +62,7 @@ def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[s
 
 
 def or_sdpa(model: PreTrainedModel) -> str:
-    """What else helps where `attention_windows` is None, as the end of a sentence; "" if nothing does."""
+    """Name the remedy if `attention_windows` is None, as the end of a sentence; "" if there is none."""
     helps = attention_of(model) not in ("sdpa", "eager")
     return ", or load it with attn_implementation='sdpa'" if helps else ""
 
@@ -73,7 +73,7 @@ def additive(seen: BoolTensor, dtype: torch.dtype) -> Tensor:
 
 
 def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """What the rows of one tree see of each other, and how deep they are.
+    """Compute which rows of one tree see each other, and their depths.
 
     Args:
         parents: of the nodes, which are rows 1 … N; row 0 is the last known token, -1 as a parent.

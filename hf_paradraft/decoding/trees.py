@@ -217,7 +217,7 @@ class GrowingTree:
         return float(numpy.exp([self.scores[node] for node in nodes]).sum())
 
     def acceptance(self) -> list[float]:
-        """Of the chosen, their chances given their parents."""
+        """List the chances of the chosen nodes given their parents."""
         return numpy.exp([self.scores[node] - self.scores[self.parents[node]] for node in self.chosen]).tolist()
 
     def path(self, node: int) -> list[int]:

@@ -177,11 +177,11 @@ class TreeVerifier:
         return 1 if self.first is None else self.first.unread
 
     def read(self, buffer: LongTensor, count: int) -> None:
-        """As `ChainVerifier.read`."""
+        """Implement `ChainVerifier.read`."""
         self.first.read(buffer, count)
 
     def verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
-        """As `ChainVerifier.verify`, for trees and ragged sequences: row 0 follows the last known token, row `i + 1` node `i`."""
+        """Implement `ChainVerifier.verify` for trees: row 0 follows the last known token, row `i + 1` node `i`."""
         if self.first is not None:
             logits = self.first.verify(sequences, drafts)
             self.written, self.prefix_rows, self.first = self.first.written, self.first.prefix_rows, None
@@ -235,7 +235,7 @@ class TreeVerifier:
         self.written = 0
 
     def finish(self, ids: LongTensor) -> None:
-        """As `ChainVerifier.finish`; behind sequences that ended early stands the padding that plain decoding reads there."""
+        """Implement `ChainVerifier.finish`; after sequences that ended early stands the padding that plain decoding reads."""
         end = ids.shape[1] - 1
         self.cache.forget([max(0, length - end) for length in self.cache.lengths])
         missing = [end - length for length in self.cache.lengths]

@@ -118,7 +118,7 @@ class AutoregressiveDrafter(SavedDrafter):
         return AutoregressiveDrafting(self.model, max_length)
 
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
-        """What is guessed behind a whole prefix, each token after the most probable one, without caches.
+        """Compute logits of the next tokens after a whole prefix, each after the most probable one, without caches.
 
         Args:
             input_ids: int64 `(B, n)`, without padding.
@@ -147,7 +147,7 @@ class AutoregressiveDrafting(Drafting):
         self.reader = LmReader(model, max_length, [], 0)
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """What follows each row, one token far; `extend` goes on from there."""
+        """Guess one token after each row; `extend` goes on from there."""
         logits = self.reader.read(prefixes, 1, max(prefix.room for prefix in prefixes))
         if logits is None:
             return [GuessedLogits(prefix.ids.new_zeros((0, 1)).float()) for prefix in prefixes]

@@ -126,7 +126,7 @@ class Node:
 
 
 class Nodes:
-    """Of each row, what was read behind its text; columns are shared by all rows.
+    """The guessed tokens that were read after each row's text; columns are shared by all rows.
 
     Args:
         num_rows: B.

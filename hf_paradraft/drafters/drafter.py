@@ -56,7 +56,7 @@ class NamedDrafter(Drafter):
     title: ClassVar[str]
 
     def variants(self, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
-        """What benchmarks compare: chains of all lengths that it has, then trees of all sizes, as deep as the longest chain."""
+        """List the variants for benchmarks: chains of all lengths, then trees of all sizes, as deep as the longest chain."""
         most = self.most_drafts
         lengths = lengths if most is None else sorted({min(length, most) for length in lengths})
         depth = max(lengths)
@@ -78,7 +78,7 @@ class NamedDrafter(Drafter):
 
 
 class SavedDrafter(NamedDrafter, ABC):
-    """What the library has to know of a kind of drafter with files, beside how it drafts: its class is the kind.
+    """A kind of drafter with files: how it is recognised, loaded, saved, published and described.
 
     Attributes:
         template: of its model card, in `hub_cards/`.
@@ -194,7 +194,7 @@ class SavedDrafter(NamedDrafter, ABC):
 
     @classmethod
     def card_fields(cls, folder: Path) -> CardFields:
-        """What its model card says beside what all cards say."""
+        """Collect the fields of its model card that are its own."""
         config = read_config(folder)
         provenance = provenance_of(config)
         return CardFields(
@@ -209,7 +209,7 @@ class SavedDrafter(NamedDrafter, ABC):
 
     @classmethod
     def describe(cls, folder: Path) -> list[tuple[str, Any]]:
-        """What there is to say of a folder with at least its config, as (name, value) pairs."""
+        """Describe a folder with at least its config, as (name, value) pairs."""
         config, names = read_config(folder), names_in(folder)
         return [
             ("kind", identify(config, names) or cls.title),
@@ -220,7 +220,7 @@ class SavedDrafter(NamedDrafter, ABC):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """What the kind adds to that.
+        """List the kind's own part of `describe`, as (name, value) pairs.
 
         Args:
             config: of `config.json`.
@@ -330,7 +330,7 @@ class ModuleDrafter(nn.Module, SavedDrafter):
         self.paradraft = {**self.paradraft, "training": record}
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """As `contents` says, with how to use it and how it was trained; each file whole or not at all."""
+        """Write `contents`, with how to use it and how it was trained; each file whole or not at all."""
         config, tensors = self.contents()
         config["paradraft"] = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
         new = folder / ".model.safetensors.new"
@@ -340,12 +340,12 @@ class ModuleDrafter(nn.Module, SavedDrafter):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of its weights."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
+        """The dtype of its weights."""
         return next(self.parameters()).dtype
 
 
@@ -376,6 +376,6 @@ def remember_target(drafter: Any, target: PreTrainedModel) -> None:
 
 
 def last_target(drafter: Any) -> PreTrainedModel | None:
-    """What a drafter was attached to last, if it is still there."""
+    """Look up the target that a drafter was attached to last, if it is still there."""
     reference = _last.get(drafter)
     return None if reference is None else reference()

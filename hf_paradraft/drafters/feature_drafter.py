@@ -107,7 +107,7 @@ class FeatureDrafter(ModuleDrafter):
         )
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        """As `nn.Module`'s, but what turns positions stays in fp32: bf16 is off by radians behind some hundred tokens."""
+        """Move or cast as a module, but for rotary tables: bf16 is off by radians after some hundred tokens."""
         computed = [part for name, part in self.named_modules() if name.endswith(("rotary_emb", "embedding"))]  # Gemma scales it
         exact = [(part, name, buffer) for part in computed for name, buffer in part.named_buffers() if not buffer.is_meta]
         super()._apply(*args, **kwargs)
@@ -121,7 +121,7 @@ class FeatureDrafter(ModuleDrafter):
         return self.target_vocab_size if self.vocabulary is None else len(self.vocabulary)
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """What it reads, each once."""
+        """List the features that it reads, each once."""
         return tuple(dict.fromkeys(self.features))
 
     def attach(self, target: PreTrainedModel) -> None:
@@ -185,7 +185,7 @@ class FeatureDrafter(ModuleDrafter):
         return self
 
     def beside(self, target: PreTrainedModel) -> Self:
-        """As it stands beside `target`, whatever else it was attached to since."""
+        """Look up its view of `target`, whatever else it was attached to since."""
         return pair(self, target)
 
     @abstractmethod
@@ -205,7 +205,7 @@ class FeatureDrafter(ModuleDrafter):
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
     ) -> Tensor:
-        """What is guessed behind a whole prefix, without caches from before.
+        """Compute logits of the next tokens after a whole prefix, without caches.
 
         Args:
             input_ids: int64 `(B, n)`, n at least 2, without padding.

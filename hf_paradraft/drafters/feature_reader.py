@@ -28,7 +28,7 @@ PIECE = 512  # tokens of a text that are read at once: masks over all of a long 
 
 
 class FeatureModel(ABC):
-    """What a drafter brings to have its texts read so.
+    """A network that reads tokens with features, as `FeatureReader` runs it.
 
     Attributes:
         stack: the transformer.
@@ -42,7 +42,7 @@ class FeatureModel(ABC):
     reads_features: bool = True
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
-        """What is kept of tokens' features, `(f, F)`: the normed last state, if nothing else is said."""
+        """Fuse tokens' features to `(f, F)`; by default the normed last state."""
         return features["normed"].to(self.stack.device, self.stack.dtype)
 
     @abstractmethod
@@ -62,7 +62,7 @@ class FeatureModel(ABC):
         return run(self.stack, inputs, mask, positions, cache)
 
     def states_behind(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """What the head reads, and what nodes are fed with, `(B, M, hidden)` each, of what `run` gave."""
+        """Split the output of `run` into the head's input and the nodes' features, `(B, M, hidden)` each."""
         return states, states
 
     def forward_rows(
@@ -74,7 +74,7 @@ class FeatureModel(ABC):
         return self.logits(normed[:, -count:]), fed
 
     def nothing(self, size: int) -> Tensor:
-        """What stands for the features before the first token, `(size, F)`: zeros, of no width where none are read."""
+        """Make the features before the first token, `(size, F)`: zeros, of no width if none are read."""
         width = self.stack.config.hidden_size if self.reads_features else 0
         return torch.zeros((size, width), device=self.stack.device, dtype=self.stack.dtype)
 
@@ -162,7 +162,7 @@ class FeatureReader:
 
     @property
     def lengths(self) -> list[int]:
-        """Of each row: the tokens before this one have been read."""
+        """Count the tokens of each row that have been read."""
         return [start + count for start, count in zip(self.starts, self.cache.lengths, strict=True)]
 
     def _forget(self, lengths: list[int]) -> None:
@@ -269,7 +269,7 @@ class FeatureDrafting(Drafting):
         self.reader.observe(observations)
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """What follows each row; nothing behind a row whose features are not there."""
+        """Guess the tokens after each row; none after a row without features."""
         most = self.reader.compiled_width - 1 if self.reader.compiled_width else max(prefix.room for prefix in prefixes)
         logits = self.reader.read(prefixes, 1 if self.extends else most)
         extend = self.extend if self.extends else None

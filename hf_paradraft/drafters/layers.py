@@ -155,7 +155,7 @@ def run(stack: PreTrainedModel, inputs: Tensor, mask: Tensor | dict[str, Tensor]
 
 
 def behind_attention(layer: nn.Module, states: Tensor, attended: Tensor) -> Tensor:
-    """What a layer of Gemma 4 makes of its input and of what its attention gave, `(B, M, hidden)` each."""
+    """Run a layer of Gemma 4 after its attention: input and attention's output are `(B, M, hidden)` each."""
     states = states + layer.post_attention_layernorm(attended)
     inner = layer.mlp(layer.pre_feedforward_layernorm(states))
     return (states + layer.post_feedforward_layernorm(inner)) * layer.layer_scalar

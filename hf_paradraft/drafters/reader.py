@@ -184,7 +184,7 @@ class LmReader:
         return ids.where(ids < self.model.get_input_embeddings().num_embeddings, self.unknown)
 
     def _keep_nodes(self, rows: list[LongTensor]) -> None:
-        """Of the nodes that were read, those that became text stay; the others go."""
+        """Keep the nodes that became text, and drop the others."""
         if self.cache is not None and self.nodes.columns:
             # The newest token is read for its logits.
             paths = [

@@ -17,7 +17,7 @@ TAGS = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft
 
 @dataclass(frozen=True)
 class CardFields:
-    """What a kind of drafter hands its card.
+    """The fields that a kind of drafter hands its card.
 
     Attributes:
         template: its file in `hub_cards/`.
@@ -38,7 +38,7 @@ class CardFields:
 
 
 def provenance_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config keeps under `paradraft`, with dicts under `training`, its `acceptance`, and `speculation_config`.
+    """Read a config's `paradraft` section, with dicts under `training`, its `acceptance`, and `speculation_config`.
 
     Whatever else stands there counts as nothing.
     """

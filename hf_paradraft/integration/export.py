@@ -12,7 +12,7 @@ from ..training.target import is_packed, open_model, open_tokenizer
 
 
 class Engine(StrEnum):
-    """Who is to load the folder."""
+    """The engine that is to load the folder."""
 
     transformers = "transformers"
     vllm = "vllm"

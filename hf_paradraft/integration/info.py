@@ -1,4 +1,4 @@
-"""What is in this folder or repository? Read from its configs and its tensors' names; weights are not touched."""
+"""A description of a folder or repository, from its configs and its tensors' names; weights are not touched."""
 
 import shutil
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def _outline(repo_id: str) -> Iterator[Path]:
 
 @names_folder
 def describe(repo_or_dir: str) -> list[tuple[str, Any]]:
-    """What there is to say of a drafter, as (name, value) pairs.
+    """Describe a drafter, as (name, value) pairs.
 
     Args:
         repo_or_dir: a folder, or a Hub id; of a drafter, or of a target that brings MTP layers.

@@ -51,7 +51,7 @@ def check_same_tokenizer(
 
 @lru_cache
 def _stored_difference(target: tuple, drafter: tuple) -> str | None:
-    """What differs, "" for nothing, None when a tokenizer is not stored here; of names, with where they are found under these."""
+    """Compare two stored tokenizers: the difference, "" for none, None if one of them is not stored here."""
     tokenizers = []
     for name, *found_under in (target, drafter):
         options = {**dict(found_under), "local_files_only": True, "trust_remote_code": False}

@@ -1,4 +1,4 @@
-"""What drafters and engine say to each other."""
+"""The protocol between drafters and engine."""
 
 from .config import SpeculationConfig
 from .draft import Draft, PromptRows

@@ -1,4 +1,4 @@
-"""What the target verifies: a tree of tokens, and prompt rows that ride along."""
+"""Drafts for the target to verify: a tree of tokens, and prompt rows that ride along."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,7 +41,7 @@ class Draft:
 
     @property
     def row_parents(self) -> list[int]:
-        """What each of the N + R query rows beside the root's sees, with that one's ancestors."""
+        """The parent of each of the N + R query rows after the root's; a row sees it and its ancestors."""
         return self.parents if self.prompt_rows is None else [*self.parents, *self.prompt_rows.parents]
 
     @classmethod
@@ -65,7 +65,7 @@ class Draft:
 
     @cached_property
     def path_probability(self) -> list[float]:
-        """Of each node, the chance that it is accepted with all above it; empty where nobody says."""
+        """The chance of each node to be accepted with all above it; empty if nobody says."""
         chances: list[float] = []
         for chance, parent in zip(self.acceptance or [], self.parents, strict=False):
             chances.append(min(1.0, chance) * (chances[parent] if parent >= 0 else 1.0))

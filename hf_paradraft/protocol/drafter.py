@@ -19,7 +19,7 @@ FeatureKey = int | Literal["normed"]
 
 @dataclass
 class Prefix:
-    """What is known of one sequence when a guess is wanted.
+    """One sequence's text and room when a guess is wanted.
 
     Attributes:
         ids: int64 `(1, n)` on the target's device, without padding: prompt and tokens so far.
@@ -37,7 +37,7 @@ class Prefix:
 
 @dataclass
 class Observation:
-    """What one forward of the target brought one sequence. The newest token has no feature: it has not been read.
+    """One sequence's part of a forward of the target. The newest token has no feature: it has not been read.
 
     Attributes:
         tokens: int64 `(n,)`, new tokens, the target's own included; none for a piece of the prompt.
@@ -67,7 +67,7 @@ class Drafting:
 
 
 class Drafter:
-    """What `assistant_model` has to be for the loop of this library.
+    """A drafter, as the loop of this library takes it for `assistant_model`.
 
     Attributes:
         speculation_config: how the engine uses it.

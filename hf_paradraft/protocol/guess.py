@@ -1,4 +1,4 @@
-"""What a drafter guesses behind one sequence's prefix: distributions, or tokens."""
+"""A drafter's guesses after one sequence's prefix: distributions, or tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What happened in a `generate` call: per round, per position, and where the time went."""
+"""Statistics of a `generate` call: per round, per position, and of the time."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, fields
@@ -29,7 +29,7 @@ class SequenceRound:
 
 @dataclass
 class Round:
-    """What one round of a call was: all that statistics, trace and budget are told.
+    """One round of a call, as statistics, trace and budget are told of it.
 
     Attributes:
         sequences: of those that had not ended before.

@@ -94,7 +94,7 @@ def acceptance(rows: Sequence[Record]) -> Figure | None:
 
 
 def time_split(rows: Sequence[Record]) -> Figure | None:
-    """Where the time of a call goes, relative to plain's time for the same tokens; None without methods of ours."""
+    """Draw the time of a call by its parts, relative to plain's for the same tokens; None without methods of ours."""
     ours = [row for row in _first_group(rows) if "time_split" in row]
     if not ours:
         return None

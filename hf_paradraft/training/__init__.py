@@ -1,4 +1,4 @@
-"""What the trainers share, and the building blocks of drafter training."""
+"""The shared parts of trainers, and the building blocks of drafter training."""
 
 from .rows import cod_keep_mask, parallel_draft_rows
 

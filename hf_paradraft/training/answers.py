@@ -1,4 +1,4 @@
-"""Who answers prompts: a target in this process, or a server that speaks OpenAI's protocol."""
+"""Writers of answers: a target in this process, or a server that speaks OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Target:
         self.hash = tokenizer_hash(self.tokenizer)
 
     def settings(self) -> dict[str, Any]:
-        """What decides the answers."""
+        """Collect the settings that decide the answers."""
         config = self.model.generation_config.to_diff_dict()
         config.pop("transformers_version", None)
         return {
@@ -90,7 +90,7 @@ class Target:
         }
 
     def ids(self, row: Mapping[str, Any]) -> list[int]:
-        """Of a prompt."""
+        """Encode a prompt."""
         if "text" in row:
             return self.tokenizer(row["text"])["input_ids"]
         text = render_chat(self.tokenizer, row["messages"], True, row.get("tools"))
@@ -204,7 +204,7 @@ class Server:
         return True
 
     def settings(self) -> dict[str, Any]:
-        """What decides the answers."""
+        """Collect the settings that decide the answers."""
         return {
             "target": self.model,
             "max_new_tokens": self.max_new_tokens,
@@ -213,7 +213,7 @@ class Server:
         }
 
     def answers(self, rows: Mapping[int, Mapping[str, Any]], done: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """As `Target.answers`.
+        """Implement `Target.answers`.
 
         Raises:
             OSError: the server refuses, or does not answer.

@@ -33,7 +33,7 @@ class DepthTrainer(ResumableTrainer):
         self._figures = torch.zeros(count, 2, dtype=torch.float64)  # sum and count of each depth
 
     def mean(self, losses: Tensor, count: int | Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        """Of the weighted losses of a batch that has `count` guesses; their sum by the guesses of the whole step, if those are
+        """Average the weighted losses of a batch that has `count` guesses; divide by the guesses of the whole step, if those are
         known."""
         loss = losses.sum() / max(1, int(count if num_items_in_batch is None else num_items_in_batch))  # there may be none
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:

@@ -57,7 +57,7 @@ class ResumableTrainer(Trainer):
     """
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As `Trainer.training_step`.
+        """Implement `Trainer.training_step`.
 
         Raises:
             ValueError: the loss is not finite.

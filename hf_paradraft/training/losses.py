@@ -1,4 +1,4 @@
-"""What a drafter is punished for: a wrong token, or a guess that the target would reject."""
+"""Losses of drafters: a wrong token, or a guess that the target would reject."""
 
 import torch.nn.functional as F
 from torch import LongTensor, Tensor
@@ -7,7 +7,7 @@ from .data import IGNORED
 
 
 def cross_entropy(logits: Tensor, labels: LongTensor) -> Tensor:
-    """Of each row, `(…)`; 0 where it has no label.
+    """Compute the cross-entropy of each row, `(…)`; 0 for a row without a label.
 
     Args:
         logits: `(…, V')`.

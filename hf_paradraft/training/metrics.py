@@ -1,4 +1,4 @@
-"""What training is for: how much of a drafter's work a target accepts."""
+"""The measure of training: how much of a drafter's work a target accepts."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -161,7 +161,7 @@ class RowTrainer(DepthTrainer, ABC):
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As `DepthTrainer.evaluate`, over all rows of every depth."""
+        """Implement `DepthTrainer.evaluate`, over all rows of every depth."""
         collator = self.data_collator  # type: ignore[has-type]
         everything = CodConfig(self.cod.num_depths, 1.0, 1.0)
         self.data_collator = RowCollator(collator.mask_token_id, everything, 0, collator.dense_masks, collator.vocabulary)

@@ -41,7 +41,7 @@ def option(
 
 @dataclass
 class RunInputs:
-    """What a run has read, of which a kind makes its drafter and its trainer.
+    """The inputs of a run, of which a kind makes its drafter and its trainer.
 
     Attributes:
         model: what the kind's options opened.
@@ -98,7 +98,7 @@ class TrainingOptions(ABC):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """What the kind's paper takes for arguments of the trainer that are no options here."""
+        """The paper's values for arguments of the trainer that are no options here."""
         return {}
 
     def check(self) -> None:
@@ -136,7 +136,7 @@ class TrainingOptions(ABC):
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """What is kept of the options, with the drafter."""
+        """Collect the options that are kept with the drafter."""
 
     def save(self, drafter: Any, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
         """Write the drafter and the record of its training."""
@@ -148,7 +148,7 @@ class TrainingOptions(ABC):
         return {}
 
     def result(self, drafter: Any) -> Any:
-        """What `train` gives back."""
+        """Make the result of `train`."""
         return drafter
 
 

@@ -1,4 +1,4 @@
-"""What a frozen target says of texts, for drafters that learn from it; run as it is needed, or once and then read from disk."""
+"""A frozen target's states of texts, for drafters that learn from it; run if needed, or once and then read from disk."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class TargetStates:
         return torch.cat(distributions)
 
     def _run(self, ids: LongTensor, lengths: LongTensor) -> list[dict[str, Tensor]]:
-        """What is kept of each text, `(length, …)`, on the CPU."""
+        """Compute the tensors that are kept of each text, `(length, …)`, on the CPU."""
         states = self._states(self.stored_keys, ids, lengths)
         rows = F.pad(states["normed"].flatten(0, 1), (0, 0, 0, -ids.numel() % ROWS))
         sums = [self.head.logits(chunk).float().logsumexp(-1, keepdim=True) for chunk in rows.split(ROWS)]

@@ -38,12 +38,12 @@ class TargetTraining(TrainingOptions):
 
     @property
     def source(self) -> str:
-        """As `TrainingOptions.source`."""
+        """Implement `TrainingOptions.source`."""
         return self.target
 
     @property
     def sources(self) -> tuple[str | Path | None, ...]:
-        """As `TrainingOptions.sources`."""
+        """Implement `TrainingOptions.sources`."""
         return (self.target, self.cache_dir)
 
     @property
@@ -73,12 +73,12 @@ class TargetTraining(TrainingOptions):
         return answer_vocabulary(inputs.train_set, self.vocab, inputs.tokenizer, inputs.model)
 
     def states(self, inputs: RunInputs, keys: Sequence[FeatureKey], vocabulary: LongTensor | None) -> TargetStates:
-        """What the trainer asks the target."""
+        """Make the source of the target's states for the trainer."""
         folder = None if self.cache_dir is None else Path(self.cache_dir)
         return TargetStates(inputs.model, keys, vocabulary, folder, self.cache_gb * 1e9)
 
     def record(self) -> dict[str, Any]:
-        """As `TrainingOptions.record`."""
+        """Implement `TrainingOptions.record`."""
         return {"target": hub_name(self.target_id or self.target)}
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:

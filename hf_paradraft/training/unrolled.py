@@ -19,7 +19,7 @@ from .target_training import TargetTraining
 
 
 class Unrolled(torch.nn.Module):
-    """What a drafter guesses behind the anchors of a batch, step after step on the text's tokens and its own states.
+    """A drafter's guesses after the anchors of a batch, step by step on the text's tokens and its own states.
 
     Args:
         drafter: attached to its target.
@@ -72,7 +72,7 @@ class UnrolledTraining(TargetTraining):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """As ParallelSpec's of EAGLE's style."""
+        """ParallelSpec's values for EAGLE's style."""
         return {**super().defaults, "adam_beta2": 0.95}
 
     @abstractmethod
@@ -80,7 +80,7 @@ class UnrolledTraining(TargetTraining):
         """The drafter, attached to its target, and how it reads: `fuse`, `text`, `run`, `states_behind`."""
 
     def prepare(self, inputs: RunInputs) -> tuple[Any, AnchorTrainer]:
-        """As `TrainingOptions.prepare`."""
+        """Implement `TrainingOptions.prepare`."""
         drafter, model = self.untrained(inputs)
         drafter.speculation_config = SpeculationConfig(self.num_draft_tokens)
         trainer = AnchorTrainer(
@@ -96,5 +96,5 @@ class UnrolledTraining(TargetTraining):
         return drafter, trainer
 
     def record(self) -> dict[str, Any]:
-        """As `TrainingOptions.record`."""
+        """Implement `TrainingOptions.record`."""
         return {**super().record(), "num_draft_tokens": self.num_draft_tokens, "num_anchors": self.num_anchors}

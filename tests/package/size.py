@@ -19,6 +19,8 @@ LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
+# A hover shows a docstring's first line alone: it begins with a verb, and a class's with a noun.
+ODD_BEGINNINGS = {"What", "Of", "As", "That", "Where", "Who"}
 LIMITS = {"loop files": 31, "loop tokens": 31_850, "package tokens": 133_700}
 
 
@@ -73,8 +75,20 @@ def reached(start: Path) -> set[Path]:
     return {file for file in found if count(file)}
 
 
+def odd_docstrings(file: Path) -> list[str]:
+    """List the docstrings of a file whose first line begins with none of a verb, a noun and an article."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds)]
+    firsts = [(node, (ast.get_docstring(node) or "").split()[:1]) for node in nodes]
+    return [
+        f"{file.relative_to(PACKAGE.parent)}, {getattr(node, 'name', 'top')}"
+        for node, first in firsts
+        if {*first} & ODD_BEGINNINGS
+    ]
+
+
 def main() -> None:
-    """Print the figures; with `--check`, fail where one passes its limit."""
+    """Print the figures; with `--check`, fail where one passes its limit, or where a docstring begins oddly."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="fail where a limit is passed")
     parser.add_argument("--files", action="store_true", help="list the files that the loop imports")
@@ -91,6 +105,8 @@ def main() -> None:
             print(f"{sizes[file]:7,}  {file.relative_to(PACKAGE)}")
     for name, figure in figures.items():
         print(f"{name:15} {figure:8,}  at most {LIMITS[name]:,}")
+    if options.check and (odd := [place for file in sorted(package) for place in odd_docstrings(file)]):
+        sys.exit(f"Docstrings that begin with {', '.join(sorted(ODD_BEGINNINGS))}: {'; '.join(odd)}.")
     if options.check and (passed := [name for name, figure in figures.items() if figure > LIMITS[name]]):
         sys.exit(f"Larger than allowed: {', '.join(passed)}.")
 

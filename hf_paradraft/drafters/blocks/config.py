@@ -69,7 +69,7 @@ class BlockConfig:
 
     @classmethod
     def for_target(cls, target: PreTrainedModel, num_layers: int, num_features: int, **options: Any) -> BlockConfig:
-        """Of an untrained drafter.
+        """Make the config of an untrained drafter.
 
         Args:
             target: a decoder-only causal LM.
@@ -96,7 +96,7 @@ class BlockConfig:
 
 
 def block_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConfig:
-    """What a `config.json` of DFlash or DSpark says, whoever wrote it.
+    """Read a `config.json` of DFlash or DSpark, whoever wrote it.
 
     Args:
         config: as it was read.

@@ -62,7 +62,7 @@ class BlockDrafting(Drafting):
         ]
 
     def _ends(self) -> list[int]:
-        """Of each row, how many tokens there are up to the last one whose features are in the cache."""
+        """Count each row's tokens up to the last one whose features are in the cache."""
         return [begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)]
 
     def _inject(self) -> None:

@@ -54,7 +54,7 @@ class DSparkDrafter(DFlashDrafter):
         markov_type: str = "vanilla",
         confidence: bool = True,
     ) -> DSparkDrafter:
-        """As `DFlashDrafter.from_target`; each row guesses the token behind it.
+        """Implement `DFlashDrafter.from_target`; each row guesses the token behind it.
 
         Args:
             target, mask_token_id, num_layers, num_features, vocabulary: as there.
@@ -109,7 +109,7 @@ class DSparkDrafter(DFlashDrafter):
         return torch.sigmoid(logits / heat).tolist()
 
     def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
-        """What the states of one row's block say, and what the token before adds."""
+        """Make the guess of one row's block, with the bias of the token before."""
         guess, first, markov = super().guess(states, anchor, room), self.first_memory(anchor, states), self.markov
         states = self.guesses(states)[:room]
         if markov is not None:
@@ -129,7 +129,7 @@ class DSparkDrafter(DFlashDrafter):
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
     ) -> Tensor:
-        """As `DFlashDrafter.draft_logits`; each token after the most probable one before."""
+        """Implement `DFlashDrafter.draft_logits`; each token after the most probable one before."""
         whole = self.all_states(input_ids, features)
         states = self.guesses(whole)[:, :num_draft_tokens]
         logits = self.base_logits(states)

@@ -107,7 +107,7 @@ class DFlashDrafter(FeatureDrafter):
 
     @classmethod
     def read_folder(cls, folder: Path) -> DFlashDrafter:
-        """As `FeatureDrafter.read_folder`; every layout that `BlockConfig` knows."""
+        """Implement `FeatureDrafter.read_folder`; every layout that `BlockConfig` knows."""
         tensors = weights_in(folder)
         config = block_config(read_config(folder), tensors)
         weights = renamed(tensors, BLOCKS)
@@ -127,7 +127,7 @@ class DFlashDrafter(FeatureDrafter):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """What was understood of its files."""
+        """List what its files say, as (name, value) pairs."""
         block = block_config(config, names)
         readings = {True: "fills masks in", False: "guesses from the newest token on", None: "probed when attached"}
         head = f"{block.markov_type}, rank {block.markov_rank}" if block.markov_rank else "none"
@@ -145,11 +145,11 @@ class DFlashDrafter(FeatureDrafter):
 
     @property
     def most_drafts(self) -> int:  # type: ignore[override]
-        """What a block guesses."""
+        """The tokens that a block guesses."""
         return self.block.num_drafts
 
     def attach(self, target: PreTrainedModel) -> None:
-        """As `FeatureDrafter.attach`; a file that does not say which token its rows guess is settled here, once."""
+        """Implement `FeatureDrafter.attach`; a file that does not say which token its rows guess is settled here, once."""
         super().attach(target)
         if self.block.fill_in is None:
             from .probe import settle
@@ -227,7 +227,7 @@ class DFlashDrafter(FeatureDrafter):
         return states[..., 1:, :] if self.block.fill_in else states
 
     def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
-        """What the states `(block size, d)` of one row's block say behind its newest token, at most `room` tokens far."""
+        """Make the guess of one row's block states `(block size, d)`, at most `room` tokens."""
         return GuessedLogits(self.base_logits(self.guesses(states)[:room]), vocabulary=self.vocabulary)
 
     def base_logits(self, states: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class DFlashDrafter(FeatureDrafter):
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
     ) -> Tensor:
-        """What is guessed behind a whole prefix, without caches.
+        """Compute logits of the next tokens after a whole prefix, without caches.
 
         Args:
             input_ids: int64 `(B, n)`, without padding.

@@ -14,7 +14,7 @@ from .model import DFlashDrafter
 
 
 def block_mask(anchors: LongTensor, length: int, block_size: int) -> BoolTensor:
-    """What the rows of all blocks see: the context before their own anchor, and their own block.
+    """Compute the mask of all blocks: a row sees the context before its own anchor, and its own block.
 
     Args:
         anchors: int64 `(B, A)`, -1 for none; rows of such a block see themselves.
@@ -32,7 +32,7 @@ def block_mask(anchors: LongTensor, length: int, block_size: int) -> BoolTensor:
 
 
 def slots(drafter: DFlashDrafter, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
-    """What all blocks of a batch guess where every token before is known.
+    """Compute the guesses of all blocks of a batch, each after known tokens.
 
     Args:
         drafter: attached to its target.

@@ -35,13 +35,13 @@ class Blocks(torch.nn.Module):
         self.drafter = drafter
 
     def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
-        """As `slots`."""
+        """Run `slots` on a batch."""
         return slots(self.drafter, batch, states)
 
 
 @dataclass(kw_only=True)
 class BlockTraining(TargetTraining):
-    """What runs of drafters of blocks share."""
+    """Options shared by the training of block drafters."""
 
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
     optimiser: ClassVar[str | None] = "muon"
@@ -56,7 +56,7 @@ class BlockTraining(TargetTraining):
         """The untrained drafter."""
 
     def prepare(self, inputs: RunInputs) -> tuple[DFlashDrafter, AnchorTrainer]:
-        """As `TrainingOptions.prepare`."""
+        """Implement `TrainingOptions.prepare`."""
         mask = unused_token(inputs.tokenizer, inputs.model.config.get_text_config().vocab_size)
         drafter = self.make(inputs.model, mask, self.vocabulary(inputs))
         trainer = AnchorTrainer(
@@ -72,7 +72,7 @@ class BlockTraining(TargetTraining):
         return drafter, trainer
 
     def record(self) -> dict[str, Any]:
-        """As `TrainingOptions.record`."""
+        """Implement `TrainingOptions.record`."""
         names = {"num_layers", "block_size", "num_anchors", "markov_rank"}
         return {**super().record(), **{name: value for name, value in vars(self).items() if name in names}}
 
@@ -86,7 +86,7 @@ class DFlashTraining(BlockTraining):
     block_size: int = option("Rows of a block, which guesses one token less.", 8, least=2)
 
     def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
-        """As `BlockTraining.make`."""
+        """Implement `BlockTraining.make`."""
         sizes = (self.num_layers, self.block_size, self.num_features)
         return DFlashDrafter.from_target(target, mask_token_id, *sizes, vocabulary)
 
@@ -103,13 +103,13 @@ class DSparkTraining(BlockTraining):
     confidence: bool = option("Learn how sure each guess is.", True)
 
     def check(self) -> None:
-        """As `TrainingOptions.check`."""
+        """Implement `TrainingOptions.check`."""
         super().check()
         if not self.markov_rank and not self.confidence:
             raise ValueError("A DSpark drafter without both of its heads is a DFlash one: train dflash.")
 
     def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
-        """As `BlockTraining.make`."""
+        """Implement `BlockTraining.make`."""
         sizes = (self.num_layers, self.block_size, self.num_features)
         heads = (self.markov_rank, self.markov_type, self.confidence)
         return DSparkDrafter.from_target(target, mask_token_id, *sizes, vocabulary, *heads)

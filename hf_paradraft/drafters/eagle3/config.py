@@ -65,7 +65,7 @@ class Eagle3Config:
         return self.mask_token_id is not None
 
     def features_for(self, layers: int) -> tuple[FeatureKey, ...]:
-        """What it reads of a target of so many layers.
+        """Choose the features that it reads of a target of so many layers.
 
         Raises:
             ValueError: its list of layers can be read in two ways.
@@ -85,7 +85,7 @@ class Eagle3Config:
 
     @classmethod
     def for_target(cls, target: PreTrainedModel, num_layers: int, **options: Any) -> Eagle3Config:
-        """Of an untrained drafter.
+        """Make the config of an untrained drafter.
 
         Args:
             target: a decoder-only causal LM of seven layers at least.
@@ -109,7 +109,7 @@ class Eagle3Config:
 
 
 def eagle3_config(config: Mapping[str, Any], tensors: Iterable[str]) -> Eagle3Config:
-    """What a `config.json` of EAGLE-3 or P-EAGLE says, whoever wrote it.
+    """Read a `config.json` of EAGLE-3 or P-EAGLE, whoever wrote it.
 
     Args:
         config: as it was read.

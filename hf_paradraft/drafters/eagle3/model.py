@@ -105,7 +105,7 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
 
     @classmethod
     def read_folder(cls, folder: Path) -> Eagle3Drafter:
-        """As `FeatureDrafter.read_folder`; every layout that `Eagle3Config` knows."""
+        """Implement `FeatureDrafter.read_folder`; every layout that `Eagle3Config` knows."""
         tensors = weights_in(folder)
         weights = renamed(tensors, NAMES)
         config = eagle3_config(read_config(folder), [*weights, *tensors])
@@ -126,7 +126,7 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """What was understood of its files."""
+        """List what its files say, as (name, value) pairs."""
         eagle = eagle3_config(config, names)
         flags = [name for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output") if getattr(eagle, name)]
         return [
@@ -140,7 +140,7 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         ]
 
     def attach(self, target: PreTrainedModel) -> None:
-        """As `FeatureDrafter.attach`; layers that a file does not name are settled here."""
+        """Implement `FeatureDrafter.attach`; layers that a file does not name are settled here."""
         features = self.needed_of(target)
         if self.eagle.features is None and len(features) != self.eagle.num_features:
             raise ValueError(f"This {self.title} reads {self.eagle.num_features} layers, not {len(features)}.")
@@ -157,11 +157,11 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         return chosen if chosen not in self.settled else self.eagle.features_for(len(layers_of(target)))
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """What it reads, each once."""
+        """List the features that it reads, each once."""
         return tuple(dict.fromkeys(self.needed_of(target)))
 
     def beside(self, target: PreTrainedModel) -> Self:
-        """As `FeatureDrafter.beside`, with the layers that it reads of `target`."""
+        """Implement `FeatureDrafter.beside`, with the layers that it reads of `target`."""
         return pair(self, target, features=self.needed_of(target))
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> FeatureDrafting:
@@ -190,7 +190,7 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         return self.text(ids, self._normed(self.mask_hidden).expand(len(fused), count, -1))
 
     def states_behind(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What its head reads, and what it is fed with next, `(B, M, hidden)` each, of what `run` gave."""
+        """Split the output of `run` into the head's input and the next row's feature, `(B, M, hidden)` each."""
         normed = self.stack.norm(hidden)
         return normed, normed if self.eagle.norm_output else hidden
 

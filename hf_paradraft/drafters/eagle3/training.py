@@ -22,10 +22,10 @@ class Eagle3Training(UnrolledTraining):
     num_layers: int = option("Layers of the drafter.", 1, least=1)
 
     def untrained(self, inputs: RunInputs) -> tuple[Eagle3Drafter, Eagle3Drafter]:
-        """As `UnrolledTraining.untrained`."""
+        """Implement `UnrolledTraining.untrained`."""
         drafter = Eagle3Drafter.from_target(inputs.model, self.num_draft_tokens, self.num_layers, self.vocabulary(inputs))
         return drafter, drafter
 
     def record(self) -> dict[str, Any]:
-        """As `TrainingOptions.record`."""
+        """Implement `TrainingOptions.record`."""
         return {**super().record(), "num_layers": self.num_layers}

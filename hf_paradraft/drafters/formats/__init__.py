@@ -1,1 +1,1 @@
-"""What publishers' folders hold, turned into ours: one file a publisher, and what they have in common."""
+"""Publishers' folders turned into ours: one file a publisher, and their common parts."""

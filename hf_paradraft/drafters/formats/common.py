@@ -1,4 +1,4 @@
-"""What publishers' configs have in common: the drafter's own layers, its mask token, its heads."""
+"""The common parts of publishers' configs: the drafter's own layers, its mask token, its heads."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -134,7 +134,7 @@ def smaller(size: int | None, vocab_size: int) -> int | None:
 def block_parts(
     config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], described: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What all layouts of blocks have in common: layers, sizes, and heads.
+    """Read the common part of all layouts of blocks: layers, sizes, and heads.
 
     Args:
         config: of the drafter.
@@ -171,7 +171,7 @@ def block_parts(
 def eagle3_parts(
     config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], described: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What all layouts of EAGLE-3 and P-EAGLE have in common; arguments as for `block_parts`.
+    """Read the common part of all layouts of EAGLE-3 and P-EAGLE; arguments as for `block_parts`.
 
     Raises:
         ValueError: a P-EAGLE drafter without a mask token, or a variant that is not served.

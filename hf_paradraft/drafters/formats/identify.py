@@ -1,4 +1,4 @@
-"""What a published drafter's folder holds, by its config and its tensors' names; never by its `model_type`."""
+"""The kind of a published drafter's folder, by its config and its tensors' names; never by its `model_type`."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -80,14 +80,14 @@ def _by_tensors(names: list[str]) -> str | None:
 
 
 def kind_in(folder: Path) -> str | None:
-    """As `identify`, of a folder; None where there is no config."""
+    """Identify the published drafter in a folder; None if there is no config."""
     if not (folder / "config.json").exists():
         return None
     return identify(read_config(folder), names_in(folder))
 
 
 def drafter_folder(repo_or_dir: str | Path, kwargs: dict[str, Any]) -> Path:
-    """As `local_folder`; a repository without safetensors comes with the pickles that published drafters have, and a PARD-2 one
+    """Find or fetch a drafter's folder; without safetensors with the pickles that published drafters have, and a PARD-2 one
     with its projection."""
     hub = dict(kwargs)
     folder = local_folder(repo_or_dir, kwargs)

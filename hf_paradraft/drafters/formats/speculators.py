@@ -159,7 +159,7 @@ def layer_values(layers: PreTrainedConfig) -> dict[str, Any]:
 
 
 def proposal(algorithm: str, num_draft_tokens: int, target: str | None) -> dict[str, Any]:
-    """What engines ask of such a folder: how many tokens are drafted, and for which model.
+    """Make the part of a config that engines ask for: how many tokens are drafted, and for which model.
 
     Args:
         algorithm: the kind.

@@ -21,7 +21,7 @@ LAYERS, HEADS = 1024, 4096
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value may be.
+    """A rule for a value of a config.
 
     Attributes:
         holds: whether it is.

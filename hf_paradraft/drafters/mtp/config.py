@@ -1,4 +1,4 @@
-"""What an MTP drafter is made of: layers of its target's own class."""
+"""The config of an MTP drafter: layers of its target's own class."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MtpConfig:
 
     @property
     def layer(self) -> PreTrainedConfig:
-        """Of one layer, as transformers has it.
+        """Make the config of one layer, as transformers has it.
 
         Raises:
             ValueError: the target has no layers of ordinary attention.
@@ -47,7 +47,7 @@ class MtpConfig:
 
 
 def mtp_config(config: Mapping[str, Any]) -> MtpConfig:
-    """What a `config.json` of speculators' MTP folders says.
+    """Read a `config.json` of speculators' MTP folders.
 
     Raises:
         ValueError: it describes no layers, or several.

@@ -44,7 +44,7 @@ class StepDrafting(FeatureDrafting):
         self.nodes: list[list[GuessedNode]] = []
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """What follows each row, by the first layer; the others read what it made of the text."""
+        """Guess the token after each row by the first layer; the others read its states of the text."""
         guesses = super().propose(prefixes)
         for reader in self.readers[1:]:
             reader.read(prefixes, 1)

@@ -82,11 +82,11 @@ class MtpStep(FeatureModel):
         self.drafter, self.layer, self.stack = drafter, layer, layer.stack
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """As `MtpLayer.mix`."""
+        """Implement `MtpLayer.mix`."""
         return self.layer.mix(self.drafter.embed(ids), fused)
 
     def logits(self, states: Tensor) -> Tensor:
-        """As the drafter's."""
+        """Compute logits `(…, V')` by the drafter's head."""
         return self.drafter.logits(states)
 
 
@@ -196,7 +196,7 @@ class MtpDrafter(FeatureDrafter):
 
     @classmethod
     def read_folder(cls, folder: Path) -> MtpDrafter:
-        """As `FeatureDrafter.read_folder`, of speculators' layout."""
+        """Implement `FeatureDrafter.read_folder`, of speculators' layout."""
         described, tensors = mtp_config(read_config(folder)), weights_in(folder)
         if (brought := mtp_tensors(tensors, described.target.num_hidden_layers)) is None:
             raise OSError(f"{folder} holds no MTP layer: download it again.")
@@ -225,7 +225,7 @@ class MtpDrafter(FeatureDrafter):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """What was understood of its files."""
+        """List what its files say, as (name, value) pairs."""
         target = mtp_config(config).target
         return [
             ("reads", "the normed last state"),
@@ -235,7 +235,7 @@ class MtpDrafter(FeatureDrafter):
 
     @classmethod
     def describe_target(cls, folder: Path) -> list[tuple[str, Any]]:
-        """What there is to say of the layers that a target's folder brings; nothing where it brings none."""
+        """Describe the MTP layers of a target's folder; empty if it brings none."""
         config = read_config(folder)
         text, sizes = config.get("text_config"), parameter_counts(folder)
         layers = (text if isinstance(text, dict) else config).get("num_hidden_layers")

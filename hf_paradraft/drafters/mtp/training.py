@@ -26,17 +26,17 @@ class MtpTraining(UnrolledTraining):
 
     @property
     def sources(self) -> tuple[str | Path | None, ...]:
-        """As `TrainingOptions.sources`."""
+        """Implement `TrainingOptions.sources`."""
         return (*super().sources, self.begin_with)
 
     def check(self) -> None:
-        """As `TrainingOptions.check`."""
+        """Implement `TrainingOptions.check`."""
         super().check()
         if self.begin_with and (self.new or self.vocab):
             raise ValueError("begin_with is a layer with a vocabulary of its own: leave out new and vocab.")
 
     def untrained(self, inputs: RunInputs) -> tuple[MtpDrafter, MtpStep]:
-        """As `UnrolledTraining.untrained`.
+        """Implement `UnrolledTraining.untrained`.
 
         Raises:
             ValueError: the target brings several layers, or the one to go on from is for another target.

@@ -1,4 +1,4 @@
-"""What a ParallelSpec drafter is made of, and which target it belongs to."""
+"""The config of a ParallelSpec drafter, and of the target that it belongs to."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ParallelSpecConfig(PreTrainedConfig):
 
     @property
     def layer_config(self) -> PreTrainedConfig:
-        """As transformers has it.
+        """Make the config of its layers, as transformers has it.
 
         Raises:
             ValueError: it has none of them.
@@ -80,13 +80,13 @@ class ParallelSpecConfig(PreTrainedConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Of the target, and of the drafter."""
+        """The width of the target, and of the drafter."""
         return int(self.layer_config.hidden_size)
 
 
 @torch.no_grad()
 def identity(target: PreTrainedModel) -> dict[str, Any]:
-    """What tells a target from others of the same sizes: its number of layers, and some of its weights' numbers, hashed.
+    """Identify a target among others of the same sizes: its number of layers, and a hash of some weights.
 
     The hashes are None where weights are packed. Layers before the last one are not looked at.
     """

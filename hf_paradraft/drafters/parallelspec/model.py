@@ -177,7 +177,7 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
 
     @property
     def paradraft(self) -> dict[str, Any]:
-        """What this library keeps in `config.json`: how to use it, how it was trained."""
+        """The library's section of `config.json`: how to use the drafter, and how it was trained."""
         return provenance_of(self.config.to_dict())
 
     def remember(self, record: dict[str, Any]) -> None:
@@ -286,7 +286,7 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
     ) -> Tensor:
-        """What is guessed behind a whole prefix, without caches from before.
+        """Compute logits of the next tokens after a whole prefix, without caches.
 
         Args:
             input_ids: int64 `(B, n)`, without padding.

@@ -50,7 +50,7 @@ class ParallelSpecTrainer(RowTrainer):
     def row_losses(
         self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
     ) -> tuple[Tensor, Any]:
-        """As `RowTrainer.row_losses`."""
+        """Implement `RowTrainer.row_losses`."""
         drafter: ParallelSpecDrafter = self.model
         states = features = None
         if drafter.reads_features or self.loss == "tv":
@@ -97,7 +97,7 @@ class ParallelSpecTraining(TargetTraining):
         return {**super().defaults, "adam_beta2": 0.95 if self.style == "eagle" else 0.999}
 
     def prepare(self, inputs: RunInputs) -> tuple[ParallelSpecDrafter, ParallelSpecTrainer]:
-        """As `TrainingOptions.prepare`."""
+        """Implement `TrainingOptions.prepare`."""
         vocabulary = self.vocabulary(inputs)
         drafter = ParallelSpecDrafter.from_target(inputs.model, self.style, self.num_masks, self.num_layers, vocabulary)
         trainer = ParallelSpecTrainer(
@@ -113,6 +113,6 @@ class ParallelSpecTraining(TargetTraining):
         return drafter, trainer
 
     def record(self) -> dict[str, Any]:
-        """As `TrainingOptions.record`."""
+        """Implement `TrainingOptions.record`."""
         names = ("style", "num_masks", "cod_ratio", "decay", "loss")
         return {**super().record(), **{name: getattr(self, name) for name in names}}

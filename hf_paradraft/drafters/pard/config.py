@@ -1,4 +1,4 @@
-"""What a PARD drafter's `config.json` says beside a causal LM's: its mask token, under any engine's key."""
+"""A PARD drafter's part of `config.json`: its mask token, under any engine's key."""
 
 from transformers import GenerationConfig, PreTrainedConfig
 

@@ -24,7 +24,7 @@ MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
 
 
 def export(pard: Any, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
-    """As `integration.export.export`, of a PARD drafter, or of a PARD-2 one, whose pickled projection becomes safetensors."""
+    """Export a PARD drafter, or a PARD-2 one, whose pickled projection becomes safetensors."""
     if engine == "vllm" and (wrong := next((word for word in MISREAD if word in str(output.resolve()).lower()), None)):
         raise ValueError(f"vLLM takes a drafter with {wrong!r} in its path for one of another kind: choose another folder.")
     config = read_config(folder)

@@ -180,12 +180,12 @@ class PardDrafter(SavedDrafter):
 
     @classmethod
     def export(cls, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
-        """As `pard.export.export`."""
+        """Export it for another engine."""
         return export(cls, folder, output, engine, target, pad)
 
     @property
     def paradraft(self) -> dict[str, Any]:
-        """What this library keeps in `config.json`: how to use the drafter, how it was trained, what it measured."""
+        """The library's section of `config.json`: how to use the drafter, how it was trained, its measurements."""
         section = getattr(self.config, "paradraft", None)
         return section if isinstance(section, dict) and section.get("kind", "pard") == "pard" else {}
 
@@ -224,7 +224,7 @@ class PardDrafter(SavedDrafter):
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, torch.Tensor] | None = None, num_draft_tokens: int | None = None
     ) -> torch.Tensor:
-        """What is guessed behind a whole prefix, without caches.
+        """Compute logits of the next tokens after a whole prefix, without caches.
 
         Args:
             input_ids: int64 `(B, n)`, without padding.

@@ -25,7 +25,7 @@ FILE, PICKLE = "warp_model.safetensors", "warp_model.bin"
 
 @dataclass
 class Projection:
-    """What turns the target's hidden states into additions to the drafter's embeddings.
+    """The projection of the target's hidden states to additions to the drafter's embeddings.
 
     Attributes:
         weight: `(hidden, m · d_t)`.
@@ -41,7 +41,7 @@ class Projection:
 
     @classmethod
     def read(cls, folder: Path, config: dict[str, Any]) -> Projection:
-        """That of a folder.
+        """Read the projection of a folder.
 
         Raises:
             OSError: the file is damaged.
@@ -83,7 +83,7 @@ class Projection:
         return self.weight.shape[1] // len(self.layers)
 
     def keys(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """What it reads of a target.
+        """List the features that it reads of a target.
 
         Raises:
             ValueError: layers that the target does not have.
@@ -109,7 +109,7 @@ class ProjectedFeatures(FeatureModel):
         self.stack, self.projection, self.keys = drafter, drafter.projection, drafter.projection.keys(target)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
-        """What is added, `(…, hidden)`."""
+        """Compute the additions to embeddings, `(…, hidden)`."""
         projection, model = self.projection, self.stack
         states = torch.cat([features[key].to(model.device, model.dtype) for key in self.keys], dim=-1)
         bias = None if projection.bias is None else projection.bias.to(states)
@@ -132,7 +132,7 @@ class ProjectedFeatures(FeatureModel):
     def forward_rows(
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
     ) -> tuple[Tensor, Tensor]:
-        """As `FeatureModel.forward_rows`."""
+        """Implement `FeatureModel.forward_rows`."""
         logits = self.stack(
             inputs_embeds=inputs,
             attention_mask=mask,

@@ -46,7 +46,7 @@ class PardTrainer(RowTrainer):
     def row_losses(
         self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
     ) -> tuple[Tensor, Any]:
-        """As `RowTrainer.row_losses`."""
+        """Implement `RowTrainer.row_losses`."""
         rows = {name: value for name, value in inputs.items() if name != "depths"}
         if self.attention == "flex_attention":
             rows["attention_mask"] = block_mask(inputs["depths"], inputs["position_ids"])
@@ -75,12 +75,12 @@ class PardTraining(TrainingOptions):
 
     @property
     def source(self) -> str:
-        """As `TrainingOptions.source`."""
+        """Implement `TrainingOptions.source`."""
         return self.model
 
     @property
     def sources(self) -> tuple[str | Path | None, ...]:
-        """As `TrainingOptions.sources`."""
+        """Implement `TrainingOptions.sources`."""
         return (self.model, self.target)
 
     @property
@@ -90,7 +90,7 @@ class PardTraining(TrainingOptions):
         return {"weight_decay": 0.01, "adam_beta2": 0.95, "bf16": bf16}
 
     def check(self) -> None:
-        """As `TrainingOptions.check`; a target that is not there is noticed before training."""
+        """Implement `TrainingOptions.check`; a target that is not there is noticed before training."""
         super().check()
         refuse_packed(self.model, "a PARD drafter is trained of ordinary ones")
         if self.target is None:
@@ -109,7 +109,7 @@ class PardTraining(TrainingOptions):
         return PardDrafter.from_causal_lm(self.model, mask_token_id=mask, dtype=torch.float32, **attention)
 
     def prepare(self, inputs: RunInputs) -> tuple[PardDrafter, PardTrainer]:
-        """As `TrainingOptions.prepare`."""
+        """Implement `TrainingOptions.prepare`."""
         drafter = cast(PardDrafter, inputs.model)
         if attention_windows(drafter) is None and attention_of(drafter) != "flex_attention":
             raise ValueError(
@@ -133,7 +133,7 @@ class PardTraining(TrainingOptions):
         return drafter, trainer
 
     def record(self) -> dict[str, Any]:
-        """As `TrainingOptions.record`."""
+        """Implement `TrainingOptions.record`."""
         names = {"base_model": hub_name(self.model), "target": hub_name(self.target)}
         return {**names, **{name: getattr(self, name) for name in ("num_depths", "cod_ratio", "cod_min_ratio")}}
 

@@ -1,4 +1,4 @@
-"""What a PPD adapter is made of."""
+"""The config of a PPD adapter."""
 
 from dataclasses import dataclass, field
 from enum import Enum

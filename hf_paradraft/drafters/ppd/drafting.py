@@ -42,7 +42,7 @@ def tree_rows(adapter: PpdConfig, options: SpeculationConfig) -> int:
 
 
 class PpdDrafting(Drafting):
-    """What each sequence's last prompts guessed, as trees.
+    """One call's drafting with prompt tokens: a tree of each sequence's last guesses.
 
     Args:
         target: in whose forward the prompts stand.

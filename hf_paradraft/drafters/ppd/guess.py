@@ -1,4 +1,4 @@
-"""What prompts guess at many places of a text, and what the model says there: one forward, with its head at those places.
+"""Prompts' guesses at many places of a text, and the model's own choices there: one forward, with its head at those places.
 
 Texts are asked at different places, while a model's head is run on the same rows of all of them. So each text's rows are put in
 another order, those that are asked last; masks and positions go along, and nothing else changes.

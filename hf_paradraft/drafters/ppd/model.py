@@ -123,7 +123,7 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def card_fields(cls, folder: Path) -> CardFields:
-        """As `SavedDrafter.card_fields`, of an adapter."""
+        """Implement `SavedDrafter.card_fields`, of an adapter."""
         config = read_adapter(folder)
         record = folder / "paradraft.json"
         provenance = provenance_of({"paradraft": read_json(record)} if record.exists() else config)
@@ -139,7 +139,7 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def describe(cls, folder: Path) -> list[tuple[str, Any]]:
-        """What there is to say of a folder with at least an `adapter_config.json`."""
+        """Describe a folder with at least an `adapter_config.json`, as (name, value) pairs."""
         read_adapter(folder)
         adapter = PpdConfig.from_pretrained(str(folder))
         first = adapter.accuracy and ", ".join(f"{100 * row[0]:.0f} %" for row in adapter.accuracy)
@@ -154,7 +154,7 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def adopt(cls, target: PreTrainedModel, assistant: object) -> Drafter | None:
-        """What a model with a PPD adapter is for a target: its own drafter, or a small model that guesses in parallel."""
+        """Make the drafter of a model with a PPD adapter: the target's own, or a small model that guesses in parallel."""
         if not isinstance(assistant, PeftModel) or not isinstance(assistant.base_model, PpdModel):
             return None
         drafters = _adopted.setdefault(assistant, {})
@@ -194,7 +194,7 @@ class PpdDrafter(SavedDrafter):
 
     @property
     def max_rows(self) -> int:
-        """Of a round, guesses and prompts together."""
+        """The rows of a round at most, guesses and prompts together."""
         return tree_rows(self.config, self.speculation_config)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PpdDrafting:
@@ -203,7 +203,7 @@ class PpdDrafter(SavedDrafter):
 
     @torch.no_grad()
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
-        """What the prompts guess behind a whole prefix, from forwards of the attached target without caches.
+        """Compute the prompts' logits after a whole prefix, from forwards of the attached target without caches.
 
         Args:
             input_ids: int64 `(B, n)`, n at least 2: prompts hang below the last token that has been read, which is the one before

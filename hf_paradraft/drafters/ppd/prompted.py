@@ -77,7 +77,7 @@ class PromptedDrafter(NamedDrafter):
         return MaskDrafting(self.model, config, masks, self.prompts[0], max_length)
 
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
-        """What one forward guesses behind a whole prefix, without caches.
+        """Compute the logits of one forward after a whole prefix, without caches.
 
         Args:
             input_ids: int64 `(B, n)`, without padding.

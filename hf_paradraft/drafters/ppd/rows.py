@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 
 def insertion_points(length: int, num_prompt_tokens: int, count: int, generator: torch.Generator | None = None) -> LongTensor:
-    """Where prompts are inserted: `count` random positions (or all there are) that have m + 1 tokens behind them.
+    """Draw the places where prompts are inserted: `count` random positions (or all) with m + 1 tokens after them.
 
     Args:
         length: of the text, n.

@@ -20,7 +20,7 @@ SIZES = (4, 6, 8, 10, 12, 15, 18, 22, 26, 31, 40, 50, 63)  # rows beside the roo
 
 @dataclass
 class SparseTree:
-    """What is read in a round that begins in one state.
+    """The rows of a round that begins in one state.
 
     Attributes:
         paths: the candidates.
@@ -129,7 +129,7 @@ def first(paths: Paths, num_nodes: int) -> Paths:
 
 @dataclass
 class Size:
-    """What rounds of one size bring on this hardware.
+    """Rounds of one size on this hardware.
 
     Attributes:
         rows: of a round beside the root.

@@ -100,11 +100,11 @@ class PpdTraining(TrainingOptions):
 
     @property
     def source(self) -> str:
-        """As `TrainingOptions.source`."""
+        """Implement `TrainingOptions.source`."""
         return self.target
 
     def check(self) -> None:
-        """As `TrainingOptions.check`."""
+        """Implement `TrainingOptions.check`."""
         super().check()
         refuse_packed(self.target, "prompt tokens are trained for ordinary ones")
 
@@ -115,7 +115,7 @@ class PpdTraining(TrainingOptions):
         return open_model(self.target, dtype=dtype)
 
     def prepare(self, inputs: RunInputs) -> tuple[PeftModel, PpdTrainer]:
-        """As `TrainingOptions.prepare`."""
+        """Implement `TrainingOptions.prepare`."""
         config = PpdConfig(num_prompt_tokens=self.num_prompt_tokens, num_ensembles=self.num_ensembles)
         adapted = get_peft_model(inputs.model, config)
         if Path(self.target).exists():  # wherever the adapter is loaded or published from
@@ -124,7 +124,7 @@ class PpdTraining(TrainingOptions):
         return adapted, PpdTrainer(adapted, inputs.arguments, self.points, self.decay, **sets)
 
     def record(self) -> dict[str, Any]:
-        """As `TrainingOptions.record`."""
+        """Implement `TrainingOptions.record`."""
         names = ("points", "decay")
         return {"base_model": hub_name(self.target), **{name: getattr(self, name) for name in names}}
 

@@ -84,7 +84,7 @@ class ProcessDrafter(Drafter):
 
     @property
     def device(self) -> torch.device | None:
-        """Where the drafter was, and is in its process."""
+        """The device of the drafter, here and in its process."""
         return device_of(self.drafter)
 
     def attach(self, target: PreTrainedModel) -> None:
@@ -139,7 +139,7 @@ class ProcessDrafter(Drafter):
         return here.start_drafting(target, max_length)
 
     def ask(self, process: BaseProcess, call: int, method: str, arguments: Any) -> Any:
-        """What the worker's method gives.
+        """Call a method of the worker and return its result.
 
         Raises:
             RuntimeError: the process is gone.
@@ -197,11 +197,11 @@ class InProcess(Drafter):
 
     @property
     def device(self) -> torch.device | None:
-        """Where it is in its process."""
+        """Its device in its process."""
         return self.owner().device
 
     def attach(self, target: PreTrainedModel) -> None:
-        """As the owner's."""
+        """Attach the owner's drafter."""
         self.owner().attach(target)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> ProcessDrafting:

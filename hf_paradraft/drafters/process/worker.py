@@ -66,7 +66,7 @@ class Worker:
         return [(draft.token_ids, draft.parents, draft.acceptance) for draft in drafts]
 
     def observe(self, brought: list[tuple[list[int], int] | None]) -> None:
-        """What the target brought each sequence: tokens, and the position of the first that was read."""
+        """Take each sequence's tokens, and the position of the first that was read."""
         self.drafting.observe([None if pair is None else Observation(torch.tensor(pair[0]), pair[1]) for pair in brought])
 
 
