@@ -8,6 +8,7 @@ __version__ = "0.3.0"
 from . import training
 from .auto import AutoDrafter
 from .decoding.loop import SpeculativeOutput
+from .decoding.memory import Memory
 from .drafters.autoregressive import AutoregressiveDrafter
 from .drafters.blocks.dspark import DSparkDrafter
 from .drafters.blocks.model import DFlashDrafter
@@ -46,6 +47,7 @@ __all__ = [
     "Eagle3Drafter",
     "GuessedLogits",
     "GuessedTokens",
+    "Memory",
     "MtpDrafter",
     "NgramDrafter",
     "Observation",

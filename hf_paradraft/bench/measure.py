@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..chat import end_tokens, sampling, until_end
-from ..memory import peak_memory, reset_peak_memory
+from ..hardware import peak_memory, reset_peak_memory
 from .methods import Method
 from .questions import Prompt
 

@@ -20,9 +20,11 @@ from .options import (
     DtypeOption,
     NewTokens,
     Parent,
+    References,
     Target,
     Temperature,
     console,
+    copy_from,
     load,
     load_public,
 )
@@ -96,6 +98,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="What the model is asked; - reads standard input.")],
     target: Target = None,
     drafter: AnyDrafter = None,
+    reference: References = None,
     max_new_tokens: NewTokens = 128,
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
@@ -104,4 +107,5 @@ def generate(
     prompt = _prompt(prompt)
     _quiet()
     models = load(target, drafter, None, dtype)
+    copy_from(reference, models)
     stream_one(models.target, models.drafter, models.tokenizer, prompt, console, max_new_tokens, temperature)

@@ -10,10 +10,14 @@ from rich.table import Table
 from ..bench.cases import Case, methods_of
 from ..bench.compare import compare
 from ..bench.measure import Settings
+from ..bench.methods import drafted
 from ..bench.plan import plan as forecast
 from ..bench.questions import Question, ask, load_questions, random_prompts
 from ..demo import GENERAL, QUESTIONS
+from ..drafters.drafter import Variant
+from ..drafters.ngram import NgramDrafter
 from ..names import is_recurrent_model
+from ..protocol import SpeculationConfig
 from ..report.records import read_bench
 from ..report.tables import markdown, table
 from .options import (
@@ -23,9 +27,11 @@ from .options import (
     DtypeOption,
     NewTokens,
     Parent,
+    References,
     Target,
     Threads,
     console,
+    copy_from,
     load,
     sane_temperature,
     use_threads,
@@ -114,6 +120,7 @@ def bench(
         list[float] | None, typer.Option("--temperature", "-t", min=0, callback=sane_temperature, help="0 is greedy; repeatable.")
     ] = None,
     prompt_lookup: Annotated[bool, typer.Option("--prompt-lookup", help="Copied drafts too, alone and in our trees.")] = False,
+    reference: References = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 3,
     max_new_tokens: NewTokens = 128,
     threads: Threads = None,
@@ -135,19 +142,27 @@ def bench(
         raise typer.BadParameter(f"--case {case} looks at one drafter: name several for --case methods.")
     asked = _load_questions(questions, target is None, per_category if per_category or questions else 4)
     models = load(target, drafter[0] if drafter else None, parent, dtype, others=drafter[1:] if drafter else ())
+    memory = copy_from(reference, models)
     prompts = ask(asked, models.tokenizer, models.target, max_new_tokens)
     if case == Case.hopeless:
         prompts += random_prompts(len(models.tokenizer))
     lengths = _once(draft_tokens or sorted({4, 8, 12, models.drafter.speculation_config.num_draft_tokens}))
     recurrent = is_recurrent_model(models.target)
     methods = methods_of(case, models.drafter, models.parent, lengths, sizes, models.others, recurrent, prompt_lookup)
+    if memory is not None:
+        methods.append(drafted(Variant("ngram-memory-k32", NgramDrafter(memory=memory), SpeculationConfig(32, None))))
     if only:
         chosen = [method for method in methods[1:] if method.name.startswith(tuple(only))]
         if not chosen:
             raise typer.BadParameter(f"no method is called {' or '.join(only)}: there are {', '.join(m.name for m in methods)}.")
         methods = [methods[0], *chosen]
     pad = models.tokenizer.eos_token_id if models.tokenizer.pad_token_id is None else models.tokenizer.pad_token_id
-    names = {"target": target, "drafter": ", ".join(drafter or []) or None, "parent": parent}
+    names = {
+        "target": target,
+        "drafter": ", ".join(drafter or []) or None,
+        "parent": parent,
+        "reference": ", ".join(map(str, reference or [])) or None,
+    }
     rows = compare(models.target, methods, prompts, console, settings, pad, json_file, equality, names)
     _write(rows, markdown_file, plot_file)
 

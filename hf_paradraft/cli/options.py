@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -14,6 +15,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..auto import AutoDrafter
+from ..decoding.memory import Memory
 from ..demo import FAMILY
 from ..drafters.mtp.model import MtpDrafter
 from ..drafters.ngram import NgramDrafter
@@ -53,6 +55,9 @@ DrafterNames = Annotated[
 AnyDrafter = Annotated[
     str | None, typer.Option("--drafter", help="A drafter's folder or Hub id; ngram: copies; mtp: layers that the target brings.")
 ]
+References = Annotated[
+    list[Path] | None, typer.Option("--reference", help="A text file that drafts are copied from too; repeatable.")
+]
 Parent = Annotated[str | None, typer.Option(help="An autoregressive small model, for transformers' assisted generation.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")]
 NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
@@ -82,6 +87,26 @@ def open_target(name: str, placement: dict[str, Any]) -> tuple[PreTrainedModel, 
         OSError, ValueError: nothing loadable there; of a GGUF file, what is the matter with it.
     """
     return open_model(name, **placement), open_tokenizer(name)
+
+
+def copy_from(files: Sequence[Path] | None, models: "Models") -> Memory | None:
+    """Let a command's drafters copy from text files.
+
+    Raises:
+        typer.BadParameter: one is no text.
+    """
+    if not files:
+        return None
+    memory = Memory(1 << 22)
+    for file in files:
+        try:
+            text = file.expanduser().read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"{file} cannot be read as text in UTF-8: {error}") from error
+        memory.add(models.tokenizer(text, add_special_tokens=False)["input_ids"])
+    for drafter in (models.drafter, *models.others):
+        drafter.memory = memory
+    return memory
 
 
 def use_threads(count: int | None) -> None:

@@ -30,7 +30,7 @@ from .call import Call
 from .checks import Refused, check_call, check_lengths, left_padding
 from .drafts import DraftBuilder
 from .features import Features
-from .lookup import COPIED
+from .lookup import DEEPEST
 from .noise import Noise
 from .recurrent import RecurrentBatchVerifier, RecurrentVerifier
 from .sequence import Ends, Processors, Sequence, processors_of_sequences
@@ -82,6 +82,11 @@ def _begin(
     rule = check_call(model, input_ids, generation_config, logits_processor, drafter, streamer, synced_gpus)
     notes: Notes = getattr(generation_config, NOTES, Notes())
     used = _with_own_length(drafter, notes.num_assistant_tokens)
+    if used.memory is not None and used.memory.largest >= (size := model.config.get_text_config().vocab_size):
+        raise Refused(
+            f"The drafter's memory holds the id {used.memory.largest}, and the target's vocabulary ends at {size}: its texts "
+            "have to be in the target's own tokens."
+        )
     used.attach(model)
     config, (batch_size, begin) = used.speculation_config, input_ids.shape
     ends, criteria = _ends(stopping_criteria, generation_config, begin, batch_size)
@@ -116,7 +121,7 @@ def _begin(
         drafter=drafter,
         config=config,
         drafting=used.start_drafting(model, ends.limit),
-        builder=DraftBuilder(config, rule, budget, text.vocab_size, type(drafter).__name__),
+        builder=DraftBuilder(config, rule, budget, text.vocab_size, type(drafter).__name__, used.memory),
         budget=budget,
         verifier=verifier,
         features=features,
@@ -187,9 +192,9 @@ def _tell(
             f"{type(drafter).__name__} reads the target's hidden states, and those of the tokens that the cache came with "
             "are not known: it drafts without them, and fewer of its guesses will be right."
         )
-    if config.prompt_lookup and drafter.guesses_in_target:
+    if (config.prompt_lookup or drafter.memory is not None) and drafter.guesses_in_target:
         logger.warning_once(f"{type(drafter).__name__} has rows of its own in each draft: nothing is copied (prompt_lookup).")
-    if config.prompt_lookup and rule == "rejection":
+    if (config.prompt_lookup or drafter.memory is not None) and rule == "rejection":
         logger.warning_once("acceptance='rejection' wants its drafts drawn: nothing is copied (prompt_lookup).")
     if config.tree_size is not None and not verifier.branches:
         logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
@@ -200,8 +205,9 @@ def _budget(
 ) -> Budget:
     """Look up the `Budget` shared by calls with equal target, drafter and options."""
     automatic = config.tree_size == "auto" and verifier.branches and rule != "rejection"
-    depth = max(config.num_draft_tokens, COPIED if config.prompt_lookup and config.tree_size is not None else 0)
-    use = config.num_draft_tokens, config.tree_size, config.prompt_lookup, rule, config.never_slower
+    copied = DEEPEST if config.prompt_lookup or drafter.memory is not None else 0
+    depth = max(config.num_draft_tokens, copied if config.tree_size is not None else 0)
+    use = config.num_draft_tokens, config.tree_size, copied, rule, config.never_slower
     decides = automatic or (config.never_slower and rule != "typical")
     budget = budget_of(model, drafter, decides, depth, batch_size, verifier.row_counts, *use)
     budget.begin()

@@ -13,7 +13,8 @@ from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Pre
 from ..protocol.config import MAX_TREE, TreeSize
 from .budget import Budget
 from .growing import GrowingDraft, grow
-from .lookup import COPIED, Copied, PromptLookup, with_copied
+from .lookup import Copy, PromptLookup, with_copied
+from .memory import Memory
 from .sampling import cut, sequential_choice, to_target, warp, widen
 from .trees import best_first_tree, likely_path, part, sampled_tree
 
@@ -29,10 +30,19 @@ class DraftBuilder:
         budget: of the pair.
         vocab_size: V, of the target.
         author: whose guesses these are, for messages.
+        memory: other texts that are copied from.
     """
 
-    def __init__(self, config: SpeculationConfig, rule: str, budget: Budget, vocab_size: int, author: str = "The drafter"):
-        self.config, self.budget, self.vocab_size, self.author = config, budget, vocab_size, author
+    def __init__(
+        self,
+        config: SpeculationConfig,
+        rule: str,
+        budget: Budget,
+        vocab_size: int,
+        author: str = "The drafter",
+        memory: Memory | None = None,
+    ):
+        self.config, self.budget, self.vocab_size, self.author, self.memory = config, budget, vocab_size, author, memory
         self.sampled = rule == "rejection"  # it wants drafts drawn from `q`
         # The draws of the other rules would depend on the clock.
         self.adaptive = config.never_slower and rule in ("greedy", "sample_match")
@@ -86,26 +96,27 @@ class DraftBuilder:
         """Whether a draft's length follows from what is worth its time."""
         return size == "auto" or (size is None and self.adaptive)
 
-    def _copied(self, prefixes: list[Prefix], branches: bool, spaces: Sequence[int] | None) -> list[Copied]:
-        """Find prompt-lookup tokens for each sequence and their acceptance probabilities; empty if lookup is off."""
-        if not self.config.prompt_lookup or self.sampled:
-            return [([], [])] * len(prefixes)
-        self.lookup = self.lookup or PromptLookup(len(prefixes))
+    def _copied(self, prefixes: list[Prefix], branches: bool, spaces: Sequence[int] | None) -> list[list[Copy]]:
+        """Find what can be copied for each sequence, with its acceptance; nothing if lookup is off."""
+        if self.sampled or not (self.config.prompt_lookup or self.memory is not None):
+            return [[] for _ in prefixes]
+        self.lookup = self.lookup or PromptLookup(len(prefixes), memory=self.memory)
         deep = branches and self.config.tree_size is not None and spaces is not None
         copied = []
         for index, prefix in enumerate(prefixes):
             self.lookup.read(index, prefix.ids[0], prefix.kept if spaces is None else prefix.ids.shape[1])
-            room = min(spaces[index] if deep else prefix.room, COPIED) if prefix.room else 0
-            tokens, acceptance = self.lookup.following(index, room)
-            copied.append((tokens, acceptance if prefix.race is None else prefix.race.chances(tokens, acceptance)))
+            copies = self.lookup.following(index, (spaces[index] if deep else prefix.room) if prefix.room else 0)
+            if prefix.race is not None:
+                copies = [(tokens, prefix.race.chances(tokens, chances)) for tokens, chances in copies]
+            copied.append(copies)
         return copied
 
-    def _copies_are_enough(self, copied: list[Copied], prefixes: list[Prefix]) -> bool:
-        """Whether the drafter's own forward is not worth its time beside copies.
+    def _copies_are_enough(self, copied: list[list[Copy]], prefixes: list[Prefix]) -> bool:
+        """Decide whether the drafter's own forward is not worth its time beside copies.
 
         Where a sequence's first copied token is wrong, a guess would have brought what drafts bring; else it brings nothing.
         """
-        chances = [acceptance for (_, acceptance), prefix in zip(copied, prefixes, strict=True) if prefix.room]
+        chances = [copies[0][1] if copies else [] for copies, prefix in zip(copied, prefixes, strict=True) if prefix.room]
         budget = self.budget
         if not self.adaptive or not budget.draft or not any(map(len, chances)):
             return False
@@ -249,20 +260,18 @@ class DraftBuilder:
             raise ValueError(f"{self.author} guessed {count} tokens, but at most {self.config.max_nodes} are allowed.")
         return depths
 
-    def _with_copied(self, draft: Draft, prefix: Prefix, copied: Copied, size: TreeSize) -> Draft:
-        """A sequence's draft with what can be copied, where that promises more; a tree may become deeper than K by it."""
-        tokens, acceptance = copied
-        if not tokens or draft.prompt_rows is not None:  # a sparse tree holds what pays next to its prompts
+    def _with_copied(self, draft: Draft, prefix: Prefix, copies: list[Copy], size: TreeSize) -> Draft:
+        """Join a sequence's draft and what can be copied, where that promises more; a tree may become deeper than K by it."""
+        if not copies or draft.prompt_rows is not None:  # a sparse tree holds what pays next to its prompts
             return draft
         if size is not None:
             if draft.acceptance is None and len(draft):
                 return draft  # tokens of which nobody says how likely they are
-            return with_copied(draft, copied, MAX_TREE if size == "auto" else int(size))
+            return with_copied(draft, copies, MAX_TREE if size == "auto" else int(size))
+        tokens, chances = copies[0]
         guessed = draft.path_probability or numpy.cumprod(self.budget.acceptance[1 : 1 + len(draft)])
         return (
-            draft
-            if numpy.cumprod(acceptance).sum() <= sum(guessed)
-            else Draft.chain(prefix.ids.new_tensor(tokens), None, acceptance)
+            draft if numpy.cumprod(chances).sum() <= sum(guessed) else Draft.chain(prefix.ids.new_tensor(tokens), None, chances)
         )
 
     def _cut(self, drafts: list[Draft], size: TreeSize, draft_seconds: float | None) -> list[Draft]:

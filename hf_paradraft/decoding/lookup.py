@@ -1,107 +1,153 @@
-"""Prompt lookup: what followed the last time that the text ended like it ends now joins a draft (RASD; Graft)."""
+"""Prompt lookup: what followed where the text, or a memory, went like its end is copied (RASD; Graft; SuffixDecoding)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
+import numpy
 from torch import LongTensor
 
 from ..protocol import Draft
+from .memory import LONGEST, HashChains, Memory
 from .trees import part
 
-Copied = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
-COPIED = 10  # tokens that are copied for a round, at most; a drafter's own guesses may end sooner
-# What a copy is believed at first, behind a match of 1, 2, 3, or more tokens: its first token, and each one behind a right one.
-# So it was in a chat model's answers to 400 prompts (SmolLM2-135M-Instruct).
+Copy = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
+COPIED, GROWTH, DEEPEST = 10, 2, 48  # tokens that are copied at most: 10, twice as many as match, and in all
+REALIGNED = 0  # instead of a match's length: the copy goes on behind a token that was another one
+# How often a copied token was right behind a match of 1, 2, 3, and 4 or more tokens: the first one, and one behind a right one.
+# Measured in a chat model's answers to 400 prompts (SmolLM2-135M-Instruct); where each call begins to learn its own.
 FIRST, ONWARD = (0.3, 0.5, 0.5, 0.7), (0.5, 0.6, 0.65, 0.8)
+CLASSES = (REALIGNED, 1, 2, 3, 4, 8, 16, LONGEST)  # matches up to each of these lengths are believed alike
 
 
+@dataclass
+class Copied:
+    """Tokens that were copied, until it is known how many of them came true."""
+
+    source: HashChains | Memory
+    place: int  # of the first token in the source
+    tokens: list[int]
+    length: int  # of the match
+    share: float = 1.0  # how often its first token followed such a match, beside the one that did most often
+
+    @property
+    def kind(self) -> int:
+        """The class of its match."""
+        return next(most for most in CLASSES if self.length <= most)
+
+
+@dataclass
 class Text:
-    """One sequence's tokens, and where each short run of them was followed by something last."""
+    """One sequence's tokens, and what was copied for it last."""
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.followers: dict[tuple[int, ...], int] = {}  # where what followed a run begins
-        self.changes: list[list[tuple[tuple[int, ...], int | None]]] = []  # by token: runs, and where they pointed before it
-        self.copied: list[int] = []  # what may come next
-        self.length = 0  # of the match that it was copied from
+    chains: HashChains = field(default_factory=lambda: HashChains(1))
+    copies: list[Copied] = field(default_factory=list)
+    broken: list[Copied] = field(default_factory=list)  # those whose last token was another one, from the next token on
 
 
 class PromptLookup:
     """Copies for the sequences of one call, and how often they came true.
 
     Args:
-        count: of the sequences.
-        longest, shortest: tokens of a match.
+        count: how many sequences there are.
+        longest, shortest: tokens of a match in the text itself.
+        memory: other texts that are copied from.
     """
 
-    def __init__(self, count: int, longest: int = 4, shortest: int = 1):
-        self.longest, self.shortest = longest, shortest
+    def __init__(self, count: int, longest: int = LONGEST, shortest: int = 1, memory: Memory | None = None):
+        self.longest, self.shortest, self.memory = longest, shortest, memory
         self.texts = [Text() for _ in range(count)]
-        lengths = range(shortest, longest + 1)  # hits and tries, by match: of a copy's first token, and of later ones
-        self.first = {length: [2.0 * FIRST[min(length, len(FIRST)) - 1], 2.0] for length in lengths}
-        self.onward = {length: [4.0 * ONWARD[min(length, len(ONWARD)) - 1], 4.0] for length in lengths}
+        # Hits and tries by class of match, of a copy's first token and of later ones.
+        believed = [(kind, min(max(1, kind), len(FIRST)) - 1) for kind in CLASSES]
+        self.first = {kind: [2.0 * FIRST[index], 2.0] for kind, index in believed}
+        self.onward = {kind: [4.0 * ONWARD[index], 4.0] for kind, index in believed}
 
     def read(self, sequence: int, ids: LongTensor, unchanged: int) -> None:
-        """Read what is new of a text, int64 `(n,)`, the first `unchanged` of it as they were; learn how the last copy did."""
+        """Read what is new of a text, and learn which of its last copies came true.
+
+        Args:
+            sequence: whose text it is.
+            ids: the whole text, int64 `(n,)`.
+            unchanged: how many of its first tokens are as they were.
+        """
         text = self.texts[sequence]
-        begin = len(text.tokens)
-        while len(text.tokens) > unchanged:  # something was taken back
-            text.tokens.pop()
-            for run, before in reversed(text.changes.pop()):
-                if before is None:
-                    del text.followers[run]
-                else:
-                    text.followers[run] = before
-        for token in ids[len(text.tokens) :].tolist():
-            changes = []
-            for length in range(self.shortest, min(self.longest, len(text.tokens)) + 1):
-                run = tuple(text.tokens[-length:])
-                changes.append((run, text.followers.get(run)))
-                text.followers[run] = len(text.tokens)
-            text.changes.append(changes)
-            text.tokens.append(token)
-        # What came where the last copy was made for.
-        for index, (guess, token) in enumerate(zip(text.copied, text.tokens[begin:], strict=False)):
-            counts = (self.onward if index else self.first)[text.length]
-            counts[0] += guess == token
-            counts[1] += 1
-            if guess != token:
-                break
-        if len(text.tokens) > begin:
-            text.copied = []
+        begin = text.chains.end
+        while text.chains.end > unchanged:  # something was taken back
+            text.chains.pop()
+        new = ids[text.chains.end :].tolist()
+        for token in new:
+            text.chains.append(token)
+        came = new[max(0, begin - unchanged) :]  # what stands where the last copies were made for
+        if not came:
+            return
+        copies, text.copies, text.broken = text.copies, [], []
+        for copy in copies:
+            pairs = list(zip(copy.tokens, came, strict=False))
+            right = next((index for index, (guess, token) in enumerate(pairs) if guess != token), len(pairs))
+            for index in range(min(right + 1, len(pairs)) if copy.share == 1 else 0):
+                counts = (self.onward if index else self.first)[copy.kind]
+                counts[0] += index < right
+                counts[1] += 1
+            if right == len(came) - 1 < len(copy.tokens):
+                text.broken.append(replace(copy, place=copy.place + len(came), length=REALIGNED, share=1.0))
 
-    def following(self, sequence: int, room: int) -> Copied:
-        """Find the tokens after the longest earlier occurrence of a text's last tokens, `room` at most, and their chances."""
+    def following(self, sequence: int, room: int) -> list[Copy]:
+        """Find what can be copied for a sequence: the copy that promises most first.
+
+        One follows the longest match in the text itself, one or two the longest in the memory; where a token was not the copied
+        one, the copy goes on behind it too, for most edits change a token.
+
+        Args:
+            sequence: whose text it is.
+            room: tokens of a copy at most.
+        """
         text = self.texts[sequence]
-        text.copied = []
-        for length in range(min(self.longest, len(text.tokens)), self.shortest - 1, -1):
-            begin = text.followers.get(tuple(text.tokens[-length:]))
-            if begin is not None and room:
-                text.copied, text.length = text.tokens[begin : begin + room], length
-                (hits, tries), (further, judged) = self.first[length], self.onward[length]
-                return text.copied, [hits / tries] + [further / judged] * (len(text.copied) - 1)
-        return [], []
+        text.copies = self._copies(text, min(room, DEEPEST)) if room else []
+        return sorted(map(self._believed, text.copies), key=lambda copy: -numpy.cumprod(copy[1]).sum())
+
+    def _copies(self, text: Text, room: int) -> list[Copied]:
+        """Find the copies, no two of the same place."""
+        tail, found = text.chains.last(LONGEST), []
+        length, places = text.chains.longest(tail, self.longest)
+        if length >= self.shortest:
+            found.append(Copied(text.chains, places[0], text.chains.read(places[0], room), length))
+        if self.memory is not None:
+            length, follows = self.memory.following(tail, room)
+            found += [Copied(self.memory, place, tokens, length, count / follows[0][2]) for place, tokens, count in follows]
+        for copy in text.broken:
+            if not any(other.source is copy.source and other.place == copy.place for other in found):
+                found.append(replace(copy, tokens=copy.source.read(copy.place, room)))
+        return [replace(copy, tokens=copy.tokens[: max(COPIED, GROWTH * copy.length)]) for copy in found if copy.tokens]
+
+    def _believed(self, copy: Copied) -> Copy:
+        """Say how likely a copy's tokens are."""
+        (hits, tries), (further, judged) = self.first[copy.kind], self.onward[copy.kind]
+        first = hits / tries
+        first = first if copy.share == 1 else min(first * copy.share, 1 - first)
+        return copy.tokens, [first] + [further / judged] * (len(copy.tokens) - 1)
 
 
-def with_copied(draft: Draft, copied: Copied, size: int) -> Draft:
-    """A tree with a copied chain in it: nodes that both have count once, and the `size` most probable ones stay.
+def with_copied(draft: Draft, copies: list[Copy], size: int) -> Draft:
+    """Join copied chains to a tree: nodes that several have count once, and the `size` most probable ones stay.
 
     Args:
         draft: with `acceptance`, not drawn.
-        copied: the chain, from the last known token on.
+        copies: the chains, each from the last known token on.
         size: nodes at most.
     """
     ids, parents, acceptance = list(draft.token_ids), list(draft.parents), list(draft.acceptance or [0.5] * len(draft))
-    end = -1
-    for token, chance in zip(*copied, strict=True):
-        same = (node for node, other in enumerate(ids) if parents[node] == end and other == token)
-        if (node := next(same, None)) is None:
-            node = len(ids)
-            ids.append(token)
-            parents.append(end)
-            acceptance.append(chance)
-        else:
-            acceptance[node] = max(acceptance[node], chance)
-        end = node
+    for tokens, chances in copies:
+        end = -1
+        for token, chance in zip(tokens, chances, strict=True):
+            same = (node for node, other in enumerate(ids) if parents[node] == end and other == token)
+            if (node := next(same, None)) is None:
+                node = len(ids)
+                ids.append(token)
+                parents.append(end)
+                acceptance.append(chance)
+            else:
+                acceptance[node] = max(acceptance[node], chance)
+            end = node
     joined = Draft(draft.tokens.new_tensor(ids), parents, None, acceptance)
     chances = joined.path_probability
     # Where chances are equal the order stays: parents before children.

@@ -112,6 +112,9 @@ def output(call: Call, started: float, model_kwargs: dict[str, Any]) -> Speculat
         call.streamer.end()
     call.stats.total_seconds = perf_counter() - started
     call.drafter.last_stats = call.stats
+    if (memory := call.drafter.memory) is not None and memory.remember:
+        for sequence in call.sequences:
+            memory.add(sequence.ids[:, sequence.padding : sequence.length])
     sequences, scores, logits = collect(call.sequences, call.buffer, call.generation_config)
     if not call.generation_config.return_dict_in_generate:
         return sequences

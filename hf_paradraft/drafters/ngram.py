@@ -1,58 +1,68 @@
-"""Guesses copied from the text itself (prompt lookup; RASD): no model, no files."""
+"""Guesses copied from the text itself (prompt lookup; RASD), or from a memory: no model, no files."""
 
 from __future__ import annotations
 
-import torch
 from transformers import PreTrainedModel
 
-from ..decoding.lookup import PromptLookup
-from ..protocol import Drafting, GuessedTokens, Prefix, SpeculationConfig
+from ..decoding.lookup import PromptLookup, with_copied
+from ..decoding.memory import LONGEST, Memory
+from ..protocol import Draft, Drafting, GuessedTokens, Prefix, SpeculationConfig
 from .drafter import NamedDrafter
 
 
 class NgramDrafter(NamedDrafter):
-    """Copies what followed the longest earlier occurrence of the text's last tokens, the latest one of that length.
+    """Copies what followed where the text, or a memory, went like the text's end: the longest match, and of those the newest.
 
     Args:
-        longest: tokens of a match at most.
-        shortest: at least.
-        speculation_config: default: chains of 10.
+        longest: tokens of a match in the text itself at most.
+        shortest: tokens of such a match at least.
+        speculation_config: default: chains of 10 tokens; with a memory of 32.
+        memory: other texts that are copied from.
 
     Raises:
-        ValueError: lengths that are none.
+        ValueError: no match has such lengths.
     """
 
     kind = "ngram"
     title = "n-gram drafter"
 
-    def __init__(self, longest: int = 4, shortest: int = 1, speculation_config: SpeculationConfig | None = None):
+    def __init__(
+        self,
+        longest: int = LONGEST,
+        shortest: int = 1,
+        speculation_config: SpeculationConfig | None = None,
+        memory: Memory | None = None,
+    ):
         if not 1 <= shortest <= longest:
             raise ValueError(f"Matches have 1 token at least: shortest={shortest} and longest={longest} do not go together.")
-        self.longest, self.shortest = longest, shortest
-        self.speculation_config = speculation_config or SpeculationConfig(10, None)
+        self.longest, self.shortest, self.memory = longest, shortest, memory
+        self.speculation_config = speculation_config or SpeculationConfig(10 if memory is None else 32, None)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> NgramDrafting:
         """Begin a `generate` call; its state is its own."""
-        return NgramDrafting(self.longest, self.shortest)
+        return NgramDrafting(self)
 
 
 class NgramDrafting(Drafting):
     """One call's copying.
 
     Args:
-        longest, shortest: tokens of a match.
+        drafter: says how long matches are, and what is copied from.
     """
 
-    def __init__(self, longest: int, shortest: int):
-        self.longest, self.shortest = longest, shortest
+    def __init__(self, drafter: NgramDrafter):
+        self.drafter, self.config = drafter, drafter.speculation_config
         self.lookup: PromptLookup | None = None
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
-        """For each sequence a chain, with the chance that it holds; none where nothing like it was there before."""
-        self.lookup = self.lookup or PromptLookup(len(prefixes), self.longest, self.shortest)
+        """Copy a chain for each sequence, in trees one from each source; none where nothing like it was there before."""
+        drafter = self.drafter
+        self.lookup = self.lookup or PromptLookup(len(prefixes), drafter.longest, drafter.shortest, drafter.memory)
         guesses = []
         for index, prefix in enumerate(prefixes):
             self.lookup.read(index, prefix.ids[0], prefix.kept)
-            tokens, acceptance = self.lookup.following(index, prefix.room)
-            guesses.append(GuessedTokens(torch.tensor(tokens, dtype=torch.long), acceptance=acceptance))
+            copies = self.lookup.following(index, prefix.room)
+            copies = copies[:1] if self.config.tree_size is None else copies
+            draft = with_copied(Draft.chain(prefix.ids[0, :0]), copies, self.config.max_nodes)
+            guesses.append(GuessedTokens(draft.tokens, list(draft.parents), draft.acceptance))
         return guesses

@@ -76,6 +76,7 @@ class Drafter:
         found_under: the `revision` and `subfolder` there.
         guesses_in_target: whether it guesses in the target's own forward (PPD), and so cannot work beside it.
         most_drafts: tokens that it guesses at most; None: any number.
+        memory: texts that drafts are copied from, a `Memory`; None: none. With one, copies of the text itself join too.
         apart: the same drafter in a process of its own, which drafts while the target verifies (PEARL); None: there is none.
     """
 
@@ -85,6 +86,7 @@ class Drafter:
     found_under: Mapping[str, str] = MappingProxyType({})
     guesses_in_target: bool = False
     most_drafts: int | None = None
+    memory: Any = None  # decoding.memory.Memory
     apart: "Drafter | None" = None
 
     @property

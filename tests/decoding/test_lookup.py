@@ -56,7 +56,7 @@ def at_random(seed):
     generator = random.Random(seed)
 
     def enough(builder, copied, prefixes):
-        return builder.lookup is not None and any(tokens for tokens, _ in copied) and generator.random() < 0.5
+        return builder.lookup is not None and any(map(len, copied)) and generator.random() < 0.5
 
     return enough
 
@@ -130,27 +130,27 @@ def test_copies_go_deeper_than_guesses(name):
     options = {"do_sample": False, "max_new_tokens": 100, "eos_token_id": None}
     prompt = torch.tensor([[5, 3, 4]])
     assert_lossless(LOOPING, drafter, prompt, **options)
-    assert 3 < max(drafter.last_stats.emitted_per_round) <= 11
+    assert max(drafter.last_stats.emitted_per_round) > 3
 
 
 def test_copied_chains_join_trees():
     tree = hf_paradraft.Draft(torch.tensor([5, 6, 7]), [-1, 0, -1], acceptance=[0.6, 0.5, 0.3])
-    joined = with_copied(tree, ([5, 8, 9], [0.9, 0.9, 0.2]), 4)
+    joined = with_copied(tree, [([5, 8, 9], [0.9, 0.9, 0.2])], 4)
     assert joined.tokens.tolist() == [5, 8, 6, 7]
     assert joined.parents == [-1, 0, 0, -1]
     assert joined.acceptance == [0.9, 0.9, 0.5, 0.3]
-    assert with_copied(hf_paradraft.Draft.chain(torch.zeros(0, dtype=torch.long)), ([1, 2], [0.5, 0.5]), 8).parents == [-1, 0]
+    assert with_copied(hf_paradraft.Draft.chain(torch.zeros(0, dtype=torch.long)), [([1, 2], [0.5, 0.5])], 8).parents == [-1, 0]
 
 
 def test_copies_learn_when_they_do_not_hold():
     lookup, text = PromptLookup(1, longest=2), [4, 5, 9, 4, 5]
     lookup.read(0, torch.tensor(text), 0)
-    first = lookup.following(0, 3)
+    [first] = lookup.following(0, 3)
     assert first[0] == [9, 4, 5]
     for token in range(10, 16):
         before, text = len(text), [*text, token, 4, 5, 9, 4, 5]
         lookup.read(0, torch.tensor(text), before)
-        last = lookup.following(0, 3)
+        [last] = lookup.following(0, 3)
         assert last[0][0] == 9
     assert last[1][0] < 0.2 < first[1][0]
 
@@ -171,5 +171,7 @@ def test_a_text_that_is_taken_back_is_forgotten():
     seen.read(0, torch.tensor([4, 5, 6, 4, 5, 7, 4, 5]), 0)
     seen.read(0, torch.tensor([4, 5, 6, 9, 4, 5]), 3)
     fresh.read(0, torch.tensor([4, 5, 6, 9, 4, 5]), 0)
-    assert seen.texts[0].followers == fresh.texts[0].followers
+    assert seen.texts[0].chains.tokens == fresh.texts[0].chains.tokens
+    assert seen.texts[0].chains.newest == fresh.texts[0].chains.newest
+    assert seen.texts[0].chains.before == fresh.texts[0].chains.before
     assert seen.following(0, 4) == fresh.following(0, 4)

@@ -52,6 +52,7 @@ def test_python_runs(hub, page, tmp_path, monkeypatch):
     scope = {
         "__name__": "__main__",
         "target": target,
+        "tokenizer": tokenizer,
         "inputs": tokenizer("def f(x):", return_tensors="pt"),
         "drafter": AutoDrafter.from_pretrained("user/my-drafter"),
     }
