@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import decode, make, measure, publish, train
+from . import decode, make, measure, publish, serve, train
 from .options import err_console
 
 
@@ -59,7 +59,7 @@ def _options(
     """Parallel drafters for transformers: the same output from generate, several times faster."""
 
 
-for commands in (decode, measure, make, train, publish):
+for commands in (decode, serve, measure, make, train, publish):
     app.add_typer(commands.app)
 
 

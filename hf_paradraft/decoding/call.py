@@ -226,19 +226,21 @@ class Call:
         sequence.observed = max(sequence.observed, begin + len(read))
         return Observation(tokens, begin + skipped, self.features.of_sequence(row, read[skipped:]), prompts)
 
-    def read_prompt(self) -> None:
-        """Read the prompt but its last piece, where that is wanted in pieces, and show them to the drafter."""
+    def read_piece(self) -> bool:
+        """Read a piece of the prompt, where that is wanted in pieces, and show it to the drafter; False if the last is left."""
         piece = self.generation_config.prefill_chunk_size
         if piece is None and self.features.keys and not changes_its_scale(self.verifier.model):
             piece = PIECE
-        while piece is not None and self.drafts_first and self.verifier.unread > piece:
-            self.verifier.read(self.buffer, piece)
-            self.features.collect()
-            begin = self.verifier.begin - self.verifier.unread - piece
-            read = list(range(piece))
-            self.drafting.observe(
-                [self._show(sequence, sequence.ids[0, :0], begin, row, read) for row, sequence in enumerate(self.sequences)]
-            )
+        if piece is None or not self.drafts_first or self.verifier.unread <= piece:
+            return False
+        self.verifier.read(self.buffer, piece)
+        self.features.collect()
+        begin = self.verifier.begin - self.verifier.unread - piece
+        read = list(range(piece))
+        self.drafting.observe(
+            [self._show(sequence, sequence.ids[0, :0], begin, row, read) for row, sequence in enumerate(self.sequences)]
+        )
+        return True
 
     def record(self, record: Round) -> None:
         """Tell everyone what a round was."""

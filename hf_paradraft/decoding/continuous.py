@@ -152,7 +152,7 @@ def continuous_batching(
                 step(joining)  # reads the prompts
                 for over in batch.leave() if batch is not None else ():
                     over.features.stop()
-                batch = _together(batch, joining)
+                batch = together(batch, joining)
                 open_ += [Open(number, sequence, width) for (number, _), sequence in zip(group, call.sequences, strict=True)]
             elif batch is not None:
                 step(batch)
@@ -162,8 +162,8 @@ def continuous_batching(
             open_ = [answer for answer in open_ if not answer.sequence.finished]
 
 
-def _together(batch: Batch | None, joining: Batch) -> Batch:
-    """The batch with the sequences that join it, or these alone."""
+def together(batch: Batch | None, joining: Batch) -> Batch:
+    """Join sequences that have read their prompts to a batch, or make one of them."""
     if batch is not None and batch.rows:
         batch.join(joining)
         return batch

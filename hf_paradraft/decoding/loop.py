@@ -91,7 +91,8 @@ def speculative_decoding(
     )
     batch = Batch(call)
     with call.features, call.noise or nullcontext():
-        call.read_prompt()
+        while call.read_piece():
+            pass
         step(batch)
         with decodes(model):
             while not call.finished:

@@ -57,6 +57,7 @@ class Noise:
         self.sequences, self.begin, self.vocab_size = sequences, begin, vocab_size
         self.device = sequences[0].ids.device
         self.generator: torch.Generator | None = None  # while noise is drawn ahead
+        self.own: torch.Generator | None = None  # that the call draws from, in the place of torch's
         self.states: list[Tensor] = []  # of the generator, before each step
         self.stands = 0  # before which of them it does
         self.rows: list[dict[int, Tensor]] = [{} for _ in sequences]  # noise that is yet to be used, by step
@@ -67,7 +68,9 @@ class Noise:
         generator = generator_of(self.device)
         if generator is None or not draws_by_race(self.device):
             return self
-        if _in_use[self.device].acquire(blocking=False):
+        if self.own is not None:
+            generator = self.own
+        elif _in_use[self.device].acquire(blocking=False):
             self.lock = _in_use[self.device]
         else:  # another thread's call counts on torch's own
             generator = torch.Generator(self.device)
@@ -91,11 +94,11 @@ class Noise:
             step = self._step(sequence)
             if p.dtype != torch.float32 or p.shape[1] != self.vocab_size or (noise := self._noise(index, step)) is None:
                 self._give_up()
-                return int(torch.multinomial(p, 1))
+                return int(torch.multinomial(p, 1, generator=self.own))
             race = p[0] / noise
             token = int(race.argmax())
             if bool(race[token].isnan()):
-                torch.multinomial(p, 1)  # says so
+                torch.multinomial(p, 1, generator=self.own)  # says so
             del self.rows[index][step]
             self.stands = min(self._step(other) + (other is sequence) for other in self.sequences if not other.finished)
             self.generator.set_state(self.states[self.stands])

@@ -274,7 +274,8 @@ def overlapped_decoding(
     batch, thread = Batch(call), DrafterThread(input_device(model), device_of(used))
     windows = Windows(call, thread, schedule, chain and repeatable)
     with call.features, call.noise or nullcontext(), thread.executor:
-        call.read_prompt()
+        while call.read_piece():
+            pass
         while not call.finished:
             begun, reads_prompt = perf_counter(), call.first
             if overlapped:

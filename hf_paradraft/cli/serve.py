@@ -1,0 +1,49 @@
+"""The command that answers other programs: serve."""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import AnyDrafter, Dtype, DtypeOption, Target, Threads, load, use_threads
+
+app = typer.Typer()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@app.command(epilog="Example: paradraft serve --port 8000, then point any OpenAI client at http://127.0.0.1:8000/v1")
+def serve(
+    target: Target = None,
+    drafter: AnyDrafter = None,
+    host: Annotated[str, typer.Option(help="Another one than loopback wants --api-key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
+    dtype: DtypeOption = Dtype.auto,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Requests that are answered together.")] = 8,
+    max_queue: Annotated[int, typer.Option(min=1, help="Requests that wait; more are told to come back.")] = 64,
+    threads: Threads = None,
+    api_key: Annotated[str | None, typer.Option(envvar="PARADRAFT_API_KEY", help="Clients have to send it.")] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve other hosts without a key.")] = False,
+    seconds: Annotated[float, typer.Option(min=1, help="For one request, at most.")] = 600.0,
+    grace: Annotated[int, typer.Option(min=0, help="Seconds for running requests when it is stopped.")] = 5,
+) -> None:
+    """Answer OpenAI clients, several at a time, each with the text that the target writes alone."""
+    if api_key is None and not no_auth and not _is_loopback(host):
+        raise typer.BadParameter(f"--host {host} lets others in: give an --api-key, or say --no-auth.")
+    if target is not None and drafter is None:
+        raise typer.BadParameter("--target wants a --drafter: a folder or Hub id, ngram, mtp, or none.")
+    try:
+        from ..serve.server import run
+    except ImportError as error:
+        raise typer.BadParameter(f"{error}: pip install 'hf-paradraft[serve]'.") from error
+    use_threads(threads)
+    models = load(target, "ngram" if drafter == "none" else drafter, None, dtype)
+    name = "paradraft-family" if target is None else Path(target).name if Path(target).is_dir() else target
+    drafting = None if drafter == "none" else models.drafter
+    run(models.target, drafting, models.tokenizer, name, host, port, max_batch_size, max_queue, api_key, seconds, grace)

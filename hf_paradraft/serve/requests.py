@@ -1,0 +1,190 @@
+"""Requests in OpenAI's words: each field is obeyed, or refused by its name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from transformers import PreTrainedTokenizerBase
+
+from ..chat import encode_chat_prompt, whole_characters
+
+LEAST = 1e-3  # a temperature below it overflows logits
+
+
+class Strict(BaseModel):
+    """Fields that are not listed are refused; null, [] and {} are as if a field had not been sent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if (value is not None and value not in ([], {})) or name in KEPT}
+
+
+KEPT = ("messages", "prompt", "content")  # empty ones are an error of their own
+
+
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    """A turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Join the parts of its content."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class Prediction(Strict):
+    """A text that the answer may repeat."""
+
+    type: Literal["content"] = "content"
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """Join the parts of its content."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class StreamOptions(Strict):
+    """Additions to a stream's text."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class Speculation(Strict):
+    """Whether a request is drafted for."""
+
+    enabled: bool = True
+
+
+class ResponseFormat(Strict):
+    """The form of an answer: text."""
+
+    type: Literal["text"]
+
+
+class Ask(Strict):
+    """Fields of both kinds of request."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    speculation: Speculation = Speculation()
+    prediction: Prediction | None = None
+    n: Literal[1] = 1
+    presence_penalty: Literal[0] = 0
+    frequency_penalty: Literal[0] = 0
+    user: str | None = None  # these make no difference to an answer
+    metadata: dict[str, Any] | None = None
+    store: Literal[False] = False
+
+    @field_validator("temperature")
+    @classmethod
+    def _sane(cls, temperature: float | None) -> float | None:
+        if temperature is not None and 0 < temperature < LEAST:
+            raise ValueError(f"a temperature is 0, which is greedy, or at least {LEAST}")
+        return temperature
+
+    @field_validator("stop")
+    @classmethod
+    def _says_something(cls, stop: Any) -> Any:
+        if "" in ([stop] if isinstance(stop, str) else stop or []):
+            raise ValueError("an empty text would stop every answer")
+        return stop
+
+    @property
+    def stops(self) -> list[str]:
+        """List the texts that end an answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def limit(self) -> int | None:
+        """How many tokens the client wants at most."""
+        return self.max_tokens
+
+    def options(self) -> dict[str, Any]:
+        """Make the arguments of `generate`; what is not said is as the target's generation config has it."""
+        if self.temperature == 0:
+            rules: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        else:
+            rules = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+            rules = {name: value for name, value in rules.items() if value is not None}
+            if rules:
+                rules["do_sample"] = True
+        if self.repetition_penalty is not None:
+            rules["repetition_penalty"] = self.repetition_penalty
+        return rules
+
+
+class ChatRequest(Ask):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: Literal[False] = False
+    response_format: ResponseFormat | None = None
+    tool_choice: Literal["none", "auto"] | None = None  # of no tools
+
+    @property
+    def limit(self) -> int | None:
+        """How many tokens the client wants at most; `max_tokens` is the older name."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Encode the conversation, up to where the answer begins."""
+        turns = [
+            {"role": "system" if turn.role == "developer" else turn.role, "content": whole_characters(turn.text)}
+            for turn in self.messages
+        ]
+        return encode_chat_prompt(tokenizer, turns)
+
+
+class CompletionRequest(Ask):
+    """The body of `/v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: Literal[False] = False
+    best_of: Literal[1] = 1
+
+    def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Encode the prompt.
+
+        Raises:
+            ValueError: there are several, or none; or ids that the tokenizer does not have.
+        """
+        prompt: Any = self.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                raise ValueError("prompt: one text a request is served here, for n is 1: send several requests at a time.")
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            prompt = tokenizer(whole_characters(prompt))["input_ids"]
+        if not prompt:
+            raise ValueError("prompt: the text is empty.")
+        if not all(0 <= token < len(tokenizer) for token in prompt):
+            raise ValueError(f"prompt: ids of the tokenizer are wanted, from 0 to {len(tokenizer) - 1}.")
+        return prompt

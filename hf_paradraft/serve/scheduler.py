@@ -1,0 +1,239 @@
+"""Requests through one batch: they join it when they have read their prompts, and leave it when they end (Orca, 2022, 3.1)."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+from typing import Any
+
+import torch
+from torch import LongTensor
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from ..decoding.batch import Batch
+from ..decoding.call import Call
+from ..decoding.continuous import NoDrafter, begin, can_join, together
+from ..decoding.loop import step
+from ..decoding.memory import Memory
+from ..drafters.ngram import NgramDrafter
+from ..names import decodes
+from ..protocol import Drafter, SpeculationStats
+
+logger = logging.get_logger(__name__)
+PIECE = 512  # tokens of a prompt that are read between two rounds of the others
+
+
+class QueueFull(Exception):
+    """Too many requests wait."""
+
+
+@dataclass
+class News:
+    """New tokens of a request, or its end.
+
+    Attributes:
+        tokens: the new ones.
+        over: whether it was the last round.
+        error: why there is no answer; nothing else comes then.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    over: bool = False
+    error: Exception | None = None
+
+
+@dataclass
+class Job:
+    """A request that waits, or is answered.
+
+    Attributes:
+        ids: the prompt.
+        options: for `generate`.
+        tell: gets the news, in the scheduler's thread.
+        seed: of its draws; None for one of its own.
+        drafts: whether it is drafted for.
+        prediction: tokens that the answer may repeat.
+        cancelled: nobody waits for it any more; set from any thread.
+        call: its call of `generate`, once its prompt is read.
+        told: how many tokens of the sequence `tell` knows, the prompt's included.
+    """
+
+    ids: list[int]
+    options: dict[str, Any]
+    tell: Callable[[News], None]
+    seed: int | None = None
+    drafts: bool = True
+    prediction: list[int] | None = None
+    cancelled: bool = False
+    call: Call | None = None
+    told: int = 0
+
+    @property
+    def stats(self) -> SpeculationStats:
+        """Count what was drafted for it so far."""
+        return SpeculationStats() if self.call is None else self.call.stats
+
+
+class Scheduler:
+    """Answers requests in a thread of its own, several at a time where the target's sequences can be joined.
+
+    Args:
+        target: answers.
+        drafter: makes it faster; None: nothing is drafted.
+        max_batch_size: requests that are answered together, at most.
+        max_queue: requests that wait for a place, at most.
+    """
+
+    def __init__(self, target: PreTrainedModel, drafter: Drafter | None, max_batch_size: int = 8, max_queue: int = 64):
+        self.target, self.drafter, self.max_queue = target, drafter, max_queue
+        self.places = max_batch_size if can_join(target, drafter) else 1
+        self.waiting: deque[Job] = deque()
+        self.reading: Job | None = None  # its prompt is read, piece after piece
+        self.running: list[Job] = []
+        self.batch: Batch | None = None
+        self.changed = Condition()
+        self.stopping = False
+        self.thread = Thread(target=self._run, name="scheduler", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self.thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Let a request wait for its place.
+
+        Raises:
+            QueueFull: too many wait already.
+        """
+        with self.changed:
+            if len(self.waiting) >= self.max_queue:
+                raise QueueFull(f"{self.max_queue} requests are waiting already: try again in a moment.")
+            self.waiting.append(job)
+            self.changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Give a request up: it leaves before the next round."""
+        job.cancelled = True
+        with self.changed:
+            self.changed.notify()
+
+    def stop(self) -> None:
+        """End the thread behind the round that it is in."""
+        with self.changed:
+            self.stopping = True
+            self.changed.notify()
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.stopping or self.waiting or self.reading or self.running)
+                if self.stopping:
+                    return
+            self._drop_cancelled()
+            self._read()
+            self._decode()
+
+    def _drop_cancelled(self) -> None:
+        with self.changed:
+            self.waiting = deque(job for job in self.waiting if not job.cancelled)
+        if self.reading is not None and self.reading.cancelled:
+            self._close(self.reading)
+            self.reading = None
+        for job in self.running:
+            if job.cancelled and job.call is not None:
+                job.call.sequences[0].finished = True
+        self._leave()
+
+    def _read(self) -> None:
+        """Read a piece of a new request's prompt; behind the last one it joins the batch."""
+        if self.reading is None:
+            with self.changed:
+                if not self.waiting or len(self.running) >= self.places:
+                    return
+                self.reading = self.waiting.popleft()
+        job = self.reading
+        try:
+            job.call = job.call or self._open(job)
+            if job.call.read_piece():
+                return
+            joining = Batch(job.call)
+            step(joining)
+            self._tell(job)
+            if self.places > 1:
+                self.batch = together(self.batch, joining)
+            else:
+                self.batch = joining
+            self.running.append(job)
+        except Exception as error:  # the others go on
+            self._fail([job], error)
+        self.reading = None
+        self._leave()
+
+    def _decode(self) -> None:
+        """Run a round of the requests that have read their prompts."""
+        if self.batch is None:
+            return
+        try:
+            with decodes(self.target):
+                step(self.batch)
+        except Exception as error:
+            jobs, self.running, self.batch = self.running, [], None
+            self._fail(jobs, error)
+            return
+        for job in self.running:
+            self._tell(job)
+        self._leave()
+
+    def _open(self, job: Job) -> Call:
+        """Begin a request's call of `generate`, with a generator of its own."""
+        drafter: Drafter = self.drafter if self.drafter is not None and job.drafts else NoDrafter()
+        if job.prediction and job.drafts:
+            drafter = NgramDrafter() if self.drafter is None else copy.copy(self.drafter)
+            drafter.memory = Memory(len(job.prediction) + 8)
+            drafter.memory.add(job.prediction)
+        ids = LongTensor([job.ids]).to(self.target.device)
+        options = {"prefill_chunk_size": PIECE, **job.options} if len(job.ids) > PIECE else job.options
+        call = begin(self.target, ids, drafter, attention_mask=torch.ones_like(ids), **options)
+        job.told = len(job.ids)
+        if call.noise is not None:
+            generator = torch.Generator(ids.device)
+            generator.seed() if job.seed is None else generator.manual_seed(job.seed)
+            call.noise.own = generator
+            call.noise.__enter__()
+        call.features.__enter__()
+        return call
+
+    def _tell(self, job: Job) -> None:
+        [sequence] = job.call.sequences
+        tokens = sequence.ids[0, job.told : sequence.length].tolist()
+        job.told = sequence.length
+        if tokens or sequence.finished:
+            job.tell(News(tokens, sequence.finished))
+
+    def _leave(self) -> None:
+        """Let requests that have ended go, with their places in batch and cache."""
+        over = [job for job in self.running if job.call.finished]
+        if not over:
+            return
+        for job in over:
+            self._close(job)
+        self.running = [job for job in self.running if not job.call.finished]
+        self.batch.leave()
+        if not self.running:
+            self.batch = None
+
+    def _close(self, job: Job) -> None:
+        if job.call is not None:
+            job.call.features.stop()
+
+    def _fail(self, jobs: list[Job], error: Exception) -> None:
+        if not isinstance(error, ValueError):
+            logger.exception("A request failed.")
+        for job in jobs:
+            self._close(job)
+            job.tell(News(error=error))

@@ -1,0 +1,41 @@
+"""The process behind the endpoint: it says its address once it answers, and goes when it is told to."""
+
+import socket
+
+import uvicorn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..protocol import Drafter
+from .app import Service, make_app
+from .scheduler import Scheduler
+
+
+class Server(uvicorn.Server):
+    """Says its address once it answers."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Implement `uvicorn.Server`."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            print(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
+
+
+def run(
+    target: PreTrainedModel,
+    drafter: Drafter | None,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    host: str,
+    port: int,
+    max_batch_size: int,
+    max_queue: int,
+    api_key: str | None,
+    seconds: float,
+    grace: int,
+) -> None:
+    """Serve until the process is told to stop; arguments as for `paradraft serve`."""
+    scheduler = Scheduler(target, drafter, max_batch_size, max_queue)
+    context = getattr(target.config.get_text_config(), "max_position_embeddings", None)
+    app = make_app(Service(scheduler, tokenizer, name, context, api_key, seconds))
+    Server(uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=grace)).run()

@@ -1,0 +1,43 @@
+"""An answer's text while its tokens come, up to a text that stops it."""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from ..chat import Detokeniser
+
+
+class Writer:
+    """Makes text of tokens; holds back what may be the beginning of a stop text.
+
+    Args:
+        tokenizer: decodes.
+        stops: texts that end the answer; none of them is shown.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]):
+        self.detokeniser, self.stops = Detokeniser(tokenizer), stops
+        self.held = ""  # text that is not shown yet
+        self.count = 0  # tokens that were read
+        self.stopped = False
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Read tokens up to the one that completes a stop text, and give the text that may be shown by now."""
+        for token in tokens:
+            self.count += 1
+            self.held += self.detokeniser.push(token)
+            if found := [place for stop in self.stops if (place := self.held.find(stop)) >= 0]:
+                self.held, self.stopped = self.held[: min(found)], True
+                return self.rest()
+        keep = max((self._begun(stop) for stop in self.stops), default=0)
+        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return shown
+
+    def rest(self) -> str:
+        """Give the text that was held back."""
+        shown, self.held = self.held, ""
+        return shown
+
+    def _begun(self, stop: str) -> int:
+        """Count the characters at the end that a stop text begins with."""
+        return next((size for size in range(len(stop) - 1, 0, -1) if self.held.endswith(stop[:size])), 0)

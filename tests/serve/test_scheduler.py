@@ -1,0 +1,154 @@
+"""Requests that are answered together: each has the text that it has alone, whoever joins, leaves, or fails."""
+
+import time
+from queue import Queue
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import EOS, near_copy, tiny_model
+
+from hf_paradraft import AutoregressiveDrafter, NgramDrafter, ParallelSpecDrafter, SpeculationConfig
+from hf_paradraft.serve.scheduler import Job, QueueFull, Scheduler
+
+TARGET = tiny_model()
+DRAFTERS = {
+    "pard": near_copy(TARGET, 0.2),
+    "autoregressive": AutoregressiveDrafter(near_copy(TARGET, 0.2)),
+    "parallelspec": ParallelSpecDrafter.from_target(TARGET, "eagle", 3),
+    "ngram": NgramDrafter(),
+    "none": None,
+}
+GREEDY = {"do_sample": False, "pad_token_id": 0}
+
+
+def job(ids, **options):
+    """A request, and the queue of its news."""
+    news = Queue()
+    more = {name: options.pop(name) for name in ("seed", "drafts", "prediction") if name in options}
+    return Job(ids, {**GREEDY, "max_new_tokens": 20, **options}, news.put, **more), news
+
+
+def answer(news):
+    """All tokens that come, or the error."""
+    tokens = []
+    while True:
+        latest = news.get(timeout=60)
+        if latest.error is not None:
+            return latest.error
+        tokens += latest.tokens
+        if latest.over:
+            return tokens
+
+
+def alone(ids, seed=None, **options):
+    """What `generate` writes behind a prompt."""
+    options = {name: value for name, value in options.items() if name not in ("drafts", "prediction")}
+    if seed is not None:
+        torch.manual_seed(seed)
+    out = TARGET.generate(torch.tensor([ids]), **{**GREEDY, "max_new_tokens": 20, **options})
+    return out[0, len(ids) :].tolist()
+
+
+@pytest.fixture
+def serving():
+    """Make schedulers, and end them."""
+    made = []
+
+    def make(drafter=None, **options):
+        made.append(Scheduler(TARGET, drafter, **options))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for scheduler in made:
+        scheduler.stop()
+        scheduler.thread.join(30)
+        assert not scheduler.thread.is_alive()
+
+
+REQUEST = st.tuples(
+    st.lists(st.integers(1, EOS - 1), min_size=1, max_size=12),
+    st.fixed_dictionaries(
+        {"max_new_tokens": st.integers(1, 30), "drafts": st.booleans(), "prefill_chunk_size": st.sampled_from([None, 3])},
+        optional={"prediction": st.lists(st.integers(1, 6), min_size=1, max_size=30)},
+    ),
+    st.none() | st.integers(0, 99),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(list(DRAFTERS)), st.integers(1, 3), st.lists(REQUEST, min_size=1, max_size=6))
+def test_each_request_has_the_text_that_it_has_alone(name, places, requests):
+    drafter = DRAFTERS[name]
+    if drafter is not None:
+        drafter.speculation_config = SpeculationConfig(4, "auto")
+    scheduler = Scheduler(TARGET, drafter, places)
+    scheduler.start()
+    try:
+        asked = []
+        for ids, options, seed in requests:
+            options = {name: value for name, value in options.items() if value is not None}
+            options |= {} if seed is None else {"seed": seed, "do_sample": True}
+            asked.append((ids, options, job(ids, **options)))
+            scheduler.submit(asked[-1][2][0])
+        answers = [answer(news) for _, _, (_, news) in asked]
+    finally:
+        scheduler.stop()
+        scheduler.thread.join(60)
+    for (ids, options, _), tokens in zip(asked, answers, strict=True):
+        assert tokens == alone(ids, **options)
+
+
+def test_a_request_that_is_given_up_gives_its_place_back(serving):
+    scheduler = serving(max_batch_size=1)
+    endless, news = job([5, 3], max_new_tokens=100_000, eos_token_id=None)
+    scheduler.submit(endless)
+    news.get(timeout=30)
+    after, heard = job([4, 5])
+    scheduler.submit(after)
+    scheduler.cancel(endless)
+    assert answer(heard) == alone([4, 5])
+    deadline = time.monotonic() + 10
+    while scheduler.running and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not scheduler.running
+    assert scheduler.batch is None
+
+
+def test_a_request_that_fails_leaves_the_others_alone(serving):
+    scheduler = serving(DRAFTERS["pard"])
+
+    def broken(ids, scores):
+        raise RuntimeError("a processor that breaks")
+
+    good, news = job([5, 3], max_new_tokens=40, eos_token_id=None)
+    refused, heard = job([5, 3], num_beams=2)
+    failing, told = job([5, 3], logits_processor=[broken])
+    for request in (good, refused, failing):
+        scheduler.submit(request)
+    assert "beam" in str(answer(heard))
+    assert "a processor that breaks" in str(answer(told))
+    assert answer(news) == alone([5, 3], max_new_tokens=40, eos_token_id=None)
+
+
+def test_a_full_queue_says_so():
+    scheduler = Scheduler(TARGET, None, max_batch_size=1, max_queue=2)  # not started: nobody is answered
+    for _ in range(2):
+        scheduler.submit(job([5])[0])
+    with pytest.raises(QueueFull, match="2 requests are waiting already"):
+        scheduler.submit(job([5])[0])
+
+
+def test_what_is_predicted_is_copied(serving):
+    scheduler = serving(None)
+    tokens = alone([5, 3, 4], max_new_tokens=60, eos_token_id=None)
+    plain, heard = job([5, 3, 4], max_new_tokens=60, eos_token_id=None)
+    guessed, news = job([5, 3, 4], max_new_tokens=60, eos_token_id=None, prediction=tokens)
+    scheduler.submit(plain)
+    assert answer(heard) == tokens
+    scheduler.submit(guessed)
+    assert answer(news) == tokens
+    assert guessed.stats.num_rounds < plain.stats.num_rounds == 60

@@ -1,0 +1,39 @@
+"""Texts that stop an answer, wherever tokens cut them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from hf_paradraft.demo import FAMILY
+from hf_paradraft.serve.text import Writer
+
+TOKENIZER = AutoTokenizer.from_pretrained(FAMILY / "target")
+
+
+@given(st.text("abcn\n é", max_size=40), st.lists(st.text("abcn\n ", min_size=1, max_size=4), max_size=3), st.integers(1, 5))
+def test_a_text_ends_before_the_first_stop(text, stops, size):
+    ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
+    writer, shown = Writer(TOKENIZER, stops), ""
+    for begin in range(0, len(ids), size):
+        shown += writer.push(ids[begin : begin + size])
+        assert not any(stop in shown for stop in stops)
+        if writer.stopped:
+            break
+    whole = TOKENIZER.decode(ids)
+    if writer.stopped:
+        assert whole.startswith(shown)
+        assert any(whole[len(shown) :].startswith(stop) for stop in stops)
+    else:
+        shown += writer.rest()
+        assert shown == whole
+
+
+@pytest.mark.parametrize(
+    ("stops", "shown"), [(["days"], "The exam is 2 "), (["2", "exam"], "The "), (["never"], "The exam is 2 days")]
+)
+def test_tokens_are_counted_up_to_the_stop(stops, shown):
+    ids = TOKENIZER("The exam is 2 days", add_special_tokens=False)["input_ids"]
+    writer = Writer(TOKENIZER, stops)
+    assert writer.push(ids) + writer.rest() == shown
+    assert (writer.count < len(ids)) == (shown == "The ")
