@@ -50,10 +50,16 @@ def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
 
 
 def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
-    """The same, where drafters of one kind meet under names with their folders."""
+    """Add the drafter's folder to names that several have, or its number in the order given where folders do not tell."""
     uses = Counter(variant.name for variant in variants)
+    drafters = list({id(variant.drafter): variant.drafter for variant in variants}.values())
+    folders = [Path(drafter.name_or_path).name for drafter in drafters]
+    labels = {
+        id(drafter): folder if folder and folders.count(folder) == 1 else str(number)
+        for number, (drafter, folder) in enumerate(zip(drafters, folders, strict=True), 1)
+    }
     return [
-        variant if uses[variant.name] == 1 else replace(variant, name=f"{variant.name}@{Path(variant.drafter.name_or_path).name}")
+        variant if uses[variant.name] == 1 else replace(variant, name=f"{variant.name}@{labels[id(variant.drafter)]}")
         for variant in variants
     ]
 

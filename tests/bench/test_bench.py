@@ -140,6 +140,12 @@ def test_drafters_of_one_kind_are_told_apart():
     assert names[6:] == ["parallelspec-chain-k2", "parallelspec-tree-k2-n6"]
 
 
+def test_drafters_without_folders_are_numbered():
+    first, second = hf_paradraft.NgramDrafter(), hf_paradraft.NgramDrafter()
+    names = [method.name for method in methods_of(Case.methods, first, None, (2,), (), others=[second])]
+    assert names[2:] == ["ngram-chain-k2@1", "ngram-chain-k2@2"]
+
+
 def test_speedup_is_the_mean_over_categories_of_medians():
     def of(method, category, seconds):
         return Measurement(method, category, 0, 1, 0.0, 10, 5, [seconds], True)
