@@ -80,6 +80,11 @@ def zlab(nested=None, **config):
     return {**SIZES, **options, "dflash_config": dflash, **config}, _body(2, 3)
 
 
+def with_keys(layout, **keys):
+    config, tensors = layout
+    return {**config, **keys}, tensors
+
+
 def zlab_default():
     config, _ = zlab()
     config = {**config, "block_size": 5}
@@ -104,6 +109,19 @@ def specforge_dspark():
         {"projector_type": "dspark", "markov_rank": 4, "markov_head_type": "vanilla", "enable_confidence_head": False}
     )
     return {**config, "architectures": ["DFlashDraftModel"]}, _body(2, 3, _markov(4, "vanilla", prefix="logit_head").items())
+
+
+def lfm2_dspark():
+    """LiquidAI's: a DSpark by its name and heads, whose rotary embedding turns neighbours."""
+    nested = {"target_layer_ids": [1, 3, 5], "mask_token_id": MASK, "num_target_layers": LAYERS, "block_size": None}
+    config, _ = zlab(nested, architectures=["Lfm2DSparkDraftModel"], block_size=5, rope_is_neox_style=False, markov_rank=4)
+    config |= {"num_target_layers": None, "markov_head_type": "vanilla", "enable_confidence_head": True}
+    heads = _markov(4, "vanilla", confidence=True)
+    return {**config, "confidence_head_with_markov": True, "has_lm_head": False}, _body(2, 3, heads.items())
+
+
+def jetspec():
+    return zlab({"causal": True})
 
 
 def deepspec(rank=4, kind="vanilla", confidence=True):
@@ -313,12 +331,15 @@ LAYOUTS = {
     "z-lab, use_swa": zlab_swa,
     "z-lab, causal": zlab_causal,
     "SpecForge DSpark": specforge_dspark,
+    "LFM2 DSpark": lfm2_dspark,
+    "JetSpec": jetspec,
     "DeepSpec DFlash": lambda: deepspec(0, confidence=None),
     "DeepSpec DSpark": deepspec,
     "DeepSpec gated": lambda: deepspec(kind="gated", confidence=False),
     "DeepSpec rnn": lambda: deepspec(kind="rnn"),
     "DeepSpec Gemma 4 DSpark": deepspec_gemma4,
     "DeepSpec Gemma 4 DFlash": lambda: deepspec_gemma4(0, shared=False),
+    "DeepSpec DSpark, behind the anchor": lambda: with_keys(deepspec(), sample_from_anchor=False, dflash_query_causal=True),
     "speculators DFlash": speculators,
     "speculators DFlash, whole": lambda: speculators(trimmed=False),
     "speculators DFlash, sliding": lambda: speculators(sliding=True),
@@ -330,6 +351,7 @@ LAYOUTS = {
     "speculators DSpark, gated": lambda: speculators("dspark", markov_head_type="gated"),
     "transformers": muse,
     "SafeAI": safeai,
+    "SafeAI, interleaved": lambda: safeai(rope_interleaved=True),
     "SafeAI, whole": lambda: safeai(False),
     "NVIDIA": lambda: nvidia([1, 3, 4]),
     "NVIDIA, inputs": lambda: nvidia([2, 4, 5]),

@@ -6,7 +6,7 @@ import copy
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -254,8 +254,13 @@ class ModuleDrafter(nn.Module, SavedDrafter):
 
     @classmethod
     @abstractmethod
-    def read_folder(cls, folder: Path) -> Self:
-        """The drafter that lies in a folder, in fp32 or as it was saved.
+    def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> Self:
+        """Read the drafter that lies in a folder, in fp32 or as it was saved.
+
+        Args:
+            folder: with its files.
+            ignore_keys: keys of its config that make no difference, for which it would be refused otherwise; a kind whose configs
+                are its own needs no such argument.
 
         Raises:
             OSError, ValueError: it is damaged, incomplete, or something else.
@@ -266,17 +271,18 @@ class ModuleDrafter(nn.Module, SavedDrafter):
         """Config and tensors, as they are written into a folder."""
 
     @classmethod
-    def load_folder(cls, folder: Path, **kwargs: Any) -> Self:
-        """The drafter in a folder, in any layout of its kind.
+    def load_folder(cls, folder: Path, ignore_keys: Iterable[str] = (), **kwargs: Any) -> Self:
+        """Load the drafter in a folder, in any layout of its kind.
 
         Args:
             folder: with its files.
+            ignore_keys: keys of its config that nothing obeys, and of which the caller knows that they make no difference.
             kwargs: as for `placed`.
 
         Raises:
             OSError, ValueError: it is damaged, incomplete, or something else.
         """
-        drafter = cls.read_folder(folder)
+        drafter = cls.read_folder(folder, ignore_keys) if ignore_keys else cls.read_folder(folder)
         drafter.paradraft = provenance_of(read_config(folder))
         if saved := drafter.paradraft.get("speculation_config"):
             drafter.speculation_config = SpeculationConfig.from_saved(saved)

@@ -9,8 +9,13 @@ def norm(states, weight):
     return weight * states / (states.pow(2).mean(-1, keepdim=True) + EPS).sqrt()
 
 
-def turn(states, positions, theta=10000.0):
-    """Rotary embedding of `(rows, heads, size)`."""
+def turn(states, positions, theta=10000.0, neighbours=False):
+    """Rotary embedding of `(rows, heads, size)`, of halves or of neighbours."""
+    if neighbours:
+        rates = theta ** (-torch.arange(0, states.shape[-1], 2).float() / states.shape[-1])
+        pairs = torch.view_as_complex(states.unflatten(-1, (-1, 2)).contiguous())
+        turned = pairs * torch.polar(torch.ones(()), positions[:, None].float() * rates)[:, None]
+        return torch.view_as_real(turned).flatten(-2)
     half = states.shape[-1] // 2
     angles = positions[:, None].float() * theta ** (-torch.arange(half).float() / half)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
@@ -47,7 +52,8 @@ def block_logits(config, weights, ids, features, embedding, head):
     }
     weights = {name.replace("logit_head", "markov_head"): tensor for name, tensor in weights.items()}
     nested = config.get("dflash_config", {})
-    size = nested.get("block_size", config.get("block_size"))
+    size = nested.get("block_size") or config.get("block_size")
+    neighbours = config.get("rope_is_neox_style") is False
     mask = nested.get("mask_token_id", config.get("mask_token_id"))
     brings_tables = config.get("architectures") == ["Qwen3DSparkModel"]
     embedding, head = (weights["embed_tokens.weight"], weights["lm_head.weight"]) if brings_tables else (embedding, head)
@@ -64,14 +70,17 @@ def block_logits(config, weights, ids, features, embedding, head):
         name, width = f"layers.{index}.self_attn", config["head_dim"]
         inner = norm(states, weights[f"layers.{index}.input_layernorm.weight"])
         both = torch.cat([context, inner])
-        queries = turn(norm(heads(inner, weights, f"{name}.q_proj", width), weights[f"{name}.q_norm.weight"]), positions[before:])
-        keys = turn(norm(heads(both, weights, f"{name}.k_proj", width), weights[f"{name}.k_norm.weight"]), positions)
+        queries = norm(heads(inner, weights, f"{name}.q_proj", width), weights[f"{name}.q_norm.weight"])
+        queries = turn(queries, positions[before:], neighbours=neighbours)
+        keys = norm(heads(both, weights, f"{name}.k_proj", width), weights[f"{name}.k_norm.weight"])
+        keys = turn(keys, positions, neighbours=neighbours)
         rows, columns = positions[before:, None], positions[None]
         seen = torch.ones(size, before + size, dtype=torch.bool)
         sliding = kind == "sliding_attention"
         if sliding:
             seen &= columns > rows - window
-        if config.get("is_causal") or (sliding and "dflash_config" in config and not nested.get("use_swa")):
+        causal = config.get("is_causal") or config.get("dflash_query_causal") or nested.get("causal")
+        if causal or (sliding and "dflash_config" in config and not nested.get("use_swa")):
             seen &= columns <= rows
         attended = attend(queries, keys, heads(both, weights, f"{name}.v_proj", width), seen)
         states = states + attended @ weights[f"{name}.o_proj.weight"].T
@@ -79,7 +88,8 @@ def block_logits(config, weights, ids, features, embedding, head):
             weights, f"layers.{index}.mlp", norm(states, weights[f"layers.{index}.post_attention_layernorm.weight"])
         )
     states = norm(states, weights["norm.weight"])
-    first = brings_tables or nested.get("projector_type") == "dspark"
+    first = brings_tables or nested.get("projector_type") == "dspark" or config["architectures"] == ["Lfm2DSparkDraftModel"]
+    first = config.get("sample_from_anchor", first)
     states = states if first else states[1:]
     logits = states @ head.T
     return logits if "markov_head.markov_w1.weight" not in weights else chained(weights, states, logits, int(ids[-1]))
@@ -182,7 +192,7 @@ def eagle_logits(config, weights, ids, features, embedding, count):
         parts = features.chunk(3, dim=-1)
         features = torch.cat([norm(part, weights[f"fc_norm.{index}.weight"]) for index, part in enumerate(parts)], dim=-1)
     fused = features @ weights["fc.weight"].T
-    ids, rows = ids.clone(), []
+    ids, guesses = ids.clone(), []
     for _ in range(count):
         e = norm(embedding[ids[1:]], weights["layers.0.input_layernorm.weight"])
         n = norm(fused, weights["layers.0.hidden_norm.weight"])
@@ -192,13 +202,15 @@ def eagle_logits(config, weights, ids, features, embedding, count):
             queries, keys = norm(queries, weights[f"{name}.q_norm.weight"]), norm(keys, weights[f"{name}.k_norm.weight"])
         seen = positions[None] <= positions[:, None]
         values = heads(both, weights, f"{name}.v_proj", width)
-        attended = attend(turn(queries, positions), turn(keys, positions), values, seen)
+        neighbours = config.get("rope_interleaved", False)
+        queries, keys = (turn(rows, positions, neighbours=neighbours) for rows in (queries, keys))
+        attended = attend(queries, keys, values, seen)
         states = (n if config.get("norm_before_residual") else fused) + attended @ weights[f"{name}.o_proj.weight"].T
         states = states + mlp(weights, "layers.0.mlp", norm(states, weights["layers.0.post_attention_layernorm.weight"]))
         last = norm(states[-1], weights["norm.weight"])
-        rows.append(weights["lm_head.weight"] @ last)
-        best = int(rows[-1].argmax())
+        guesses.append(weights["lm_head.weight"] @ last)
+        best = int(guesses[-1].argmax())
         token = best + int(weights["d2t"][best]) if "d2t" in weights else best
         ids = torch.cat([ids, torch.tensor([token])])
         fused = torch.cat([fused, (last if config.get("norm_output") else states[-1])[None]])
-    return torch.stack(rows)
+    return torch.stack(guesses)

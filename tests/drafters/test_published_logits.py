@@ -79,7 +79,9 @@ def test_dflash_is_that_of_transformers(load):
 
 
 BLOCKS = [
-    name for name in LAYOUTS if name.startswith(("z-lab", "SpecForge DSpark", "DeepSpec D", "DeepSpec g", "DeepSpec r", "trans"))
+    name
+    for name in LAYOUTS
+    if name.startswith(("z-lab", "SpecForge DS", "LFM2", "JetSpec", "DeepSpec D", "DeepSpec g", "DeepSpec r", "trans"))
 ]
 
 
@@ -94,7 +96,9 @@ def test_blocks_are_the_formulas(name, load):
     close(drafter.draft_logits(EXPECTED["ids"][None, :LENGTH], features)[0], logits)
 
 
-@pytest.mark.parametrize("name", ["SafeAI", "SafeAI, whole", "NVIDIA", "DeepSpec EAGLE-3", "speculators EAGLE-3.1"])
+@pytest.mark.parametrize(
+    "name", ["SafeAI", "SafeAI, interleaved", "SafeAI, whole", "NVIDIA", "DeepSpec EAGLE-3", "speculators EAGLE-3.1"]
+)
 @torch.no_grad()
 def test_eagle_is_the_formulas(name, load):
     drafter = load(name)
@@ -173,6 +177,10 @@ WRONG = {
     "features in another order": ("z-lab", lambda config: config["dflash_config"].update(target_layer_ids=[3, 1, 5])),
     "another anchor": ("speculators DSpark", lambda config: config.update(sample_from_anchor=False)),
     "no window": ("z-lab, sliding", lambda config: config.update(layer_types=["full_attention"] * 2)),
+    "halves taken for neighbours": ("z-lab", lambda config: config.update(is_neox_style=False)),
+    "neighbours taken for halves": ("LFM2 DSpark", lambda config: config.update(rope_is_neox_style=True)),
+    "JetSpec without its order": ("JetSpec", lambda config: config["dflash_config"].update(causal=False)),
+    "a block behind its anchor": ("DeepSpec DSpark", lambda config: config.update(logits_start=1)),
     "a causal block": ("z-lab", lambda config: config.update(is_causal=True)),
     "a longer block": ("z-lab", lambda config: config["dflash_config"].update(block_size=6)),
     "the raw state fed back": ("speculators EAGLE-3.1", lambda config: config.update(norm_output=False)),

@@ -21,6 +21,7 @@ class BlockConfig:
 
     Attributes:
         layers: of its own transformer layers, Qwen3's, Llama's or Gemma 4's.
+        in_pairs: the file's rotary embedding turns neighbours; what is loaded turns halves, as `neighbours_to_halves` has it.
         features: what it reads.
         block_size: B, rows of a block, the newest token's included.
         mask_token_id: of the other rows.
@@ -47,6 +48,7 @@ class BlockConfig:
     fill_in: bool | None
     target_hidden_size: int
     target_layers: int | None = None
+    in_pairs: bool = False
     causal: tuple[str, ...] = ()
     window_from_anchor: bool = False
     vocab_size: int = 0

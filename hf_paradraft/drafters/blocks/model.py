@@ -6,6 +6,7 @@ they pass no layer themselves. The block `[newest token, mask, …, mask]` atten
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,8 +21,10 @@ from ...protocol import GuessedLogits, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..cache import compiled_method, make_room, plain_cache
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
+from ..formats.common import neighbours_to_halves
 from ..formats.files import check_width, load_strictly, weights_in
 from ..formats.identify import DFLASH
+from ..formats.keys import without
 from ..formats.speculators import blocks_config
 from ..formats.tensors import BLOCKS, published, renamed
 from ..formats.values import read_config
@@ -106,11 +109,13 @@ class DFlashDrafter(FeatureDrafter):
         return cls(config, vocabulary).started_beside(target)
 
     @classmethod
-    def read_folder(cls, folder: Path) -> DFlashDrafter:
+    def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> DFlashDrafter:
         """Implement `FeatureDrafter.read_folder`; every layout that `BlockConfig` knows."""
         tensors = weights_in(folder)
-        config = block_config(read_config(folder), tensors)
+        config = block_config(without(read_config(folder), ignore_keys), tensors)
         weights = renamed(tensors, BLOCKS)
+        if config.in_pairs:
+            weights = neighbours_to_halves(weights, config.layers.head_dim)
         vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder)
         if vocabulary is None:  # padded heads guess the target's ids, and more that mean nothing
             for name in ("head.weight", "markov.after.weight"):

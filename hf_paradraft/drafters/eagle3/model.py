@@ -6,6 +6,7 @@ the drafter's own state of the row before. P-EAGLE feeds masks there instead, al
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,8 +21,10 @@ from ...protocol.drafter import FeatureKey
 from ..drafter import pair
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
 from ..feature_reader import FeatureDrafting, FeatureModel
+from ..formats.common import neighbours_to_halves
 from ..formats.files import check_width, load_strictly, weights_in
 from ..formats.identify import EAGLE3, PEAGLE
+from ..formats.keys import without
 from ..formats.speculators import eagle3_config as saved_config
 from ..formats.tensors import EAGLE3 as NAMES
 from ..formats.tensors import published, renamed
@@ -104,11 +107,13 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         return cls(config, vocabulary).started_beside(target)
 
     @classmethod
-    def read_folder(cls, folder: Path) -> Eagle3Drafter:
+    def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> Eagle3Drafter:
         """Implement `FeatureDrafter.read_folder`; every layout that `Eagle3Config` knows."""
         tensors = weights_in(folder)
         weights = renamed(tensors, NAMES)
-        config = eagle3_config(read_config(folder), [*weights, *tensors])
+        config = eagle3_config(without(read_config(folder), ignore_keys), [*weights, *tensors])
+        if config.in_pairs:
+            weights = neighbours_to_halves(weights, config.layers.head_dim)
         vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder)
         if (mask := weights.get("mask_hidden")) is not None:
             weights["mask_hidden"] = mask.reshape(1, 1, -1)

@@ -1,12 +1,16 @@
 """The common parts of publishers' configs: the drafter's own layers, its mask token, its heads."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import Gemma4TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from ...protocol.drafter import FeatureKey
 from ..layers import GEMMA4
+from .keys import BLOCKS, EAGLE3, ROPE, check_keys, in_pairs
 from .values import transformers_config
 
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
@@ -18,12 +22,9 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     """The layers' own config, whose class the tensors decide: Qwen3's norm queries and keys, Gemma 4's more, Llama's nothing.
 
     Raises:
-        ValueError: a rotary embedding of another kind, or something that is no layer's config.
+        ValueError: something that is no layer's config.
     """
     names = list(tensors)
-    for name in ("is_neox_style", "rope_is_neox_style"):
-        if described.get(name) is False:
-            raise ValueError(f"This drafter's rotary embedding is interleaved ({name} false), which is not served.")
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
         if not isinstance(size := described.get(name), int):
             raise ValueError(f"The drafter's config has no {name} (it is {size!r}): save or download it again.")
@@ -31,7 +32,7 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     if any(name.endswith("layer_scalar") for name in names) or str(first).startswith("Gemma4"):
         return _gemma4_config(described)
     kind = Qwen3Config if any(name.endswith("q_norm.weight") for name in names) else LlamaConfig
-    fields = (kind().to_dict().keys() | {"rope_theta", "rope_scaling", "partial_rotary_factor"}) - {"model_type", "dtype"}
+    fields = (kind().to_dict().keys() | ROPE) - {"model_type", "dtype"}
     values = {name: value for name, value in described.items() if name in fields}
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(values.get(name), Mapping):
@@ -81,6 +82,17 @@ def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
     return transformers_config(Gemma4TextConfig, values)
 
 
+def paired(described: Mapping[str, Any], layers: PreTrainedConfig) -> bool:
+    """Whether the weights' rotary embedding turns neighbours, as for `in_pairs`.
+
+    Raises:
+        ValueError: it does in layers of Gemma 4, of which it turns a part.
+    """
+    if (found := in_pairs(described)) and layers.model_type == GEMMA4:
+        raise ValueError("This drafter has layers of Gemma 4 with an interleaved rotary embedding, which are not served.")
+    return found
+
+
 def with_draft_layers(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config whose number of layers may be the target's, beside the drafter's."""
     return {**config, "num_hidden_layers": config.get("draft_num_hidden_layers", config.get("num_hidden_layers"))}
@@ -114,6 +126,13 @@ def mask_token(*configs: Mapping[str, Any]) -> int:
     )
 
 
+def guesses_from_anchor(config: Mapping[str, Any]) -> bool | None:
+    """Whether a block's first row, the newest token's, guesses the next one; None where the config does not say."""
+    if (start := config.get("logits_start")) is not None:
+        return start == 0
+    return config.get("sample_from_anchor")
+
+
 def block_size(*configs: Mapping[str, Any]) -> int:
     """Rows of a block.
 
@@ -126,13 +145,28 @@ def block_size(*configs: Mapping[str, Any]) -> int:
     raise ValueError("The drafter's config has no block_size of at least 2: save or download it again.")
 
 
+def neighbours_to_halves(tensors: Mapping[str, Tensor], head_dim: int) -> dict[str, Tensor]:
+    """Turn weights whose rotary embedding turns neighbours into such as give the same scores where it turns halves.
+
+    Args:
+        tensors: of a drafter; the rows of each head's queries and keys, and of their norms, change places.
+        head_dim: numbers of a head.
+    """
+    order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])
+    turned = re.compile(r"self_attn\.(q|k)_(proj|norm)\.(weight|bias)$")
+    return {
+        name: tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1) if turned.search(name) else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 def smaller(size: int | None, vocab_size: int) -> int | None:
     """V', or None where it is V."""
     return size if size is not None and size < vocab_size else None
 
 
 def block_parts(
-    config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], described: Mapping[str, Any]
+    config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], described: Mapping[str, Any], obeyed: str
 ) -> dict[str, Any]:
     """Read the common part of all layouts of blocks: layers, sizes, and heads.
 
@@ -141,11 +175,13 @@ def block_parts(
         nested: a part of it that is looked into first.
         names: of its tensors.
         described: the part of it that its layers are described in.
+        obeyed: further keys, which this layout has.
 
     Raises:
-        ValueError: heads that the tensors lack, or of a type that is not served.
+        ValueError: heads that the tensors lack, or of a type that is not served, or a key that nothing obeys.
     """
     merged, layers = {**config, **nested}, layers_config(described, names or ["q_norm.weight"])
+    check_keys(config, f"{BLOCKS} {obeyed}", type(layers))
     rank = merged.get("markov_rank") or 0
     has_markov = any(name.startswith(("markov_head.", "logit_head.")) for name in names)
     if names and bool(rank) != has_markov:
@@ -156,9 +192,11 @@ def block_parts(
     has_confidence = any(name.startswith("confidence_head.") for name in names)
     return {
         "layers": layers,
-        "target_hidden_size": config.get("target_hidden_size") or layers.hidden_size,
-        "target_layers": config.get("num_target_layers"),
+        "in_pairs": paired(described, layers),
+        "target_hidden_size": merged.get("target_hidden_size") or layers.hidden_size,
+        "target_layers": merged.get("num_target_layers"),
         "vocab_size": layers.vocab_size,
+        "draft_vocab_size": smaller(merged.get("draft_vocab_size"), layers.vocab_size),
         "block_size": block_size(nested, config),
         "mask_token_id": mask_token(nested, config),
         "markov_rank": int(rank),
@@ -169,14 +207,15 @@ def block_parts(
 
 
 def eagle3_parts(
-    config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], described: Mapping[str, Any]
+    config: Mapping[str, Any], nested: Mapping[str, Any], names: list[str], described: Mapping[str, Any], obeyed: str
 ) -> dict[str, Any]:
     """Read the common part of all layouts of EAGLE-3 and P-EAGLE; arguments as for `block_parts`.
 
     Raises:
-        ValueError: a P-EAGLE drafter without a mask token, or a variant that is not served.
+        ValueError: a P-EAGLE drafter without a mask token, or a variant that is not served, or a key that nothing obeys.
     """
     layers = layers_config(described, names)
+    check_keys(config, f"{EAGLE3} {obeyed}", type(layers))
     if nested.get("use_aux_hidden_state") is False:
         raise ValueError(
             "This EAGLE drafter reads the last state alone (use_aux_hidden_state false): a variant that is not served."
@@ -186,6 +225,7 @@ def eagle3_parts(
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
     return {
         "layers": layers,
+        "in_pairs": paired(described, layers),
         "target_hidden_size": config.get("target_hidden_size") or layers.hidden_size,
         "vocab_size": vocab_size,
         "draft_vocab_size": smaller(config.get("draft_vocab_size"), vocab_size),

@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "DFlash2DraftModel": DFLASH2,
     "DSparkDraftModel": DSPARK,
     "DSparkSpeculator": DSPARK,
+    "Lfm2DSparkDraftModel": DSPARK,
     "Eagle3Speculator": EAGLE3,
     "PEagleSpeculator": PEAGLE,
     "PEagleDraftModel": PEAGLE,

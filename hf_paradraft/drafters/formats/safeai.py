@@ -5,6 +5,8 @@ from typing import Any
 
 from .common import NO_LAYERS, eagle3_parts, feature_keys, with_draft_layers
 
+KEYS = "eagle_config eagle_aux_hidden_state_layer_ids"
+
 
 def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     """Arguments of an `Eagle3Config`.
@@ -16,7 +18,7 @@ def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     listed = nested.get("eagle_aux_hidden_state_layer_ids") or config.get("eagle_aux_hidden_state_layer_ids")
     settled = ("layers", f"{listed}, counted as outputs or inputs: settled by the target's number of layers")
     return {
-        **eagle3_parts(config, nested, names, with_draft_layers(config)),
+        **eagle3_parts(config, nested, names, with_draft_layers(config), KEYS),
         "ambiguous": feature_keys(listed or None),
         "layout": "SafeAI or SpecForge",
         "notes": [settled if listed else NO_LAYERS],

@@ -6,9 +6,12 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..layers import GEMMA4
-from .common import NO_LAYERS, block_parts, eagle3_parts, feature_keys, smaller
+from .common import NO_LAYERS, block_parts, eagle3_parts, feature_keys
+from .keys import SPECULATORS
 
 VERSION = "0.9.0"
+BLOCK_KEYS = f"{SPECULATORS} aux_hidden_state_layer_ids sample_from_anchor sliding_window_non_causal"
+EAGLE3_KEYS = f"{SPECULATORS} eagle_aux_hidden_state_layer_ids vocab_size"
 
 
 def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
@@ -17,7 +20,7 @@ def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     Raises:
         ValueError: something is missing that may not be assumed.
     """
-    parts = block_parts(config, {}, names, _layers(config))
+    parts = block_parts(config, {}, names, layers_of(config), BLOCK_KEYS)
     dspark = config["speculators_model_type"] == "dspark"
     features = feature_keys(config.get("aux_hidden_state_layer_ids"), -1)
     if features is None:
@@ -32,7 +35,6 @@ def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
         "fill_in": (None if dspark else True) if said is None else not said,
         "causal": ("sliding_attention",) if sliding else (),
         "window_from_anchor": True,
-        "draft_vocab_size": smaller(config.get("draft_vocab_size"), parts["vocab_size"]),
         "layout": "speculators",
         "notes": [("anchor", note)] if said is None else [],
     }
@@ -46,14 +48,19 @@ def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     """
     inputs = config.get("eagle_aux_hidden_state_layer_ids")
     return {
-        **eagle3_parts(config, {}, names, _layers(config)),
+        **eagle3_parts(config, {}, names, layers_of(config), EAGLE3_KEYS),
         "features": feature_keys(inputs, -1),
         "layout": "speculators",
         "notes": [NO_LAYERS] if inputs is None else [],
     }
 
 
-def _layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def layers_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Look up the part of a config that describes layers.
+
+    Raises:
+        ValueError: it has none.
+    """
     described = config.get("transformer_layer_config")
     if not isinstance(described, Mapping):
         raise ValueError("A speculators config describes its layers under transformer_layer_config, and this one does not.")

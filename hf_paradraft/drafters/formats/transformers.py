@@ -17,7 +17,7 @@ def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     if features is None:
         raise ValueError("This DFlash assistant names no layers (target_layer_ids): save it again.")
     return {
-        **block_parts(config, {}, names, {**config, "layer_types": kinds, "use_sliding_window": True}),
+        **block_parts(config, {}, names, {**config, "layer_types": kinds, "use_sliding_window": True}, "target_layer_ids"),
         "features": features,
         "fill_in": True,
         "layout": "transformers",

@@ -10,6 +10,8 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from ...names import experts_of
+from ..formats.keys import SPECULATORS, check_keys
+from ..formats.speculators import layers_of
 from ..formats.values import transformers_config
 from ..layers import describe_layers
 
@@ -50,11 +52,10 @@ def mtp_config(config: Mapping[str, Any]) -> MtpConfig:
     """Read a `config.json` of speculators' MTP folders.
 
     Raises:
-        ValueError: it describes no layers, or several.
+        ValueError: it describes no layers, or several, or has a key that nothing obeys.
     """
-    described = config.get("transformer_layer_config")
-    if not isinstance(described, Mapping):
-        raise ValueError("A speculators config describes its layers under transformer_layer_config, and this one does not.")
+    described = layers_of(config)
+    check_keys(config, f"{SPECULATORS} num_nextn_predict_layers draft_vocab_size", None)
     if (count := config.get("num_nextn_predict_layers", 1)) != 1:
         raise ValueError(f"An MTP folder has one layer, and this one speaks of {count}.")
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or []

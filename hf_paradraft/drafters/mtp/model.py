@@ -7,6 +7,7 @@ target's head. `h_t` is the target's state behind its final norm; for the next g
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..feature_drafter import FeatureDrafter
 from ..feature_reader import FeatureDrafting, FeatureModel
 from ..formats.files import vocabulary_of, weights_in
 from ..formats.identify import MTP
+from ..formats.keys import without
 from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_counts, unscaled
 from ..formats.speculators import mtp_config as saved_config
 from ..formats.values import read_config
@@ -195,9 +197,9 @@ class MtpDrafter(FeatureDrafter):
         return drafter.placed(**{name: value for name, value in kwargs.items() if name not in ("revision", "token")})
 
     @classmethod
-    def read_folder(cls, folder: Path) -> MtpDrafter:
+    def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> MtpDrafter:
         """Implement `FeatureDrafter.read_folder`, of speculators' layout."""
-        described, tensors = mtp_config(read_config(folder)), weights_in(folder)
+        described, tensors = mtp_config(without(read_config(folder), ignore_keys)), weights_in(folder)
         if (brought := mtp_tensors(tensors, described.target.num_hidden_layers)) is None:
             raise OSError(f"{folder} holds no MTP layer: download it again.")
         drafter = cls._made(described.target, brought, tensors, described.num_draft_tokens)
