@@ -5,6 +5,8 @@ Importing this package lets `generate(assistant_model=drafter)` reach its loop.
 
 __version__ = "0.3.0"
 
+from typing import Any
+
 from . import training
 from .auto import AutoDrafter
 from .decoding.loop import SpeculativeOutput
@@ -45,6 +47,7 @@ __all__ = [
     "Drafter",
     "Drafting",
     "Eagle3Drafter",
+    "FollowTarget",
     "GuessedLogits",
     "GuessedTokens",
     "Memory",
@@ -69,3 +72,12 @@ __all__ = [
 ]
 
 install()
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs the extra `train` when it is asked for."""
+    if name != "FollowTarget":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .training.follow import FollowTarget
+
+    return FollowTarget

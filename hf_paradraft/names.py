@@ -154,6 +154,20 @@ def compiles_everywhere(config: CompileConfig) -> CompileConfig:
     return config
 
 
+def innermost(target: nn.Module) -> PreTrainedModel:
+    """Find the model of transformers inside of what is wrapped around it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    inner: Any = target
+    while not isinstance(inner, PreTrainedModel):
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else getattr(inner, "module", None)
+        if inner is None:
+            raise ValueError(f"A drafter is set on a model of transformers, and {type(target).__name__} holds none.")
+    return inner
+
+
 @lru_cache  # every call of generate asks
 def takes(model_type: Any, name: str) -> bool:
     """Tell whether the forward of this class, or of one that it is derived from, has an argument called `name`."""

@@ -2,7 +2,6 @@
 
 import inspect
 from dataclasses import MISSING, Field, fields
-from importlib import import_module
 from typing import Annotated, Any, cast, get_type_hints
 
 import torch
@@ -19,10 +18,9 @@ TRAINED = {kind.kind: kind for kind in KINDS if kind.training_options is not Non
 
 def _command(name: str) -> TyperCommand:
     """The command that runs a kind's training."""
-    from ..training.run import TrainingOptions, train
+    from ..training.run import TrainingOptions, options_of, train
 
-    drafter = TRAINED[name]
-    kind = getattr(import_module(".training", drafter.__module__.rpartition(".")[0]), drafter.training_options)
+    kind = options_of(TRAINED[name])
     extras = {item.name for item in fields(kind)} - {item.name for item in fields(TrainingOptions)}
 
     def order(item: Field) -> tuple[bool, bool]:

@@ -113,9 +113,13 @@ def output(call: Call, started: float, model_kwargs: dict[str, Any]) -> Speculat
         call.streamer.end()
     call.stats.total_seconds = perf_counter() - started
     call.drafter.last_stats = call.stats
-    if (memory := call.drafter.memory) is not None and memory.remember:
-        for sequence in call.sequences:
-            memory.add(sequence.ids[:, sequence.padding : sequence.length])
+    memory, listener = call.drafter.memory, call.drafter.listener
+    for sequence in call.sequences:
+        text = sequence.ids[0, sequence.padding : sequence.length]
+        if memory is not None and memory.remember:
+            memory.add(text)
+        if listener is not None:
+            listener(text, call.begin - sequence.padding)
     sequences, scores, logits = collect(call.sequences, call.buffer, call.generation_config)
     if not call.generation_config.return_dict_in_generate:
         return sequences

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..decoding.checks import check_drafter
+from ..names import innermost
 from ..protocol import Drafter
 from .pairing import check_same_tokenizer
 
@@ -54,20 +55,6 @@ class set_drafter:
 
     def __exit__(self, *_: object) -> None:
         self._set(self.before)
-
-
-def innermost(target: nn.Module) -> PreTrainedModel:
-    """Find the model of transformers inside of what is wrapped around it.
-
-    Raises:
-        ValueError: there is none.
-    """
-    inner: Any = target
-    while not isinstance(inner, PreTrainedModel):
-        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else getattr(inner, "module", None)
-        if inner is None:
-            raise ValueError(f"A drafter is set on a model of transformers, and {type(target).__name__} holds none.")
-    return inner
 
 
 def drafter_on(target: PreTrainedModel) -> Drafter | None:

@@ -1,6 +1,6 @@
 """The four calls of a drafter: `attach`, `start_drafting`, `propose`, `observe`. Drafters guess; the engine decides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -77,6 +77,7 @@ class Drafter:
         guesses_in_target: whether it guesses in the target's own forward (PPD), and so cannot work beside it.
         most_drafts: tokens that it guesses at most; None: any number.
         memory: texts that drafts are copied from, a `Memory`; None: none. With one, copies of the text itself join too.
+        listener: is told each text of a call that has ended, int64 `(n,)`, and how many of its tokens were the prompt's.
         apart: the same drafter in a process of its own, which drafts while the target verifies (PEARL); None: there is none.
     """
 
@@ -87,6 +88,7 @@ class Drafter:
     guesses_in_target: bool = False
     most_drafts: int | None = None
     memory: Any = None  # decoding.memory.Memory
+    listener: Callable[[LongTensor, int], None] | None = None
     apart: "Drafter | None" = None
 
     @property

@@ -12,6 +12,7 @@ import operator
 import time
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -130,9 +131,18 @@ class TrainingOptions(ABC):
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
         """The model of `source`: what is trained, or the frozen one that a drafter is trained for."""
 
-    @abstractmethod
+    def untrained(self, inputs: RunInputs) -> Any:
+        """Make the drafter that is to be trained."""
+        raise NotImplementedError(f"{type(self).__name__} has no untrained(inputs).")
+
+    def trainer(self, drafter: Any, inputs: RunInputs) -> ResumableTrainer:
+        """Make the trainer of a drafter: an untrained one, or one that follows its target."""
+        raise NotImplementedError(f"{type(self).__name__} has no trainer(drafter, inputs).")
+
     def prepare(self, inputs: RunInputs) -> tuple[Any, ResumableTrainer]:
-        """The untrained drafter and its trainer."""
+        """Make the untrained drafter and its trainer."""
+        drafter = self.untrained(inputs)
+        return drafter, self.trainer(drafter, inputs)
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
@@ -150,6 +160,16 @@ class TrainingOptions(ABC):
     def result(self, drafter: Any) -> Any:
         """Make the result of `train`."""
         return drafter
+
+
+def options_of(drafter: Any) -> type[TrainingOptions]:
+    """Import the options of a kind's run.
+
+    Args:
+        drafter: class of the kind, a `SavedDrafter` with `training_options`.
+    """
+    module = import_module(".training", drafter.__module__.rpartition(".")[0])
+    return getattr(module, drafter.training_options)
 
 
 def train(kind: type[TrainingOptions], **options: Any) -> Any:

@@ -76,15 +76,23 @@ class UnrolledTraining(TargetTraining):
         return {**super().defaults, "adam_beta2": 0.95}
 
     @abstractmethod
-    def untrained(self, inputs: RunInputs) -> tuple[Any, Any]:
-        """The drafter, attached to its target, and how it reads: `fuse`, `text`, `run`, `states_behind`."""
+    def start(self, inputs: RunInputs) -> Any:
+        """Make the drafter, attached to its target."""
 
-    def prepare(self, inputs: RunInputs) -> tuple[Any, AnchorTrainer]:
-        """Implement `TrainingOptions.prepare`."""
-        drafter, model = self.untrained(inputs)
+    @abstractmethod
+    def model(self, drafter: Any) -> Any:
+        """Make what reads as in drafting: `fuse`, `text`, `run`, `states_behind`."""
+
+    def untrained(self, inputs: RunInputs) -> Any:
+        """Implement `TrainingOptions.untrained`."""
+        drafter = self.start(inputs)
         drafter.speculation_config = SpeculationConfig(self.num_draft_tokens)
-        trainer = AnchorTrainer(
-            Unrolled(drafter, model, self.num_draft_tokens),
+        return drafter
+
+    def trainer(self, drafter: Any, inputs: RunInputs) -> AnchorTrainer:
+        """Implement `TrainingOptions.trainer`."""
+        return AnchorTrainer(
+            Unrolled(drafter, self.model(drafter), self.num_draft_tokens),
             inputs.arguments,
             self.states(inputs, drafter.features, drafter.vocabulary),
             self.num_draft_tokens,
@@ -93,7 +101,6 @@ class UnrolledTraining(TargetTraining):
             train_dataset=inputs.train_set,
             eval_dataset=inputs.eval_set,
         )
-        return drafter, trainer
 
     def record(self) -> dict[str, Any]:
         """Implement `TrainingOptions.record`."""

@@ -55,11 +55,14 @@ class BlockTraining(TargetTraining):
     def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
         """The untrained drafter."""
 
-    def prepare(self, inputs: RunInputs) -> tuple[DFlashDrafter, AnchorTrainer]:
-        """Implement `TrainingOptions.prepare`."""
+    def untrained(self, inputs: RunInputs) -> DFlashDrafter:
+        """Implement `TrainingOptions.untrained`."""
         mask = unused_token(inputs.tokenizer, inputs.model.config.get_text_config().vocab_size)
-        drafter = self.make(inputs.model, mask, self.vocabulary(inputs))
-        trainer = AnchorTrainer(
+        return self.make(inputs.model, mask, self.vocabulary(inputs))
+
+    def trainer(self, drafter: DFlashDrafter, inputs: RunInputs) -> AnchorTrainer:
+        """Implement `TrainingOptions.trainer`."""
+        return AnchorTrainer(
             Blocks(drafter),
             inputs.arguments,
             self.states(inputs, drafter.features, drafter.vocabulary),
@@ -69,7 +72,6 @@ class BlockTraining(TargetTraining):
             train_dataset=inputs.train_set,
             eval_dataset=inputs.eval_set,
         )
-        return drafter, trainer
 
     def record(self) -> dict[str, Any]:
         """Implement `TrainingOptions.record`."""

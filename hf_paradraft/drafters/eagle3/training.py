@@ -21,10 +21,13 @@ class Eagle3Training(UnrolledTraining):
     learning_rate: float = option("Peak learning rate.", 2e-3, above=0)
     num_layers: int = option("Layers of the drafter.", 1, least=1)
 
-    def untrained(self, inputs: RunInputs) -> tuple[Eagle3Drafter, Eagle3Drafter]:
-        """Implement `UnrolledTraining.untrained`."""
-        drafter = Eagle3Drafter.from_target(inputs.model, self.num_draft_tokens, self.num_layers, self.vocabulary(inputs))
-        return drafter, drafter
+    def start(self, inputs: RunInputs) -> Eagle3Drafter:
+        """Implement `UnrolledTraining.start`."""
+        return Eagle3Drafter.from_target(inputs.model, self.num_draft_tokens, self.num_layers, self.vocabulary(inputs))
+
+    def model(self, drafter: Eagle3Drafter) -> Eagle3Drafter:
+        """Implement `UnrolledTraining.model`."""
+        return drafter
 
     def record(self) -> dict[str, Any]:
         """Implement `TrainingOptions.record`."""

@@ -35,17 +35,25 @@ class MtpTraining(UnrolledTraining):
         if self.begin_with and (self.new or self.vocab):
             raise ValueError("begin_with is a layer with a vocabulary of its own: leave out new and vocab.")
 
-    def untrained(self, inputs: RunInputs) -> tuple[MtpDrafter, MtpStep]:
-        """Implement `UnrolledTraining.untrained`.
+    def start(self, inputs: RunInputs) -> MtpDrafter:
+        """Implement `UnrolledTraining.start`.
 
         Raises:
-            ValueError: the target brings several layers, or the one to go on from is for another target.
+            ValueError: the one to go on from is for another target.
         """
         if self.begin_with:
             drafter = MtpDrafter.from_pretrained(self.begin_with).float().to(inputs.model.device)
             drafter.attach(inputs.model)
         else:
             drafter = MtpDrafter.from_target(inputs.model, self.new or None, self.vocabulary(inputs)).float()
+        return drafter
+
+    def model(self, drafter: MtpDrafter) -> MtpStep:
+        """Implement `UnrolledTraining.model`.
+
+        Raises:
+            ValueError: it has several layers.
+        """
         if len(drafter.layers) > 1:
             raise ValueError(f"The target brings {len(drafter.layers)} MTP layers: one is trained. Pass --new for a new one.")
-        return drafter, MtpStep(drafter, drafter.layers[0])
+        return MtpStep(drafter, drafter.layers[0])

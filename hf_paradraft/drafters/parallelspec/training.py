@@ -96,21 +96,23 @@ class ParallelSpecTraining(TargetTraining):
         """The paper's."""
         return {**super().defaults, "adam_beta2": 0.95 if self.style == "eagle" else 0.999}
 
-    def prepare(self, inputs: RunInputs) -> tuple[ParallelSpecDrafter, ParallelSpecTrainer]:
-        """Implement `TrainingOptions.prepare`."""
+    def untrained(self, inputs: RunInputs) -> ParallelSpecDrafter:
+        """Implement `TrainingOptions.untrained`."""
         vocabulary = self.vocabulary(inputs)
-        drafter = ParallelSpecDrafter.from_target(inputs.model, self.style, self.num_masks, self.num_layers, vocabulary)
-        trainer = ParallelSpecTrainer(
-            drafter.float(),
+        return ParallelSpecDrafter.from_target(inputs.model, self.style, self.num_masks, self.num_layers, vocabulary).float()
+
+    def trainer(self, drafter: ParallelSpecDrafter, inputs: RunInputs) -> ParallelSpecTrainer:
+        """Implement `TrainingOptions.trainer`."""
+        return ParallelSpecTrainer(
+            drafter,
             inputs.arguments,
-            self.states(inputs, ("normed",), vocabulary),
+            self.states(inputs, ("normed",), drafter.vocabulary),
             CodConfig(self.num_masks + 1, self.cod_ratio, self.cod_min_ratio),
             self.decay,
             self.loss,
             train_dataset=inputs.train_set,
             eval_dataset=inputs.eval_set,
         )
-        return drafter, trainer
 
     def record(self) -> dict[str, Any]:
         """Implement `TrainingOptions.record`."""

@@ -108,8 +108,8 @@ class PardTraining(TrainingOptions):
         attention = {"attn_implementation": "flex_attention"} if torch.cuda.is_available() else {}  # no mask of R² entries
         return PardDrafter.from_causal_lm(self.model, mask_token_id=mask, dtype=torch.float32, **attention)
 
-    def prepare(self, inputs: RunInputs) -> tuple[PardDrafter, PardTrainer]:
-        """Implement `TrainingOptions.prepare`."""
+    def untrained(self, inputs: RunInputs) -> PardDrafter:
+        """Implement `TrainingOptions.untrained`."""
         drafter = cast(PardDrafter, inputs.model)
         if attention_windows(drafter) is None and attention_of(drafter) != "flex_attention":
             raise ValueError(
@@ -123,14 +123,17 @@ class PardTraining(TrainingOptions):
             )  # fmt: skip
         options = drafter.speculation_config
         options.num_draft_tokens = max(options.num_draft_tokens, self.num_depths)
-        trainer = PardTrainer(
+        return drafter
+
+    def trainer(self, drafter: PardDrafter, inputs: RunInputs) -> PardTrainer:
+        """Implement `TrainingOptions.trainer`."""
+        return PardTrainer(
             drafter,
             inputs.arguments,
             CodConfig(self.num_depths, self.cod_ratio, self.cod_min_ratio),
             train_dataset=inputs.train_set,
             eval_dataset=inputs.eval_set,
         )
-        return drafter, trainer
 
     def record(self) -> dict[str, Any]:
         """Implement `TrainingOptions.record`."""

@@ -1,0 +1,216 @@
+"""A drafter that follows a target which is being trained (Online Speculative Decoding, arXiv 2310.07177, section 4)."""
+
+from __future__ import annotations
+
+import copy
+import random
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.state import GradientState
+from datasets import Dataset
+from torch import LongTensor, nn
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.utils import logging
+
+from ..names import innermost
+from .data import IGNORED
+from .run import RunInputs, TrainingOptions, options_of
+
+logger = logging.get_logger(__name__)
+HELD_OUT = 8  # of so many texts one is never learned, and judges
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The record of one attempt to learn.
+
+    Attributes:
+        step: of the target's trainer; None where there was none.
+        before, after: loss on held-out texts; None where it was no number any more.
+        kept: whether the new weights are used.
+        seconds: that it took.
+    """
+
+    step: int | None
+    before: float
+    after: float | None
+    kept: bool
+    seconds: float
+
+
+class FollowTarget(TrainerCallback):
+    """Teaches a drafter, every few steps of its target's trainer, what the target writes by now.
+
+    The newest texts of the calls that the drafter assists are kept. A lesson takes short steps of the kind's own loss on them, on
+    states of the target as it is then, and its weights are used only if texts that were held back are guessed better with them.
+    The target's training goes on as if nothing had happened: weights, gradients and random numbers are as they were.
+
+    Without a trainer, call `learn(target)` whenever there is time.
+
+    Args:
+        drafter: that assists, as by `set_drafter(target, drafter)`; it is changed in place.
+        every: steps of the target's trainer from one lesson to the next.
+        max_tokens: of the texts that are kept; the oldest go first.
+        num_steps: of a lesson.
+        learning_rate: of a lesson, constant.
+        batch_size: texts of a step.
+
+    Attributes:
+        lessons: of all attempts.
+
+    Raises:
+        ValueError: the drafter is of a kind that does not learn here, or a number is below 1.
+    """
+
+    def __init__(
+        self,
+        drafter: Any,
+        every: int = 10,
+        max_tokens: int = 32_768,
+        num_steps: int = 8,
+        learning_rate: float = 2e-4,
+        batch_size: int = 8,
+    ):
+        if least := [number for number in (every, max_tokens, num_steps, batch_size) if number < 1]:
+            raise ValueError(f"every, max_tokens, num_steps and batch_size have to be 1 at least, and one is {least[0]}.")
+        name = getattr(type(drafter), "training_options", None)
+        if name is None or options_of(type(drafter)).trainer is TrainingOptions.trainer:
+            raise ValueError(
+                f"A drafter of kind {type(drafter).__name__} does not learn from texts, and cannot follow its target."
+            )
+        self.drafter, self.every, self.max_tokens = drafter, every, max_tokens
+        self.num_steps, self.learning_rate, self.batch_size = num_steps, learning_rate, batch_size
+        self.lessons: list[Lesson] = []
+        self.texts: deque[tuple[bool, dict[str, Any]]] = deque()  # whether it is held out, and a row of training
+        self.num_texts, self.num_tokens = 0, 0
+        self.pupil: Any = None  # in fp32, so that small steps add up
+        drafter.listener = self
+
+    def __call__(self, ids: LongTensor, prompt: int) -> None:
+        """Keep a text.
+
+        Args:
+            ids: int64 `(n,)`.
+            prompt: tokens of it that were given.
+        """
+        tokens = ids.tolist()
+        row = {"input_ids": tokens, "labels": [IGNORED] * prompt + tokens[prompt:], "length": len(tokens)}
+        self.texts.append((self.num_texts % HELD_OUT == 0, row))
+        self.num_texts, self.num_tokens = self.num_texts + 1, self.num_tokens + len(tokens)
+        while self.num_tokens > self.max_tokens and len(self.texts) > 1:
+            self.num_tokens -= self.texts.popleft()[1]["length"]
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """Copies of the drafter are followed by nobody."""
+
+    def __reduce__(self) -> tuple:
+        return type(None), ()
+
+    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any):
+        """Give a lesson where it is time for one."""
+        if model is not None and state.global_step % self.every == 0:
+            self.learn(model, state.global_step, args)
+
+    def learn(self, target: nn.Module, step: int | None = None, arguments: TrainingArguments | None = None) -> Lesson | None:
+        """Give a lesson; the drafter has the better weights behind it. None: there are too few texts yet.
+
+        Args:
+            target: the model that the texts are of, or what is wrapped around it.
+            step: of its trainer.
+            arguments: of its trainer, whose devices and number formats hold for the lesson too.
+        """
+        learned = [row for held, row in self.texts if not held and row["length"] > 2]
+        judged = [row for held, row in self.texts if held and row["length"] > 2]
+        if not learned or not judged:
+            return None
+        begun, model = time.perf_counter(), innermost(target)
+        with _untouched(model), tempfile.TemporaryDirectory() as folder:
+            trainer = self._trainer(model, learned, judged, folder, arguments)
+            old = copy.deepcopy(self.pupil.state_dict())
+            before, after = trainer.evaluate()["eval_loss"], None
+            try:
+                trainer.train()
+                after = trainer.evaluate()["eval_loss"]
+            except ValueError as error:  # the loss is no number any more
+                logger.warning("The drafter has learned nothing. %s", error)
+            if kept := after is not None and after < before:
+                for mine, taught in zip(self.drafter.parameters(), self.pupil.parameters(), strict=True):
+                    mine.data.copy_(taught.data)
+            else:
+                self.pupil.load_state_dict(old)
+        self.lessons.append(Lesson(step, before, after, kept, time.perf_counter() - begun))
+        logger.info("%s", self.lessons[-1])
+        return self.lessons[-1]
+
+    def _trainer(
+        self,
+        target: PreTrainedModel,
+        learned: list[dict[str, Any]],
+        judged: list[dict[str, Any]],
+        folder: str,
+        arguments: TrainingArguments | None,
+    ) -> Trainer:
+        """Make the trainer of the kind's own run, with the options that the drafter was trained with."""
+        if self.pupil is None:
+            self.pupil = copy.deepcopy(self.drafter).float()
+        self.pupil.attach(target)
+        kind, record = options_of(type(self.drafter)), self.drafter.paradraft.get("training") or {}
+        given = {item.name for item in fields(kind)} & record.keys()
+        required = {item.name: "" for item in fields(kind) if item.default is MISSING}
+        options = kind(**{**required, **{name: record[name] for name in given}})
+        outer: dict[str, Any] = {}
+        if arguments is not None:
+            outer = {name: getattr(arguments, name) for name in ("bf16", "fp16", "use_cpu")}
+            outer["accelerator_config"] = {"use_configured_state": True}  # else its trainer's is reset
+        elif self.pupil.device.type == "cpu":
+            outer["use_cpu"] = True
+        inner = TrainingArguments(
+            output_dir=folder,
+            max_steps=self.num_steps,
+            learning_rate=self.learning_rate,
+            lr_scheduler_type="constant",
+            per_device_train_batch_size=self.batch_size,
+            per_device_eval_batch_size=self.batch_size,
+            seed=len(self.lessons),  # other anchors every time
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            **outer,
+        )
+        sets = [Dataset.from_list(rows) for rows in (learned, judged)]
+        trainer = options.trainer(self.pupil, RunInputs(target, None, inner, *sets))
+        trainer.remove_callback(PrinterCallback)
+        return trainer
+
+
+@contextmanager
+def _untouched(target: PreTrainedModel) -> Iterator[None]:
+    """Leave a model's gradients and mode, its trainer's state and all random numbers as they were."""
+    learned = [parameter for parameter in target.parameters() if parameter.requires_grad]
+    modes = {part: part.training for part in target.modules()}
+    luck, luck_of_numpy, steps = random.getstate(), np.random.get_state(), dict(GradientState._shared_state)
+    with torch.random.fork_rng(), torch.enable_grad():
+        target.eval()
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in learned:
+                parameter.requires_grad_(True)
+            for part, training in modes.items():
+                part.training = training
+            random.setstate(luck)
+            np.random.set_state(luck_of_numpy)
+            GradientState._shared_state.clear()
+            GradientState._shared_state.update(steps)
