@@ -79,6 +79,7 @@ class TrainingOptions(ABC):
     warmup_steps: int = option("Warm-up steps.", 20, least=0)
     save_steps: int = option("Steps between checkpoints.", 500, least=1)
     seed: int = option("Random seed.", 0, least=0)
+    report_to: str = option("Who draws the run's curves: trackio, tensorboard, wandb, …", "none")
     resume: bool = option("Go on from the newest whole checkpoint.", False)
     overwrite: bool = option("Write into an output folder that has files.", False)
 
@@ -166,9 +167,10 @@ def options_of(drafter: Any) -> type[TrainingOptions]:
     """Import the options of a kind's run.
 
     Args:
-        drafter: class of the kind, a `SavedDrafter` with `training_options`.
+        drafter: class of the kind, a `SavedDrafter` with `training_options`, or one that is derived from it.
     """
-    module = import_module(".training", drafter.__module__.rpartition(".")[0])
+    owner = next(kind for kind in drafter.__mro__ if "training_options" in vars(kind))
+    module = import_module(".training", owner.__module__.rpartition(".")[0])
     return getattr(module, drafter.training_options)
 
 
@@ -194,7 +196,6 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     check_output(run.output_dir, run.resume, run.overwrite, *run.sources)
     passed = {item.name: getattr(run, item.name) for item in fields(TrainingArguments) if item.name in names - {"output_dir"}}
     common = {
-        "report_to": "none",
         "logging_steps": 20,
         "save_total_limit": 2,
         "dataloader_pin_memory": torch.cuda.is_available(),
@@ -245,7 +246,7 @@ SAME_ARGUMENTS = (
 )  # fmt: skip
 FREE = {
     "model", "target", "train_file", "eval_file", "output_dir", "max_steps", "num_train_epochs", "save_steps", "resume",
-    "overwrite", "cache_dir", "cache_gb", "target_id",
+    "report_to", "overwrite", "cache_dir", "cache_gb", "target_id",
 }  # fmt: skip
 
 

@@ -107,7 +107,7 @@ class ParallelSpecTraining(TargetTraining):
             drafter,
             inputs.arguments,
             self.states(inputs, ("normed",), drafter.vocabulary),
-            CodConfig(self.num_masks + 1, self.cod_ratio, self.cod_min_ratio),
+            CodConfig(drafter.config.num_masks + 1, self.cod_ratio, self.cod_min_ratio),
             self.decay,
             self.loss,
             train_dataset=inputs.train_set,
