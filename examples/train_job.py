@@ -6,7 +6,7 @@
 
 uv run examples/train_job.py                                     # the embedded family, a few steps, nothing is pushed
 uv run examples/train_job.py --target org/model --prompts prompts.jsonl --repo user/drafter --steps 4000
-hf jobs uv run --flavor a10g-small --secrets HF_TOKEN examples/train_job.py --target org/model --prompts org/prompts --repo user/drafter
+hf jobs uv run --flavor a10g-small --secrets HF_TOKEN examples/train_job.py --target org/model --prompts org/prompts ...
 
 Run again in the same folder, it goes on where it was stopped.
 """
@@ -65,18 +65,13 @@ def main(options: Options) -> None:
     if prompts is None:
         prompts = folder / "prompts.jsonl"
         prompts.write_text("\n".join(json.dumps({"messages": [{"role": "user", "content": text}]}) for text in TIMES))
-    paradraft(
-        "regenerate", "--target", options.target, "--prompts", prompts, "--output", answers, "--max-new-tokens", options.tokens
-    )
+    target, tokens = ("--target", options.target), ("--max-new-tokens", options.tokens)
     again = ["--resume"] if drafter.exists() else []
-    paradraft(
-        "train", "mtp", "--target", options.target, "--train-file", answers, "--output-dir", drafter, "--max-steps", options.steps,
-        "--cache-dir", folder / "states", "--learning-rate", 2e-3, *again,
-    )  # fmt: skip
-    paradraft(
-        "bench", "--target", options.target, "--drafter", drafter, "--questions", options.questions or prompts, "--per-category", 4, "-n", "auto", "--repeats", 1,
-        "--max-new-tokens", options.tokens, "-k", 3, "--json", drafter / "bench.json",
-    )  # fmt: skip
+    training = ("--max-steps", options.steps, "--cache-dir", folder / "states", "--learning-rate", 2e-3, *again)
+    others = ("--questions", options.questions or prompts, "--per-category", 4, "-k", 3, "-n", "auto", "--repeats", 1)
+    paradraft("regenerate", *target, "--prompts", prompts, "--output", answers, *tokens)
+    paradraft("train", "mtp", *target, "--train-file", answers, "--output-dir", drafter, *training)
+    paradraft("bench", *target, "--drafter", drafter, *others, *tokens, "--json", drafter / "bench.json")
     if options.repo is not None:
         paradraft("push", drafter, options.repo)
     print(f"{drafter}: AutoDrafter.from_pretrained(…), or paradraft generate … --drafter {drafter}")

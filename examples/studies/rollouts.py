@@ -1,4 +1,4 @@
-"""Rollouts with a drafter that is set: GRPO step by step without one, with a frozen one, with one that follows; and at three sizes.
+"""Rollouts with a drafter that is set: GRPO step by step without one, with a frozen one, with one that follows; three sizes.
 
 python -m examples.studies.rollouts grpo plain|frozen|follow OUT.json [STEPS]
 python -m examples.studies.rollouts sizes OUT.json
