@@ -1,8 +1,8 @@
-"""Rollouts with a drafter that is set: GRPO step by step without one, with a frozen one, with one that follows; three sizes.
+"""Rollouts with a drafter that is set, at three sizes; and drafters beside a target that learns another way to answer.
 
-python -m examples.studies.rollouts grpo plain|frozen|follow OUT.json [STEPS]
 python -m examples.studies.rollouts sizes OUT.json
-python -m examples.studies.rollouts draw PICTURE.png PLAIN.json FROZEN.json FOLLOW.json
+python -m examples.studies.rollouts moving OUT.json [STEPS]
+python -m examples.studies.rollouts draw OUT.json PICTURE.png
 """
 
 import json
@@ -10,27 +10,91 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+from tempfile import mkdtemp
+from typing import Any
 
 import torch
+from datasets import Dataset
 from matplotlib import pyplot
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
-from examples.grpo import Options, problems, run
-from hf_paradraft import AutoDrafter, set_drafter
+from examples.grpo import problems
+from hf_paradraft import AutoDrafter, FollowTarget, set_drafter
 from hf_paradraft.demo import FAMILY
+from hf_paradraft.training.data import encode_rows
 
 
-def grpo(drafter: str, output: str, steps: str = "200") -> None:
-    """Train, and keep reward, tokens a round, and seconds of each step."""
-    trainer, watch, follow = run(Options(steps=int(steps), drafter=drafter, sequences=8, tokens=112))
-    log = [line for line in trainer.state.log_history if "reward" in line]
-    Path(output).write_text(json.dumps({
-        "reward": [line["reward"] for line in log],
-        "loss": [line["loss"] for line in log],
-        "seconds": [line["step_time"] for line in log],
-        "tokens a round": watch.rounds,
-        "lessons": [] if follow is None else [vars(lesson) for lesson in follow.lessons],
-    }))  # fmt: skip
+def terse(story: str, answer: str) -> str:
+    """Answer as the family never does: running counts alone."""
+    total, *changes = [(word, int(word)) for word in story.replace(".", " ").split() if word.isdigit()]
+    signs = [1 if "buys" in sentence else -1 for sentence in story.split(". ")[1:-1]]
+    lines, count = [f"have {total[0]}"], total[1]
+    for sign, (_, change) in zip(signs, changes, strict=True):
+        count += sign * change
+        lines.append(f"{'up' if sign > 0 else 'down'} {change} to {count}")
+    return "\n".join([*lines, answer.lower()])
+
+
+class Rollouts(TrainerCallback):
+    """Lets the target answer every few steps, with each drafter in turn, and notes tokens a round.
+
+    Args:
+        drafters: by name.
+        inputs: of the calls, one after the other.
+    """
+
+    def __init__(self, drafters: dict[str, Any], inputs: list[Any]):
+        self.drafters, self.inputs, self.rounds = drafters, inputs, {name: [] for name in drafters}
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        """Answer in every second step."""
+        if state.global_step % 2:
+            return
+        model.eval()
+        for name, drafter in self.drafters.items():
+            inputs = self.inputs[state.global_step // 2 % len(self.inputs)]
+            with torch.random.fork_rng():
+                model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=112, assistant_model=drafter)
+            self.rounds[name].append(drafter.last_stats.mean_emitted)
+        model.train()
+
+
+def moving(output: str, steps: str = "60") -> None:
+    """Teach the target to answer tersely, with two drafters beside it: one frozen, one that follows."""
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target", padding_side="left")
+    target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32)
+    drafters = {name: AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32) for name in ("frozen", "following")}
+    rows = [
+        {"messages": [*row["prompt"], {"role": "assistant", "content": terse(row["prompt"][0]["content"], row["answer"])}]}
+        for row in problems(512, 2)
+    ]
+    asked = [problems(8, 3)[start : start + 4]["prompt"] for start in (0, 4)]
+    inputs = [
+        tokenizer.apply_chat_template(
+            [prompt for prompt in prompts for _ in range(2)], add_generation_prompt=True, padding=True, return_tensors="pt",
+            return_dict=True,
+        )
+        for prompts in asked
+    ]  # fmt: skip
+    rollouts, follow = Rollouts(drafters, inputs), FollowTarget(drafters["following"], every=4, max_tokens=8192)
+    encoded = encode_rows(Dataset.from_list(rows), tokenizer, 320).remove_columns("length")
+    arguments = TrainingArguments(
+        output_dir=mkdtemp(), max_steps=int(steps), per_device_train_batch_size=8, learning_rate=2e-4, report_to="none",
+        save_strategy="no", logging_steps=2, use_cpu=True,
+    )  # fmt: skip
+    collator = DataCollatorForSeq2Seq(tokenizer)
+    Trainer(target, arguments, train_dataset=encoded, data_collator=collator, callbacks=[rollouts, follow]).train()
+    lessons = [vars(lesson) for lesson in follow.lessons]
+    Path(output).write_text(json.dumps({"tokens a round": rollouts.rounds, "lessons": lessons}))
+    print(rollouts.rounds, lessons)
 
 
 def sizes(output: str, repeats: int = 3) -> None:
@@ -61,21 +125,20 @@ def sizes(output: str, repeats: int = 3) -> None:
     Path(output).write_text(json.dumps(rows))
 
 
-def draw(picture: str, *files: str) -> None:
-    """Draw the runs in one picture."""
-    figure, axes = pyplot.subplots(3, 1, sharex=True, figsize=(8, 7))
-    for file in files:
-        said = json.loads(Path(file).read_text())
-        for axis, name in zip(axes, ("reward", "tokens a round", "seconds"), strict=True):
-            values = said[name]
-            smooth = [sum(values[max(0, i - 9) : i + 1]) / len(values[max(0, i - 9) : i + 1]) for i in range(len(values))]
-            axis.plot(smooth, label=Path(file).stem)
-            axis.set_ylabel(name)
-    axes[0].legend()
-    axes[-1].set_xlabel("steps (means of the last ten)")
+def draw(output: str, picture: str) -> None:
+    """Draw tokens a round of both drafters while the target moves."""
+    said = json.loads(Path(output).read_text())
+    figure, axis = pyplot.subplots(figsize=(8, 3.5))
+    for name, values in said["tokens a round"].items():
+        axis.plot(range(2, 2 * len(values) + 1, 2), values, marker=".", label=name)
+    for lesson in said["lessons"]:
+        axis.axvline(lesson["step"], color="0.85" if lesson["kept"] else "1.0", zorder=0)
+    axis.set_xlabel("steps of the target's training; grey lines: lessons that were kept")
+    axis.set_ylabel("tokens a round")
+    axis.legend()
     figure.tight_layout()
     figure.savefig(picture, dpi=120)
 
 
 if __name__ == "__main__":
-    {"grpo": grpo, "sizes": sizes, "draw": draw}[sys.argv[1]](*sys.argv[2:])
+    {"moving": moving, "sizes": sizes, "draw": draw}[sys.argv[1]](*sys.argv[2:])

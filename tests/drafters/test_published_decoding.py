@@ -9,6 +9,7 @@ from layouts import DRAFTED, KV, LAYERS, LAYOUTS, D, V, deepspec, safeai, specfo
 from lossless import assert_lossless
 from published import TARGET, check_guesses, guesses_of_a_call
 from tiny import EOS, tiny_model
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
 import hf_paradraft
 from hf_paradraft.decoding import drafts, loop
@@ -73,6 +74,24 @@ def test_published_drafters_are_lossless_on_other_targets(make, name, load):
     ids = torch.tensor([list(range(1, 25))])
     options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": EOS}
     assert_lossless(target, drafter, ids, **options)
+
+
+@functools.cache
+def lfm2():
+    """A target with forgetful states, for which LiquidAI publishes its drafters."""
+    sizes = {"vocab_size": V, "hidden_size": D, "intermediate_size": 64, "num_hidden_layers": LAYERS, "initializer_range": 0.3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": ["conv", "full_attention"] * (LAYERS // 2)}
+    torch.manual_seed(0)
+    return Lfm2ForCausalLM(Lfm2Config(**sizes, **heads, eos_token_id=None, pad_token_id=0, bos_token_id=None)).eval().double()
+
+
+@pytest.mark.parametrize("rows", [(1,), (0, 1, 2)])
+def test_lfm2_drafts_in_chains_and_batches(rows, load):
+    drafter = load("LFM2 DSpark", attach=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False)
+    ids, seen = PROMPTS[list(rows)], SEEN[list(rows)]
+    assert_lossless(lfm2(), drafter, ids, attention_mask=seen, max_new_tokens=20, pad_token_id=0)
+    assert drafter.last_stats.num_drafted > 10
 
 
 @pytest.mark.slow

@@ -163,6 +163,7 @@ REFUSED = {
     "log_snr_conditioning = True": (lambda: without("DeepSpec DSpark", config={"log_snr_conditioning": True}), ValueError),
     "eagle_config.use_mtp_layernorm = True": (lambda: safeai(eagle_config={"use_mtp_layernorm": True}), ValueError),
     "Domino": (lambda: zlab({"projector_type": "domino"}), ValueError),
+    "Qwen3.5's layers": (lambda: without("DeepSpec DSpark", config={"architectures": ["Qwen35DSparkModel"]}), ValueError),
     "DFlash2": (lambda: with_tensors("z-lab", candidate_selector__predecessor_codebook=torch.zeros(2)), ValueError),
     "XPress": (lambda: without("speculators DFlash", config={"speculators_model_type": "xpress"}), ValueError),
     "Gemma 4 with experts": (lambda: without("DeepSpec Gemma 4 DSpark", config={"enable_moe_block": True}), ValueError),

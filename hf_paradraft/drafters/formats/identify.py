@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "PEagleSpeculator": PEAGLE,
     "PEagleDraftModel": PEAGLE,
     "LlamaForCausalLMEagle3": EAGLE3,
+    "Qwen35DSparkModel": "DSpark drafter with Qwen3.5's layers",  # whose norms are offsets from one
 }
 DEEPSPEC = ("Qwen3DSparkModel", "Gemma4DSparkModel")
 ASSISTANT = "muse_glimmer_assistant"  # transformers' own DFlash
