@@ -27,7 +27,7 @@ class AutoregressiveDrafter(SavedDrafter):
 
     Args:
         model: a causal LM that takes explicit masks, with the target's tokens.
-        speculation_config: default: chains of 5.
+        speculation_config: default: 20 tokens deep, as in transformers' own assisted generation, in trees as large as pays.
 
     Raises:
         ValueError: a model that cannot draft so.
@@ -48,7 +48,7 @@ class AutoregressiveDrafter(SavedDrafter):
                 f"as assistant_model itself{or_sdpa(model)}."
             )
         self.model = model
-        self.speculation_config = speculation_config or SpeculationConfig(5, None)
+        self.speculation_config = speculation_config or SpeculationConfig(20)
         self.config, self.name_or_path = model.config, model.name_or_path
 
     @classmethod
