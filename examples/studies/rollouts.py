@@ -84,7 +84,10 @@ def moving(output: str, steps: str = "60") -> None:
         )
         for prompts in asked
     ]  # fmt: skip
-    rollouts, follow = Rollouts(drafters, inputs), FollowTarget(drafters["following"], every=4, max_tokens=4096, learning_rate=1e-3)
+    rollouts, follow = (
+        Rollouts(drafters, inputs),
+        FollowTarget(drafters["following"], every=4, max_tokens=4096, learning_rate=1e-3),
+    )
     encoded = encode_rows(Dataset.from_list(rows), tokenizer, 320).remove_columns("length")
     arguments = TrainingArguments(
         output_dir=mkdtemp(), max_steps=int(steps), per_device_train_batch_size=8, learning_rate=2e-4, report_to="none",

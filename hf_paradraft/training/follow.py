@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from ..names import innermost
 from .data import IGNORED
-from .run import RunInputs, TrainingOptions, options_of
+from .run import RunInputs, options_of
 
 logger = logging.get_logger(__name__)
 HELD_OUT = 8  # of so many texts one is never learned, and judges
@@ -67,7 +67,7 @@ class FollowTarget(TrainerCallback):
         lessons: of all attempts.
 
     Raises:
-        ValueError: the drafter is of a kind that does not learn here, or a number is below 1.
+        ValueError: the drafter is of a kind or a form that does not learn here, or a number is below 1.
     """
 
     def __init__(
@@ -81,11 +81,9 @@ class FollowTarget(TrainerCallback):
     ):
         if least := [number for number in (every, max_tokens, num_steps, batch_size) if number < 1]:
             raise ValueError(f"every, max_tokens, num_steps and batch_size have to be 1 at least, and one is {least[0]}.")
-        name = getattr(type(drafter), "training_options", None)
-        if name is None or options_of(type(drafter)).trainer is TrainingOptions.trainer:
-            raise ValueError(
-                f"A drafter of kind {type(drafter).__name__} does not learn from texts, and cannot follow its target."
-            )
+        if getattr(type(drafter), "training_options", None) is None:
+            raise ValueError(f"{type(drafter).__name__} is of no kind that is trained here: it cannot follow its target.")
+        options_of(type(drafter)).check_drafter(drafter)
         self.drafter, self.every, self.max_tokens = drafter, every, max_tokens
         self.num_steps, self.learning_rate, self.batch_size = num_steps, learning_rate, batch_size
         self.lessons: list[Lesson] = []

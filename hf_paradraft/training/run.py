@@ -132,6 +132,16 @@ class TrainingOptions(ABC):
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
         """The model of `source`: what is trained, or the frozen one that a drafter is trained for."""
 
+    @classmethod
+    def check_drafter(cls, drafter: Any) -> None:
+        """Refuse a drafter that cannot be taught further.
+
+        Raises:
+            ValueError: the kind has no `trainer`, or the drafter is of a form that it does not teach.
+        """
+        if cls.trainer is TrainingOptions.trainer:
+            raise ValueError(f"A {drafter.title} does not learn from texts that are answered meanwhile.")
+
     def untrained(self, inputs: RunInputs) -> Any:
         """Make the drafter that is to be trained."""
         raise NotImplementedError(f"{type(self).__name__} has no untrained(inputs).")

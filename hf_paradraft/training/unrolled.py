@@ -86,6 +86,7 @@ class UnrolledTraining(TargetTraining):
     def untrained(self, inputs: RunInputs) -> Any:
         """Implement `TrainingOptions.untrained`."""
         drafter = self.start(inputs)
+        self.check_drafter(drafter)
         drafter.speculation_config = SpeculationConfig(self.num_draft_tokens)
         return drafter
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from layouts import LAYOUTS, write
 from tiny import tiny_model
 from transformers import Trainer, TrainingArguments
 
@@ -154,9 +155,13 @@ def test_a_trainer_goes_on_as_if_nothing_had_happened(tmp_path):
         assert [lesson.step for lesson in follow.lessons] == ([2, 4, 6] if follows else [])
 
 
-def test_who_cannot_learn_is_refused():
+def test_who_cannot_learn_is_refused(tmp_path):
     target = tiny_model()
-    with pytest.raises(ValueError, match="NgramDrafter does not learn from texts"):
+    for name, message in (("speculators P-EAGLE", "guesses in parallel"), ("JetSpec", "causal"), ("z-lab, sliding", "windows")):
+        drafter = hf_paradraft.AutoDrafter.from_pretrained(write(tmp_path / name, *LAYOUTS[name]()))
+        with pytest.raises(ValueError, match=message):
+            FollowTarget(drafter)
+    with pytest.raises(ValueError, match="NgramDrafter is of no kind that is trained here"):
         FollowTarget(hf_paradraft.NgramDrafter())
     with pytest.raises(ValueError, match="1 at least"):
         FollowTarget(hf_paradraft.MtpDrafter.from_target(target, True), every=0)

@@ -51,6 +51,12 @@ class BlockTraining(TargetTraining):
     num_features: int = option("Layers of the target that are read.", 5, least=1)
     num_anchors: int = option("Blocks in each text, at most.", 32, least=1)
 
+    @classmethod
+    def check_drafter(cls, drafter: DFlashDrafter) -> None:
+        """Implement `TrainingOptions.check_drafter`: blocks see all of the context, and all of themselves."""
+        if drafter.block.causal or any(window is not None for window in drafter.windows.values()):
+            raise ValueError(f"This {drafter.title} has causal layers or windows, which are not taught here.")
+
     @abstractmethod
     def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
         """The untrained drafter."""

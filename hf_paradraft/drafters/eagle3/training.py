@@ -21,6 +21,12 @@ class Eagle3Training(UnrolledTraining):
     learning_rate: float = option("Peak learning rate.", 2e-3, above=0)
     num_layers: int = option("Layers of the drafter.", 1, least=1)
 
+    @classmethod
+    def check_drafter(cls, drafter: Eagle3Drafter) -> None:
+        """Implement `TrainingOptions.check_drafter`: who guesses in parallel learns in another way."""
+        if drafter.eagle.parallel:
+            raise ValueError("A P-EAGLE drafter guesses in parallel, which is not taught here.")
+
     def start(self, inputs: RunInputs) -> Eagle3Drafter:
         """Implement `UnrolledTraining.start`."""
         return Eagle3Drafter.from_target(inputs.model, self.num_draft_tokens, self.num_layers, self.vocabulary(inputs))

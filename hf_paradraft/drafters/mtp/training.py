@@ -48,12 +48,12 @@ class MtpTraining(UnrolledTraining):
             drafter = MtpDrafter.from_target(inputs.model, self.new or None, self.vocabulary(inputs)).float()
         return drafter
 
-    def model(self, drafter: MtpDrafter) -> MtpStep:
-        """Implement `UnrolledTraining.model`.
-
-        Raises:
-            ValueError: it has several layers.
-        """
+    @classmethod
+    def check_drafter(cls, drafter: MtpDrafter) -> None:
+        """Implement `TrainingOptions.check_drafter`: one layer is trained."""
         if len(drafter.layers) > 1:
             raise ValueError(f"The target brings {len(drafter.layers)} MTP layers: one is trained. Pass --new for a new one.")
+
+    def model(self, drafter: MtpDrafter) -> MtpStep:
+        """Implement `UnrolledTraining.model`."""
         return MtpStep(drafter, drafter.layers[0])
