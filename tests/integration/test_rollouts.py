@@ -5,9 +5,10 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from tiny import make_tokenizer, near_copy, tiny_model
-from trl import GRPOConfig, GRPOTrainer
 
 from hf_paradraft import set_drafter
+
+trl = pytest.importorskip("trl", reason="the extra rl is not installed")
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,13 +26,13 @@ def grpo(folder, drafts, lora):
         return [float(len(set(text.split()))) for text in completions]
 
     torch.manual_seed(0)
-    arguments = GRPOConfig(
+    arguments = trl.GRPOConfig(
         output_dir=folder, max_steps=3, per_device_train_batch_size=8, num_generations=4, max_completion_length=16, bf16=False,
         learning_rate=1e-3, gradient_checkpointing=True, logging_steps=1, save_strategy="no", report_to="none", use_cpu=True,
         disable_tqdm=True,
     )  # fmt: skip
     prompts = Dataset.from_dict({"prompt": ["a b c", "d", "e f g h a", "b"] * 8})
-    trainer = GRPOTrainer(
+    trainer = trl.GRPOTrainer(
         target, reward, args=arguments, train_dataset=prompts, processing_class=make_tokenizer(),
         peft_config=LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM") if lora else None,
     )  # fmt: skip
