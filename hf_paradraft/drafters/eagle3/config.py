@@ -20,7 +20,6 @@ class Eagle3Config:
 
     Attributes:
         layers: of its own transformer layers, Llama's, Qwen3's or Gemma 4's; the first one reads twice the width.
-        in_pairs: the file's rotary embedding turns neighbours; what is loaded turns halves, as `neighbours_to_halves` has it.
         features: what it reads; None: the default, which depends on how many layers the target has.
         ambiguous: a list of layers of which the file does not say how it counts; settled by the number of the target's layers.
         target_hidden_size: d_t.
@@ -34,6 +33,7 @@ class Eagle3Config:
         mask_token_id: P-EAGLE's; None for EAGLE-3.
         num_draft_tokens: K as trained, if it is written.
         softcap: of its own logits.
+        in_pairs: the file's rotary embedding turns neighbours; what is loaded turns halves, as `neighbours_to_halves` has it.
         layout: whose it is.
         notes: what was assumed.
     """
@@ -41,7 +41,6 @@ class Eagle3Config:
     layers: PreTrainedConfig
     target_hidden_size: int
     vocab_size: int
-    in_pairs: bool = False
     features: tuple[FeatureKey, ...] | None = None
     ambiguous: tuple[FeatureKey, ...] | None = None
     target_layers: int | None = None
@@ -53,6 +52,7 @@ class Eagle3Config:
     mask_token_id: int | None = None
     num_draft_tokens: int | None = None
     softcap: float | None = None
+    in_pairs: bool = False
     layout: str = "speculators"
     notes: list[tuple[str, str]] = field(default_factory=list)
 

@@ -181,7 +181,6 @@ def block_parts(
         ValueError: heads that the tensors lack, or of a type that is not served, or a key that nothing obeys.
     """
     merged, layers = {**config, **nested}, layers_config(described, names or ["q_norm.weight"])
-    check_keys(config, f"{BLOCKS} {obeyed}", type(layers))
     rank = merged.get("markov_rank") or 0
     has_markov = any(name.startswith(("markov_head.", "logit_head.")) for name in names)
     if names and bool(rank) != has_markov:
@@ -190,7 +189,7 @@ def block_parts(
     if kind not in ("vanilla", "gated", "rnn"):
         raise ValueError(f"A Markov head of type {kind!r} is not served: vanilla, gated and rnn are.")
     has_confidence = any(name.startswith("confidence_head.") for name in names)
-    return {
+    parts = {
         "layers": layers,
         "in_pairs": paired(described, layers),
         "target_hidden_size": merged.get("target_hidden_size") or layers.hidden_size,
@@ -204,6 +203,8 @@ def block_parts(
         "confidence": has_confidence or (not names and bool(merged.get("enable_confidence_head"))),
         "confidence_with_markov": bool(rank) and bool(merged.get("confidence_head_with_markov", rank)),
     }
+    check_keys(config, f"{BLOCKS} {obeyed}", type(layers))
+    return parts
 
 
 def eagle3_parts(
@@ -215,7 +216,6 @@ def eagle3_parts(
         ValueError: a P-EAGLE drafter without a mask token, or a variant that is not served, or a key that nothing obeys.
     """
     layers = layers_config(described, names)
-    check_keys(config, f"{EAGLE3} {obeyed}", type(layers))
     if nested.get("use_aux_hidden_state") is False:
         raise ValueError(
             "This EAGLE drafter reads the last state alone (use_aux_hidden_state false): a variant that is not served."
@@ -223,7 +223,7 @@ def eagle3_parts(
     parallel = any(name.split(".")[-1] == "mask_hidden" for name in names) or config.get("speculators_model_type") == "peagle"
     vocab_size = config.get("vocab_size") or layers.vocab_size
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
-    return {
+    parts = {
         "layers": layers,
         "in_pairs": paired(described, layers),
         "target_hidden_size": config.get("target_hidden_size") or layers.hidden_size,
@@ -238,3 +238,5 @@ def eagle3_parts(
         "num_draft_tokens": next((method.get("speculative_tokens") for method in methods), None),
         "softcap": config.get("final_logit_softcapping") if layers.model_type == GEMMA4 else None,
     }
+    check_keys(config, f"{EAGLE3} {obeyed}", type(layers))
+    return parts
