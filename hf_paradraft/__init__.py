@@ -5,8 +5,6 @@ Importing this package lets `generate(assistant_model=drafter)` reach its loop.
 
 __version__ = "0.3.0"
 
-from typing import Any
-
 from . import training
 from .auto import AutoDrafter
 from .decoding.loop import SpeculativeOutput
@@ -37,6 +35,7 @@ from .protocol import (
     SpeculationConfig,
     SpeculationStats,
 )
+from .training.follow import FollowTarget
 
 __all__ = [
     "AutoDrafter",
@@ -72,12 +71,3 @@ __all__ = [
 ]
 
 install()
-
-
-def __getattr__(name: str) -> Any:
-    """Import what needs the extra `train` when it is asked for."""
-    if name != "FollowTarget":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .training.follow import FollowTarget
-
-    return FollowTarget

@@ -15,14 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.state import GradientState
-from datasets import Dataset
 from torch import LongTensor, nn
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
 from ..names import innermost
-from .data import IGNORED
-from .run import RunInputs, options_of
 
 logger = logging.get_logger(__name__)
 HELD_OUT = 8  # of so many texts one is never learned, and judges
@@ -53,7 +50,7 @@ class FollowTarget(TrainerCallback):
     states of the target as it is then, and its weights are used only if texts that were held back are guessed better with them.
     The target's training goes on as if nothing had happened: weights, gradients and random numbers are as they were.
 
-    Without a trainer, call `learn(target)` whenever there is time.
+    Trainings of several processes leave the drafter as it is. Without a trainer, call `learn(target)` whenever there is time.
 
     Args:
         drafter: that assists, as by `set_drafter(target, drafter)`; it is changed in place.
@@ -83,11 +80,15 @@ class FollowTarget(TrainerCallback):
             raise ValueError(f"every, max_tokens, num_steps and batch_size have to be 1 at least, and one is {least[0]}.")
         if getattr(type(drafter), "training_options", None) is None:
             raise ValueError(f"{type(drafter).__name__} is of no kind that is trained here: it cannot follow its target.")
+        try:
+            from .run import options_of  # training needs packages that drafting does not
+        except ModuleNotFoundError as error:
+            raise ImportError(f"Lessons need {error.name}, which is not installed: pip install 'hf-paradraft[train]'.") from error
         options_of(type(drafter)).check_drafter(drafter)
         self.drafter, self.every, self.max_tokens = drafter, every, max_tokens
         self.num_steps, self.learning_rate, self.batch_size = num_steps, learning_rate, batch_size
         self.lessons: list[Lesson] = []
-        self.texts: deque[tuple[bool, dict[str, Any]]] = deque()  # whether it is held out, and a row of training
+        self.texts: deque[tuple[bool, list[int], int]] = deque()  # whether it is held out, its tokens, how many were given
         self.num_texts, self.num_tokens = 0, 0
         self.pupil: Any = None  # in fp32, so that small steps add up
         drafter.listener = self
@@ -99,12 +100,10 @@ class FollowTarget(TrainerCallback):
             ids: int64 `(n,)`.
             prompt: tokens of it that were given.
         """
-        tokens = ids.tolist()
-        row = {"input_ids": tokens, "labels": [IGNORED] * prompt + tokens[prompt:], "length": len(tokens)}
-        self.texts.append((self.num_texts % HELD_OUT == 0, row))
-        self.num_texts, self.num_tokens = self.num_texts + 1, self.num_tokens + len(tokens)
+        self.texts.append((self.num_texts % HELD_OUT == 0, ids.tolist(), prompt))
+        self.num_texts, self.num_tokens = self.num_texts + 1, self.num_tokens + len(ids)
         while self.num_tokens > self.max_tokens and len(self.texts) > 1:
-            self.num_tokens -= self.texts.popleft()[1]["length"]
+            self.num_tokens -= len(self.texts.popleft()[1])
 
     def __deepcopy__(self, memo: Any) -> None:
         """Copies of the drafter are followed by nobody."""
@@ -114,7 +113,9 @@ class FollowTarget(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any):
         """Give a lesson where it is time for one."""
-        if model is not None and state.global_step % self.every == 0:
+        if args.world_size > 1:  # whose processes see other texts, and would wait for each other
+            logger.warning_once("Lessons are given in trainings of one process: the drafter stays as it is.")
+        elif model is not None and state.global_step % self.every == 0:
             self.learn(model, state.global_step, args)
 
     def learn(self, target: nn.Module, step: int | None = None, arguments: TrainingArguments | None = None) -> Lesson | None:
@@ -125,13 +126,12 @@ class FollowTarget(TrainerCallback):
             step: of its trainer.
             arguments: of its trainer, whose devices and number formats hold for the lesson too.
         """
-        learned = [row for held, row in self.texts if not held and row["length"] > 2]
-        judged = [row for held, row in self.texts if held and row["length"] > 2]
+        learned, judged = ([text for text in self.texts if text[0] == held and len(text[1]) > 2] for held in (False, True))
         if not learned or not judged:
             return None
         begun, model = time.perf_counter(), innermost(target)
         with _untouched(model), tempfile.TemporaryDirectory() as folder:
-            trainer = self._trainer(model, learned, judged, folder, arguments)
+            trainer = self._trainer(model, (learned, judged), folder, arguments)
             old = copy.deepcopy(self.pupil.state_dict())
             before, after = trainer.evaluate()["eval_loss"], None
             try:
@@ -151,12 +151,16 @@ class FollowTarget(TrainerCallback):
     def _trainer(
         self,
         target: PreTrainedModel,
-        learned: list[dict[str, Any]],
-        judged: list[dict[str, Any]],
+        texts: tuple[list[tuple[bool, list[int], int]], ...],
         folder: str,
         arguments: TrainingArguments | None,
     ) -> Trainer:
         """Make the trainer of the kind's own run, with the options that the drafter was trained with."""
+        from datasets import Dataset
+
+        from .data import IGNORED
+        from .run import RunInputs, options_of
+
         if self.pupil is None:
             self.pupil = copy.deepcopy(self.drafter).float()
         self.pupil.attach(target)
@@ -185,7 +189,15 @@ class FollowTarget(TrainerCallback):
             dataloader_pin_memory=False,
             **outer,
         )
-        sets = [Dataset.from_list(rows) for rows in (learned, judged)]
+        sets = [
+            Dataset.from_list(
+                [
+                    {"input_ids": tokens, "labels": [IGNORED] * prompt + tokens[prompt:], "length": len(tokens)}
+                    for _, tokens, prompt in part
+                ]
+            )
+            for part in texts
+        ]
         trainer = options.trainer(self.pupil, RunInputs(target, None, inner, *sets))
         trainer.remove_callback(PrinterCallback)
         return trainer

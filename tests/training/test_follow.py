@@ -78,14 +78,17 @@ def test_what_is_no_better_is_not_kept():
     assert same(weights(follow.pupil), before)
 
 
-def test_prompts_are_not_learned_and_the_oldest_texts_go():
+def test_prompts_are_not_learned_and_the_oldest_texts_go(tmp_path):
     target, drafter = pair()
     follow = FollowTarget(drafter, max_tokens=100)
     with set_drafter(target, drafter):
         for seed in range(4):
             answer(target, seed)
-    rows = [row for _, row in follow.texts]
-    assert sum(row["length"] for row in rows) == follow.num_tokens <= 100
+    assert sum(len(tokens) for _, tokens, _ in follow.texts) == follow.num_tokens <= 100
+    assert all(prompt == 3 for _, _, prompt in follow.texts)
+    learned, judged = [text for text in follow.texts if not text[0]], [text for text in follow.texts if text[0]] or follow.texts
+    trainer = follow._trainer(target, (learned, judged), str(tmp_path), None)
+    rows = list(trainer.train_dataset)
     assert all(row["labels"][:3] == [-100] * 3 and row["labels"][3:] == row["input_ids"][3:] for row in rows)
     assert follow.num_texts == 16
 
