@@ -6,10 +6,11 @@ import json
 import pytest
 import torch
 from accelerate import cpu_offload
-from optimum.quanto import freeze, qint8, quantize
 from tiny import tiny_model
 
 import hf_paradraft
+
+quanto = pytest.importorskip("optimum.quanto", reason="not in the environments of other versions")
 
 TARGET = tiny_model(num_hidden_layers=3)
 
@@ -24,8 +25,8 @@ def changed(part):
 
 def packed():
     target = copy.deepcopy(TARGET)
-    quantize(target.model.layers, weights=qint8)
-    freeze(target.model.layers)
+    quanto.quantize(target.model.layers, weights=quanto.qint8)
+    quanto.freeze(target.model.layers)
     return target
 
 

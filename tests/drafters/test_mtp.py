@@ -15,12 +15,16 @@ from tiny import make_tokenizer, tiny_model
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.generation.candidate_generator import MTPCandidateGenerator
+from transformers.modeling_layers import MtpModel
 from typer.testing import CliRunner
 
 import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters.mtp.model import MtpLayer, MtpStep
 from hf_paradraft.integration.info import describe
+
+if not hasattr(MtpModel, "forward_layer"):
+    pytest.skip("this transformers runs no layer by itself, which logits are compared with", allow_module_level=True)
 
 FAMILIES = ["deepseek", "glm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "mellum", "mimo", "exaone", "ernie"]
 IDS = torch.tensor([[3, 5, 7, 11, 13, 17, 19, 23]])
