@@ -145,7 +145,8 @@ def _with_our_checks(original):
 def _with_our_notes(original):
     @wraps(original)
     def prepare_generation_config(self, generation_config, **kwargs):
-        length = kwargs.get("num_assistant_tokens", getattr(generation_config, "num_assistant_tokens", None))
+        before = getattr(generation_config, NOTES, generation_config)  # a pipeline's is prepared already, and has every default
+        length = kwargs.get("num_assistant_tokens", getattr(before, "num_assistant_tokens", None))
         cache = cache_in(kwargs) is not None
         prepared, model_kwargs = original(self, generation_config, **kwargs)
         setattr(prepared, NOTES, Notes(length, cache))
