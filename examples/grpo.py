@@ -93,7 +93,7 @@ class Watch(TrainerCallback):
         self.rounds.append(self.drafter.last_stats.mean_emitted if self.drafter is not None else 1.0)
 
 
-def run(options: Options) -> tuple[GRPOTrainer, Watch, FollowTarget | None]:
+def run(options: Options, *more: TrainerCallback) -> tuple[GRPOTrainer, Watch, FollowTarget | None]:
     """Train; the trainer's log has reward, loss and seconds of every step."""
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
     target = AutoModelForCausalLM.from_pretrained(
@@ -131,7 +131,7 @@ def run(options: Options) -> tuple[GRPOTrainer, Watch, FollowTarget | None]:
         train_dataset=problems(512, options.seed),
         processing_class=tokenizer,
         peft_config=lora,
-        callbacks=callbacks,
+        callbacks=[*callbacks, *more],
     )
     with set_drafter(trainer.model, drafter):
         trainer.train()

@@ -3,15 +3,18 @@
 python -m examples.studies.rollouts sizes OUT.json
 python -m examples.studies.rollouts moving OUT.json [STEPS]
 python -m examples.studies.rollouts draw OUT.json PICTURE.png
+python -m examples.studies.rollouts grpo OUT.json [STEPS]
+python -m examples.studies.rollouts draw_grpo OUT.json PICTURE.png
 """
 
 import json
+import multiprocessing
 import sys
 import time
 from pathlib import Path
 from statistics import median
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from datasets import Dataset
@@ -25,7 +28,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from examples.grpo import problems
+from examples.grpo import Options, problems, run
 from hf_paradraft import AutoDrafter, FollowTarget, set_drafter
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.training.data import encode_rows
@@ -100,6 +103,88 @@ def moving(output: str, steps: str = "60") -> None:
     print(rollouts.rounds, lessons)
 
 
+class Turn(TrainerCallback):
+    """Lets three trainers in three processes take their steps in turn, and notes the seconds of each step, lessons included.
+
+    Args:
+        mine: is free when it is this one's turn.
+        next_one: is to be freed behind a step.
+    """
+
+    def __init__(self, mine: Any, next_one: Any):
+        self.mine, self.next_one, self.seconds = mine, next_one, list[float]()
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        """Wait for the turn."""
+        self.mine.acquire()
+        self.begun = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Hand it on."""
+        self.seconds.append(time.perf_counter() - self.begun)
+        self.next_one.release()
+
+
+def one_way(options: Options, mine: Any, next_one: Any, output: str) -> None:
+    """Train in one way, and write what happened in every step."""
+    torch.set_num_threads(1)
+    turn = Turn(mine, next_one)
+    trainer, watch, follow = run(options, turn)
+    lines = [line for line in trainer.state.log_history if "reward" in line]
+    said = {
+        "reward": [line["reward"] for line in lines],
+        "loss": [line["loss"] for line in lines],
+        "letters": [line["rewards/brevity/mean"] for line in lines],
+        "tokens a round": watch.rounds,
+        "seconds": turn.seconds,
+        "lessons": [vars(lesson) for lesson in follow.lessons] if follow is not None else [],
+    }
+    Path(output).write_text(json.dumps(said))
+
+
+def grpo(output: str, steps: str = "200") -> None:
+    """GRPO without a drafter, with a frozen one, and with one that follows, a step of each in turn."""
+    context = multiprocessing.get_context("spawn")
+    ways: tuple[Literal["plain", "frozen", "follow"], ...] = ("plain", "frozen", "follow")
+    turns = [context.Semaphore(index == 0) for index in range(len(ways))]
+    files = [f"{output}.{way}" for way in ways]
+    runs = [
+        context.Process(
+            target=one_way,
+            args=(
+                Options(steps=int(steps), drafter=way, full=True, sequences=8, every=8, learning_rate=2e-4, tokens=112),
+                turns[index],
+                turns[(index + 1) % len(ways)],
+                files[index],
+            ),
+        )
+        for index, way in enumerate(ways)
+    ]
+    for process in runs:
+        process.start()
+    for process in runs:
+        process.join()
+    Path(output).write_text(json.dumps({way: json.loads(Path(file).read_text()) for way, file in zip(ways, files, strict=True)}))
+
+
+def draw_grpo(output: str, picture: str) -> None:
+    """Draw reward, tokens a round and seconds of every step, means of ten."""
+    said = json.loads(Path(output).read_text())
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.5))
+    names = {"plain": "no drafter", "frozen": "frozen drafter", "follow": "following drafter"}
+    for axis, key in zip(axes, ("reward", "tokens a round", "seconds"), strict=True):
+        for way, values in said.items():
+            means = [sum(values[key][end - 10 : end]) / 10 for end in range(10, len(values[key]) + 1)]
+            # Without a drafter rewards are those with one, to the last digit: dotted, so that both are seen.
+            axis.plot(range(10, len(values[key]) + 1), means, ":" if way == "plain" else "-", label=names[way])
+        axis.set_xlabel("step")
+        axis.set_title(key)
+        axis.set_ylim(bottom=0)
+    axes[1].legend()
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
+
+
 def sizes(output: str, repeats: int = 3) -> None:
     """Rollout seconds with and without a drafter, at temperature 1, in turn."""
     torch.set_num_threads(1)
@@ -144,4 +229,4 @@ def draw(output: str, picture: str) -> None:
 
 
 if __name__ == "__main__":
-    {"moving": moving, "sizes": sizes, "draw": draw}[sys.argv[1]](*sys.argv[2:])
+    {"moving": moving, "sizes": sizes, "draw": draw, "grpo": grpo, "draw_grpo": draw_grpo}[sys.argv[1]](*sys.argv[2:])

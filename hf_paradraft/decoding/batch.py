@@ -7,8 +7,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from ..protocol import Round
 from .call import Call
+from .drafted import DraftedTogether
 from .sequence import Accepted, Sequence, advance
 from .verify import TreeVerifier
 
@@ -21,12 +21,13 @@ class Batch:
 
     Attributes:
         calls: whose sequences these are; each has a drafter, an acceptance rule, processors, criteria and ends of its own.
+        drafted: these calls, together where one forward of their drafter can serve several.
         rows: the sequences, by their place in the forward.
         verifier: of them all.
     """
 
     def __init__(self, call: Call):
-        self.calls, self.verifier = [call], call.verifier
+        self.calls, self.verifier, self.drafted = [call], call.verifier, [DraftedTogether(call)]
         self.rows: list[Sequence] = list(call.sequences)
 
     def join(self, other: Batch) -> None:
@@ -40,6 +41,11 @@ class Batch:
         self.verifier.join(other.verifier)
         self.calls += other.calls
         self.rows += other.rows
+        for calls in other.drafted:
+            if not any(before.join(calls) for before in self.drafted):
+                self.drafted.append(calls)
+        for calls in self.drafted:
+            calls.reckon_with(len(self.rows))
         for call in self.calls:
             call.verifier = self.verifier
 
@@ -54,7 +60,17 @@ class Batch:
         self.rows = [self.rows[row] for row in going_on]
         over = [call for call in self.calls if call.finished]
         self.calls = [call for call in self.calls if not call.finished]
+        for calls in self.drafted if over else ():
+            calls.leave()
+        self.drafted = [calls for calls in self.drafted if calls.calls]
+        for calls in self.drafted if over else ():
+            calls.reckon_with(len(self.rows))
         return over
+
+    def draft(self) -> None:
+        """Give every sequence a draft."""
+        for calls in self.drafted:
+            calls.draft()
 
     def verify(self) -> tuple[Tensor, list[list[int]] | None]:
         """Run the target over all drafts; calls take from it what their drafters read.
@@ -99,16 +115,10 @@ class Batch:
             draft_seconds, verify_seconds, hidden_seconds: as in `Round`.
         """
         rows = {id(sequence): row for row, sequence in enumerate(self.rows)}
-        for call in self.calls:
-            read = [rows.get(id(sequence), 0) for sequence in call.sequences]
-            brought = [
-                None if sequence.accepted is None else logits[row] for sequence, row in zip(call.sequences, read, strict=True)
-            ]
-            call.observe(brought, read)
-        for call in self.calls:
-            seconds = draft_seconds, verify_seconds, perf_counter() - begun, hidden_seconds
-            if parts := call.parts():  # none of a call that is over and has not left
-                call.record(Round(parts, *seconds, call.builder.asked, call.first))
+        for calls in self.drafted:
+            calls.observe(logits, rows)
+        for calls in self.drafted:
+            calls.record(draft_seconds, verify_seconds, perf_counter() - begun, hidden_seconds)
 
     def _open(self) -> list[tuple[Call, int, Sequence]]:
         """The sequences that go on, each with its call and its place in the forward."""

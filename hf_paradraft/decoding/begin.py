@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import abc
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,7 +112,9 @@ def _begin(
     for sequence in sequences:  # what the cache held before has no features
         sequence.observed = max(0, begin - verifier.unread - sequence.padding)
     _tell(model, used, config, rule, verifier, ends.limit - max(padding), bool(features.keys) and verifier.unread < begin)
-    budget = _budget(model, drafter, config, rule, batch_size, verifier)
+    budget_for = partial(_budget, model, drafter, config, rule, verifier.branches, verifier.row_counts)
+    budget = budget_for(batch_size)
+    budget.begin()
     text = model.config.get_text_config()
     # The first forward may read images or embeddings, which a drafter cannot.
     more = any(value is not None and any(part in name for part in MORE_THAN_IDS) for name, value in model_kwargs.items())
@@ -122,7 +125,7 @@ def _begin(
         config=config,
         drafting=used.start_drafting(model, ends.limit),
         builder=DraftBuilder(config, rule, budget, text.vocab_size, type(drafter).__name__, used.memory),
-        budget=budget,
+        budget_for=budget_for,
         verifier=verifier,
         features=features,
         noise=noise,
@@ -201,17 +204,21 @@ def _tell(
 
 
 def _budget(
-    model: PreTrainedModel, drafter: Drafter, config: SpeculationConfig, rule: str, batch_size: int, verifier: Any
+    model: PreTrainedModel,
+    drafter: Drafter,
+    config: SpeculationConfig,
+    rule: str,
+    branches: bool,
+    row_counts: abc.Sequence[int] | None,
+    batch_size: int,
 ) -> Budget:
     """Look up the `Budget` shared by calls with equal target, drafter and options."""
-    automatic = config.tree_size == "auto" and verifier.branches and rule != "rejection"
+    automatic = config.tree_size == "auto" and branches and rule != "rejection"
     copied = DEEPEST if config.prompt_lookup or drafter.memory is not None else 0
     depth = max(config.num_draft_tokens, copied if config.tree_size is not None else 0)
     use = config.num_draft_tokens, config.tree_size, copied, rule, config.never_slower
     decides = automatic or (config.never_slower and rule != "typical")
-    budget = budget_of(model, drafter, decides, depth, batch_size, verifier.row_counts, *use)
-    budget.begin()
-    return budget
+    return budget_of(model, drafter, decides, depth, batch_size, row_counts, *use)
 
 
 def make_verifier(

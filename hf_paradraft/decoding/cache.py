@@ -178,6 +178,13 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
     return all(type(layer) in (DynamicLayer, StaticLayer) for layer in cache.layers)
 
 
+def _begin_like(layer: Any, other: Any, num_rows: int) -> None:
+    """Let a layer that has read nothing have rows of no keys, as another one's are."""
+    if not layer.is_initialized and other.is_initialized:
+        layer.lazy_initialization(other.keys, other.values)
+        layer.keys, layer.values = (states[:1, :, :0].repeat(num_rows, 1, 1, 1) for states in (other.keys, other.values))
+
+
 class RaggedCache:
     """A key-value cache whose rows grow at their own pace.
 
@@ -239,6 +246,10 @@ class RaggedCache:
     def join(self, other: "RaggedCache") -> None:
         """Take another's rows, dynamic as these are, behind these."""
         slots = max(self.end, other.end)
+        both = list(zip(self.cache.layers, other.cache.layers, strict=True))
+        for layer, joining in both:  # one that has read nothing yet has no keys
+            _begin_like(layer, joining, len(self.lengths))
+            _begin_like(joining, layer, len(other.lengths))
         for layer, joining in zip(self._layers(), other._layers(), strict=True):
             layer.keys, layer.values = (
                 torch.cat([pad(states, (0, 0, 0, slots - states.shape[2])) for states in pair])

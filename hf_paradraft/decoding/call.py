@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -28,6 +29,7 @@ from .checks import changes_its_scale
 from .drafts import DraftBuilder
 from .features import Features
 from .noise import Noise
+from .questions import Steps
 from .race import Race
 from .sequence import Ends, Sequence, by_step, padded, take
 from .verify import ChainVerifier, TreeVerifier
@@ -47,7 +49,7 @@ class Call:
         config: how it is used in this call.
         drafting: guesses.
         builder: makes drafts of guesses.
-        budget: how much to draft.
+        budget_for: the budget of as many sequences as are verified together.
         verifier: runs the target.
         features: what the drafter reads of the target.
         noise: of the target's draws, where drafts may know it.
@@ -74,7 +76,7 @@ class Call:
     config: SpeculationConfig
     drafting: Drafting
     builder: DraftBuilder
-    budget: Budget
+    budget_for: Callable[[int], Budget]
     verifier: ChainVerifier | TreeVerifier
     features: Features
     noise: Noise | None
@@ -119,23 +121,32 @@ class Call:
         """Whether the next round can verify a draft. Features come with the first forward."""
         return self.verifier.may_draft and (not self.first or (self.drafts_first and not self.features.keys))
 
-    def draft(self) -> None:
-        """Give each sequence a draft; an empty one where nobody has room, or drafting would not pay."""
+    @property
+    def budget(self) -> Budget:
+        """How much to draft."""
+        return self.builder.budget
+
+    def rests(self) -> bool:
+        """Whether drafting would not pay now; to be asked once a round."""
+        return self.builder.may_rest and not self.first and self.budget.rest()
+
+    def draft(self, rests: bool) -> Steps:
+        """Give each sequence a draft; an empty one where nobody has room, or the round is a plain one (`rests`)."""
         self.builder.asked = False
-        rests = self.builder.may_rest and not self.first and self.budget.rest()
         prefixes = self.prefixes(self.config.num_draft_tokens if self.may_draft and not rests else 0)
         drafts = [Draft.chain(self.buffer[0, :0])] * len(prefixes)
         if any(prefix.room for prefix in prefixes):
             # A compiled drafter reads K + 1 tokens, and more of them slowly: it is asked every time.
             spaces = None if self.config.compile else [self.space(sequence) for sequence in self.sequences]
-            drafts = self.shape(prefixes, self.verifier.branches and not self.first, spaces)
+            drafts = yield from self.shape(prefixes, self.verifier.branches and not self.first, spaces)
         for sequence, prefix, draft in zip(self.sequences, prefixes, drafts, strict=True):
             sequence.draft = draft
             if self.builder.asked:
                 sequence.asked = prefix.ids.shape[1]
+        return drafts
 
-    def shape(self, prefixes: list[Prefix], branches: bool, spaces: list[int] | None = None) -> list[Draft]:
-        """Drafts of what the drafter guesses; arguments as for `DraftBuilder`."""
+    def shape(self, prefixes: list[Prefix], branches: bool, spaces: list[int] | None = None) -> Steps:
+        """Make drafts of what the drafter guesses; arguments as for `DraftBuilder`."""
         processors = [sequence.logits_processor for sequence in self.sequences]
         if self.noise is not None:
             self.races = [
@@ -143,7 +154,7 @@ class Call:
                 for index, (prefix, sequence) in enumerate(zip(prefixes, self.sequences, strict=True))
             ]
             prefixes = [replace(prefix, race=race) for prefix, race in zip(prefixes, self.races, strict=True)]
-        return self.builder(self.drafting, prefixes, processors, branches, spaces)
+        return self.builder.steps(prefixes, processors, branches, spaces)
 
     def stop(self) -> None:
         """Ask the caller's criteria about the batch as it was after each token, as far as all sequences have got; one that they
@@ -192,19 +203,17 @@ class Call:
                 take(sequence, Emitted(token, nodes[index], raw[here], scores[here]), self.ends)
             self.stop()
 
-    def observe(self, logits: list[Tensor | None], rows: list[int]) -> None:
-        """Show the drafter what the last forward brought.
+    def observations(self, logits: list[Tensor | None], rows: list[int]) -> list[Observation | None]:
+        """Make what the drafter is shown of the last forward.
 
         Args:
             logits: of the forward, `(N + 1, V)` for each sequence; None for one that had ended before.
             rows: where the sequences stood in it.
         """
-        self.drafting.observe(
-            [
-                None if brought is None else self._observation(sequence, brought, row)
-                for sequence, brought, row in zip(self.sequences, logits, rows, strict=True)
-            ]
-        )
+        return [
+            None if brought is None else self._observation(sequence, brought, row)
+            for sequence, brought, row in zip(self.sequences, logits, rows, strict=True)
+        ]
 
     def _observation(self, sequence: Sequence, logits: Tensor, row: int) -> Observation:
         prefix_rows, draft, accepted = self.verifier.prefix_rows[row], sequence.draft, sequence.accepted
@@ -249,7 +258,6 @@ class Call:
                 race.learn(sequence.ids[0, race.length : sequence.length].tolist())
         self.races = []
         self.stats.add(record, self.config.trace)
-        self.budget.observe(record)
         if self.streamer is not None:
             for part in record.sequences:
                 if isinstance(self.streamer, RoundStreamer):

@@ -15,6 +15,7 @@ from .budget import Budget
 from .growing import GrowingDraft, grow
 from .lookup import Copy, PromptLookup, with_copied
 from .memory import Memory
+from .questions import Propose, Size, Steps, answered
 from .sampling import cut, sequential_choice, to_target, warp, widen
 from .trees import best_first_tree, likely_path, part, sampled_tree
 
@@ -59,10 +60,19 @@ class DraftBuilder:
         branches: bool,
         spaces: Sequence[int] | None = None,
     ) -> list[Draft]:
-        """A draft for each sequence: at most `room` deep, copies apart, without a token where there is no guess.
+        """Make a draft for each sequence, asking `drafting`; further arguments as for `steps`."""
+        return answered(self.steps(prefixes, processors, branches, spaces), drafting)
+
+    def steps(
+        self,
+        prefixes: list[Prefix],
+        processors: Sequence[LogitsProcessorList],
+        branches: bool,
+        spaces: Sequence[int] | None = None,
+    ) -> Steps:
+        """Make a draft for each sequence: at most `room` deep, copies apart, without a token where there is no guess.
 
         Args:
-            drafting: guesses.
             prefixes: of the sequences.
             processors: of the sequences, the target's.
             branches: whether trees can be verified in this round.
@@ -78,10 +88,10 @@ class DraftBuilder:
         self.asked = not (size == "auto" and spaces is not None and self._copies_are_enough(copied, prefixes))
         drafts = [Draft.chain(prefixes[0].ids[0, :0])] * len(prefixes)
         if self.asked:
-            guesses = self._checked(drafting.propose(prefixes), prefixes)
-            drafts = self._drafts(guesses, prefixes, processors, branches, size, begun)
+            guesses = self._checked((yield Propose(prefixes)), prefixes)
+            drafts = yield from self._drafts(guesses, prefixes, processors, branches, size, begun)
         drafts = [self._with_copied(*given, size) for given in zip(drafts, prefixes, copied, strict=True)]
-        return self._cut(drafts, size, perf_counter() - begun if not self.asked else None)
+        return (yield from self._cut(drafts, size, perf_counter() - begun if not self.asked else None))
 
     def _size(self, branches: bool) -> TreeSize:
         """None for chains, a number of nodes, or "auto"."""
@@ -151,7 +161,7 @@ class DraftBuilder:
         branches: bool,
         size: TreeSize,
         begun: float,
-    ) -> list[Draft]:
+    ) -> Steps:
         """Make the drafts of a drafter's guesses."""
         drafts = [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
         growing: dict[int, GrowingDraft] = {}
@@ -172,7 +182,7 @@ class DraftBuilder:
                     tree.calibration, tree.least = self.budget.calibration, self.budget.least
                 growing[index] = tree
         if growing:
-            grow(growing, len(prefixes), self.budget, self.adaptive, begun)
+            yield from grow(growing, len(prefixes), self.budget, self.adaptive, begun)
         for index, grown in growing.items():
             drafts[index] = grown.draft()
         if size is None and self.adaptive:
@@ -274,9 +284,9 @@ class DraftBuilder:
             draft if numpy.cumprod(chances).sum() <= sum(guessed) else Draft.chain(prefix.ids.new_tensor(tokens), None, chances)
         )
 
-    def _cut(self, drafts: list[Draft], size: TreeSize, draft_seconds: float | None) -> list[Draft]:
+    def _cut(self, drafts: list[Draft], size: TreeSize, draft_seconds: float | None) -> Steps:
         """Drafts as large as further nodes are worth their time, where their size is free."""
         if not self._is_free(size) or any(draft.prompt_rows is not None for draft in drafts):
             return drafts
-        count = self.budget.size([draft.path_probability for draft in drafts if len(draft)], draft_seconds)
+        count = yield Size(self.budget, [draft.path_probability for draft in drafts if len(draft)], draft_seconds)
         return [draft.first(count) for draft in drafts]

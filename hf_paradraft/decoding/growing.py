@@ -1,5 +1,6 @@
 """Drafts that grow level by level: each guess depends on the token before, read by a head (DSpark, 3.2) or the drafter."""
 
+from collections.abc import Generator
 from math import inf, log
 from statistics import fmean
 from time import perf_counter
@@ -12,6 +13,7 @@ from transformers import LogitsProcessorList
 
 from ..protocol import Draft, GuessedLogits, Prefix
 from .budget import Budget
+from .questions import Read
 from .sampling import cut, to_target, warp, widen
 from .trees import ROOT, GrowingTree, draw, possible
 
@@ -130,8 +132,10 @@ class GrowingDraft:
         return Draft(tokens, [index[parent] for parent in parents], q, self.tree.acceptance())
 
 
-def grow(drafts: dict[int, GrowingDraft], count: int, budget: Budget, adaptive: bool, begun: float) -> None:
-    """Let drafts grow, as long as another level is worth its time.
+def grow(
+    drafts: dict[int, GrowingDraft], count: int, budget: Budget, adaptive: bool, begun: float
+) -> Generator[Read, list[Tensor], None]:
+    """Let drafts grow, as long as another level is worth its time; asks for what the drafter has to read.
 
     Where tokens are drawn nothing is decided by what a path promises: a tree that stopped for that would depend on its draws.
 
@@ -164,7 +168,7 @@ def grow(drafts: dict[int, GrowingDraft], count: int, budget: Budget, adaptive: 
             else:
                 asked[sequence] = draft.asked(wanted[sequence])
         if extend is not None:
-            read = extend([tokens for tokens, _ in asked], [parents for _, parents in asked])
+            read = yield Read(extend, [tokens for tokens, _ in asked], [parents for _, parents in asked])
             for sequence, (tokens, _) in enumerate(asked):
                 if len(tokens):
                     drafts[sequence].learn(wanted[sequence], read[sequence][: len(tokens)])

@@ -33,8 +33,7 @@ def step(batch: Batch) -> None:
     """
     # 1. draft
     begun = perf_counter()
-    for call in batch.calls:
-        call.draft()
+    batch.draft()
     drafted = perf_counter()
 
     # 2. verify

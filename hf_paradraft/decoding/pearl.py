@@ -31,6 +31,7 @@ from .budget import of_pair
 from .cache import cache_of_call, is_recurrent
 from .call import Call
 from .loop import SpeculativeOutput, output, step
+from .questions import answered
 from .schedule import OverlapSchedule
 from .trees import likely_path, part
 
@@ -186,7 +187,7 @@ class Windows:
             same = before[:most] == prefix.ids[0, :most]
             asked.append(replace(prefix, kept=int(same.cumprod(0).sum())))
             self.texts[index] = prefix.ids[0].clone()
-        return self.call.shape(asked, self.call.verifier.branches)
+        return answered(self.call.shape(asked, self.call.verifier.branches), self.call.drafting)
 
     @contextmanager
     def beside(self) -> Iterator[None]:

@@ -152,3 +152,11 @@ class AutoregressiveDrafting(Drafting):
         if logits is None:
             return [GuessedLogits(prefix.ids.new_zeros((0, 1)).float()) for prefix in prefixes]
         return [GuessedLogits(row, extend=self.reader.read_nodes) for row in logits]
+
+    def join(self, other: Drafting) -> bool:
+        """Implement `Drafting.join`."""
+        return type(other) is type(self) and self.reader.join(other.reader)
+
+    def select(self, rows: list[int]) -> None:
+        """Implement `Drafting.select`."""
+        self.reader.select(rows)

@@ -142,9 +142,7 @@ class FeatureReader:
             if model.reads_features:
                 return [None] * len(prefixes)
             self._begin([0] * len(prefixes))
-        if self.nodes.columns:  # guesses are not the text: their features were the drafter's own
-            self.cache.keep([[]] * len(prefixes), self.nodes.columns)
-        self.nodes = Nodes(len(prefixes))
+        self._drop_nodes()
         rows = [prefix.ids[0].to(model.stack.device) for prefix in prefixes]
         self._forget([min(prefix.kept, len(ids)) for prefix, ids in zip(prefixes, rows, strict=True)])
         new = [ids[length:] for ids, length in zip(rows, self.lengths, strict=True)]
@@ -159,6 +157,34 @@ class FeatureReader:
             new = [ids[len(piece) :] for ids, piece in zip(new, pieces, strict=True)]
         logits = self._run(new, count, [min(count, prefix.room) for prefix in prefixes])
         return [row_logits if len(ids) else None for row_logits, ids in zip(logits, new, strict=True)]
+
+    def _drop_nodes(self) -> None:
+        """Forget guessed tokens: they are not the text, for their features were the drafter's own."""
+        if self.nodes.columns:
+            self.cache.keep([[]] * len(self.starts), self.nodes.columns)
+        self.nodes = Nodes(len(self.starts))
+
+    def join(self, other: FeatureReader) -> bool:
+        """Read another one's rows too, behind these, and tell whether it can be: both have begun, alike."""
+        if other.model.stack is not self.model.stack or self.compiled_width or self.cache is None or other.cache is None:
+            return False
+        for reader in (self, other):
+            reader._drop_nodes()
+        self.cache.join(other.cache)
+        self.attention.join(other.attention)
+        self.starts, self.fused, self.states = self.starts + other.starts, self.fused + other.fused, self.states + other.states
+        self.nodes = Nodes(len(self.starts))
+        return True
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with some of the rows, in this order."""
+        self._drop_nodes()
+        self.starts, self.fused = [self.starts[row] for row in rows], [self.fused[row] for row in rows]
+        self.states = [self.states[row] for row in rows]
+        self.nodes = Nodes(len(rows))
+        if self.cache is not None:
+            self.cache.select(rows)
+            self.cache.crop_left(self.attention.select(rows))
 
     @property
     def lengths(self) -> list[int]:
@@ -278,6 +304,14 @@ class FeatureDrafting(Drafting):
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
         """Read guessed tokens; as `Extend`."""
         return self.reader.read_nodes(tokens, parents)
+
+    def join(self, other: Drafting) -> bool:
+        """Implement `Drafting.join`."""
+        return type(other) is type(self) and self.reader.join(other.reader)
+
+    def select(self, rows: list[int]) -> None:
+        """Implement `Drafting.select`."""
+        self.reader.select(rows)
 
     @torch.no_grad()
     def logits_behind(self, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int) -> Tensor:

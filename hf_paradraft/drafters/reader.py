@@ -200,9 +200,7 @@ class LmReader:
         dropped = [max(0, before - after) for before, after in zip(self.lengths, lengths, strict=False)]
         if self.cache is None or not any(dropped):
             return
-        if self.nodes.columns:  # nodes behind what is forgotten are no part of any text
-            self.cache.keep([[]] * len(self.lengths), self.nodes.columns)
-            self.nodes = Nodes(len(self.lengths))
+        self.drop_nodes()  # nodes behind what is forgotten are no part of any text
         self.lengths = [length - count for length, count in zip(self.lengths, dropped, strict=True)]
         if any(length < begin for length, begin in zip(self.lengths, self.begins, strict=True)):
             self.begins, self.cache = [0] * len(self.begins), None
@@ -213,6 +211,34 @@ class LmReader:
                 self.cache.crop(-more)
             else:  # a state cannot go back so far, and a window has dropped what it would need
                 self.cache = None
+
+    def join(self, other: LmReader) -> bool:
+        """Read another one's rows too, behind these, and tell whether it can be: both have read their prompts, alike."""
+        alike = other.model is self.model and other.masks == self.masks and not self.compiled_width
+        if not alike or not isinstance(self.cache, RaggedCache) or not isinstance(other.cache, RaggedCache):
+            return False
+        for reader in (self, other):
+            reader.drop_nodes()
+        self.cache.join(other.cache)
+        self.attention.join(other.attention)
+        self.begins, self.lengths = self.begins + other.begins, self.lengths + other.lengths
+        self.nodes = Nodes(len(self.lengths))
+        return True
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with some of the rows, in this order."""
+        self.drop_nodes()
+        self.begins, self.lengths = [self.begins[row] for row in rows], [self.lengths[row] for row in rows]
+        self.nodes = Nodes(len(rows))
+        if isinstance(self.cache, RaggedCache):
+            self.cache.select(rows)
+            self.cache.crop_left(self.attention.select(rows))
+
+    def drop_nodes(self) -> None:
+        """Forget what was read behind the texts."""
+        if self.nodes.columns:
+            self.cache.keep([[]] * len(self.lengths), self.nodes.columns)
+            self.nodes = Nodes(len(self.lengths))
 
     def _read(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
         """Logits `(B, K, V')` for what follows each row."""
@@ -301,3 +327,11 @@ class MaskDrafting(Drafting):
         """Logits for what follows each row; none where the drafter's context is too short."""
         logits = self.reader.read(prefixes, max(prefix.room for prefix in prefixes))
         return guesses_of([None] * len(prefixes) if logits is None else logits, prefixes, vocabulary=self.vocabulary)
+
+    def join(self, other: Drafting) -> bool:
+        """Implement `Drafting.join`."""
+        return type(other) is type(self) and self.reader.join(other.reader)
+
+    def select(self, rows: list[int]) -> None:
+        """Implement `Drafting.select`."""
+        self.reader.select(rows)

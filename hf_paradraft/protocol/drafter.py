@@ -65,6 +65,17 @@ class Drafting:
     def observe(self, observations: list[Observation | None]) -> None:
         """Learn what a forward of the target brought each sequence; None for one that had ended before. Most do nothing."""
 
+    def join(self, other: "Drafting") -> bool:
+        """Take another call's sequences, which have begun, behind these, and tell whether it did: then both are asked at once.
+
+        Who joins has `select` too.
+        """
+        return False
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with some of the sequences, in this order."""
+        raise NotImplementedError(f"{type(self).__name__} has join(other), and no select(rows), which lets sequences go.")
+
 
 class Drafter:
     """A drafter, as the loop of this library takes it for `assistant_model`.

@@ -24,7 +24,7 @@ from ..names import decodes
 from ..protocol import Drafter, SpeculationStats
 
 logger = logging.get_logger(__name__)
-PIECE = 512  # tokens of a prompt that are read between two rounds of the others
+PIECE = 512  # tokens of prompts that are read between two rounds of the others
 
 
 class QueueFull(Exception):
@@ -150,29 +150,30 @@ class Scheduler:
         self._leave()
 
     def _read(self) -> None:
-        """Read a piece of a new request's prompt; behind the last one it joins the batch."""
-        if self.reading is None:
-            with self.changed:
-                if not self.waiting or len(self.running) >= self.places:
+        """Read new requests' prompts, `PIECE` tokens at most; behind its last piece each joins the batch."""
+        room = PIECE
+        while room > 0 and (job := self._next()) is not None:
+            room -= len(job.ids)
+            try:
+                job.call = job.call or self._open(job)
+                if job.call.read_piece():
                     return
+                joining = Batch(job.call)
+                step(joining)
+                self._tell(job)
+                self.batch = together(self.batch, joining) if self.places > 1 else joining
+                self.running.append(job)
+            except Exception as error:  # the others go on
+                self._fail([job], error)
+            self.reading = None
+            self._leave()
+
+    def _next(self) -> Job | None:
+        """Pick the request whose prompt is read, if there is a place for it."""
+        with self.changed:
+            if self.reading is None and self.waiting and len(self.running) < self.places:
                 self.reading = self.waiting.popleft()
-        job = self.reading
-        try:
-            job.call = job.call or self._open(job)
-            if job.call.read_piece():
-                return
-            joining = Batch(job.call)
-            step(joining)
-            self._tell(job)
-            if self.places > 1:
-                self.batch = together(self.batch, joining)
-            else:
-                self.batch = joining
-            self.running.append(job)
-        except Exception as error:  # the others go on
-            self._fail([job], error)
-        self.reading = None
-        self._leave()
+        return self.reading
 
     def _decode(self) -> None:
         """Run a round of the requests that have read their prompts."""

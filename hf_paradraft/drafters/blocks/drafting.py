@@ -61,6 +61,25 @@ class BlockDrafting(Drafting):
             for rows, anchor, end, prefix in zip(states, anchors, ends, prefixes, strict=True)
         ]
 
+    def join(self, other: Drafting) -> bool:
+        """Implement `Drafting.join`."""
+        if type(other) is not BlockDrafting or other.drafter is not self.drafter or self.compiled_width:
+            return False
+        if self.cache is None or other.cache is None:
+            return False
+        self.cache.join(other.cache)
+        for kind, mask in self.masks.items():
+            mask.join(other.masks[kind])
+        self.begins, self.waiting = self.begins + other.begins, self.waiting + other.waiting
+        return True
+
+    def select(self, rows: list[int]) -> None:
+        """Implement `Drafting.select`."""
+        self.begins, self.waiting = [self.begins[row] for row in rows], [self.waiting[row] for row in rows]
+        self.cache.select(rows)
+        for mask in self.masks.values():
+            mask.select(rows)
+
     def _ends(self) -> list[int]:
         """Count each row's tokens up to the last one whose features are in the cache."""
         return [begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import LongTensor, Tensor
 
-from ...protocol import GuessedLogits, Prefix, SpeculationConfig
+from ...protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
 from ..feature_reader import FeatureDrafting, FeatureModel, FeatureReader
 
 
@@ -50,6 +50,17 @@ class StepDrafting(FeatureDrafting):
             reader.read(prefixes, 1)
         self.nodes = [[GuessedNode(-1, dict.fromkeys(range(len(self.readers)), -1))] for _ in prefixes]
         return guesses
+
+    def join(self, other: Drafting) -> bool:
+        """Implement `Drafting.join`."""
+        return isinstance(other, StepDrafting) and all(
+            reader.join(joining) for reader, joining in zip(self.readers, other.readers, strict=True)
+        )
+
+    def select(self, rows: list[int]) -> None:
+        """Implement `Drafting.select`."""
+        for reader in self.readers:
+            reader.select(rows)
 
     @torch.no_grad()
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:

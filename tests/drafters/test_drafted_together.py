@@ -1,0 +1,104 @@
+"""Calls that join others: their drafters read all texts in one forward, and guess what they guess behind each alone."""
+
+from functools import cache
+
+import pytest
+import torch
+from checkpoints import with_mtp
+from layouts import LAYOUTS
+from lossless import listen
+from published import TARGET, check_guesses
+from tiny import near_copy
+from transformers import AutoModelForCausalLM
+
+from hf_paradraft import (
+    AutoregressiveDrafter,
+    GuessedTokens,
+    MtpDrafter,
+    ParallelSpecDrafter,
+    SpeculationConfig,
+)
+from hf_paradraft.decoding.batch import Batch
+from hf_paradraft.decoding.continuous import begin, together
+from hf_paradraft.decoding.drafted import DraftedTogether
+from hf_paradraft.decoding.loop import step
+
+SOME = ("z-lab, sliding", "DeepSpec rnn", "SafeAI", "speculators P-EAGLE", "speculators EAGLE-3")
+
+
+def mtp(count):
+    """A target that brings so many MTP layers, and their drafter."""
+    target = AutoModelForCausalLM.from_pretrained(with_mtp("deepseek", count)[0], experts_implementation="eager").eval()
+    return target, MtpDrafter.from_target(target)
+
+
+KINDS = {
+    "mtp, one layer": lambda load: mtp(1),
+    "mtp, two layers": lambda load: mtp(2),
+    "pard": lambda load: (TARGET, near_copy(TARGET, 0.2)),
+    "autoregressive": lambda load: (TARGET, AutoregressiveDrafter(near_copy(TARGET, 0.2))),
+    "parallelspec": lambda load: (TARGET, ParallelSpecDrafter.from_target(TARGET, "eagle", 3)),
+    **{name: lambda load, name=name: (TARGET, load(name, attach=False)) for name in LAYOUTS},
+}
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LAYOUTS and name not in SOME else name for name in KINDS]
+PROMPTS = [[3, 5, 7, 9, 2, 6], [11, 4], [8, 8, 1], [2, 9, 4, 7, 1, 3, 5], [6, 1], [5, 5, 2, 9], [1, 2, 3]]
+NEW = [12, 5, 9, 14, 3, 8, 11]
+
+
+@cache
+def texts_of(target):
+    """What the target writes behind each prompt."""
+    options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    return [
+        target.generate(torch.tensor([prompt]), max_new_tokens=new, **options)[0]
+        for prompt, new in zip(PROMPTS, NEW, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("size", [None, 7])
+@pytest.mark.parametrize("name", NAMES)
+def test_joined_calls_are_guessed_for_as_alone(name, size, load, monkeypatch):
+    """Every other round goes by the texts, a different way in each sequence, so that the rows are ragged."""
+    target, drafter = KINDS[name](load)
+    drafter.speculation_config = SpeculationConfig(min(3, drafter.most_drafts or 3), size, never_slower=False)
+    texts, rounds, most = texts_of(target), [], []
+
+    def answer(prefixes, guesses):
+        rounds.append(len(prefixes))
+        if len(rounds) % 2:
+            return guesses
+        true = []
+        for prefix in prefixes:
+            text = next(text for text in texts if torch.equal(text[: prefix.ids.shape[1]], prefix.ids[0]))
+            count = min(prefix.room, prefix.ids.shape[1] % 4)
+            true.append(GuessedTokens(text[prefix.ids.shape[1] :][:count]))
+        return true
+
+    draft = DraftedTogether.draft
+    monkeypatch.setattr(DraftedTogether, "draft", lambda self: (most.append(len(self.calls)), draft(self))[1])
+    with listen(drafter, answer) as heard:
+        made = written(target, drafter)
+    assert made == [text[len(prompt) :].tolist() for prompt, text in zip(PROMPTS, texts, strict=True)]
+    assert max(most) > 1  # calls were drafted for together
+    assert check_guesses(drafter, target, [(one.ids, one.room, one.guess) for one in heard]) > 10
+
+
+@torch.no_grad()
+def written(target, drafter):
+    """What three places write behind the prompts, the next of which joins where one is free."""
+    batch, calls = None, []
+    while len(calls) < len(PROMPTS) or batch.rows:
+        if len(calls) < len(PROMPTS) and (batch is None or len(batch.rows) < 3):
+            ids = torch.tensor([PROMPTS[len(calls)]])
+            options = {"max_new_tokens": NEW[len(calls)], "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
+            call = begin(target, ids, drafter, attention_mask=torch.ones_like(ids), **options)
+            call.features.__enter__()
+            calls.append(call)
+            joining = Batch(call)
+            step(joining)
+            batch = together(batch, joining)
+        else:
+            step(batch)
+        for over in batch.leave():
+            over.features.stop()
+    return [call.sequences[0].ids[0, call.begin : call.sequences[0].length].tolist() for call in calls]
