@@ -8,7 +8,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_paradraft import AutoDrafter, SpeculationConfig
+from hf_paradraft import AutoDrafter, Memory, NgramDrafter, SpeculationConfig
 from hf_paradraft.chat import encode_question
 from hf_paradraft.decoding.tree_attention import tree_shape
 from hf_paradraft.demo import FAMILY
@@ -21,7 +21,13 @@ from spaces.pictures import draft_tree  # noqa: E402
 
 PROMPT = "Write as JSON:\nname: Mia\nage: 31\ncity: Oslo"
 UNSURE = "class "  # a text of which neither side knows much
+EDITED = (
+    "Write in Python:\n"
+    "get_over_5(points): Return the first of the points that is greater than 5, times 2, or None, with a loop.\n"
+    "keep_under_5(points): Return a list of the points that are less than 5, times 4, with a loop."
+)
 K, NODES = 6, 10
+LINES, COLUMNS = 14, 68  # of a page
 
 
 def a_round(target, drafter, ids: torch.LongTensor) -> RoundTrace:
@@ -161,6 +167,44 @@ def timeline(runs: dict[str, list[RoundTrace]]) -> Figure:
     return figure
 
 
+def page(axes, tokenizer, tokens: list[int], copied: list[bool], title: str) -> None:
+    """A text in its lines, with what was copied on a ground of its own."""
+    axes.axis("off")
+    axes.set_title(title, fontsize=10, loc="left")
+    column = line = 0
+    for token, is_copy in zip(tokens, copied, strict=True):
+        for index, part in enumerate(tokenizer.decode(token, skip_special_tokens=True).split("\n")):
+            column, line = (0, line + 1) if index else (column, line)
+            if part and is_copy:
+                axes.axvspan(column, column + len(part), 1 - (line + 1) / LINES, 1 - line / LINES, color=GREEN, alpha=0.35, lw=0)
+            for character in part:
+                axes.text(column + 0.5, LINES - line - 0.5, character, family="monospace", fontsize=8, ha="center", va="center")
+                column += 1
+    axes.set(xlim=(0, COLUMNS), ylim=(0, LINES))
+
+
+def copies(target, tokenizer) -> Figure:
+    """An answer that is known, and one to nearly the same question: what was copied, and the target's own tokens between."""
+
+    def answered(question: str, copier: NgramDrafter | None) -> list[int]:
+        ids = encode_question(tokenizer, question)
+        out = target.generate(ids, do_sample=False, max_new_tokens=120, assistant_model=copier)
+        return out[0, ids.shape[1] :].tolist()
+
+    known = answered(EDITED, None)
+    memory = Memory()
+    memory.add(known)
+    copier = NgramDrafter(speculation_config=SpeculationConfig(16, None, trace=True, never_slower=False), memory=memory)
+    answer = answered(EDITED.replace("points", "prices").replace("5", "7"), copier)
+    copied = [place + 1 < len(one.emitted) for one in copier.last_stats.trace for place in range(len(one.emitted))]
+    figure = Figure(figsize=(12, 2.9), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    page(left, tokenizer, known, [False] * len(known), "in the memory")
+    rounds = copier.last_stats.num_rounds
+    page(right, tokenizer, answer, copied, f"written: {len(answer)} tokens in {rounds} rounds, {sum(copied)} of them copied")
+    return figure
+
+
 def lanes(target, drafter, ids: torch.LongTensor) -> dict[str, list[RoundTrace]]:
     """Rounds one after the other and at once, a core each."""
     runs = {}
@@ -190,6 +234,7 @@ def main() -> None:
         "accept": draft_tree(trace, tokenizer),
         "roll-back": roll_back(trace, tokenizer),
         "race": race(target, drafter, tokenizer, UNSURE),
+        "copies": copies(target, tokenizer),
     }.items():
         figure.savefig(folder / f"{name}.png", dpi=110)
     timeline(lanes(target, drafter, ids)).savefig(folder.parent / "methods" / "lanes.png", dpi=110)
