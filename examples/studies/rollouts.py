@@ -171,12 +171,13 @@ def draw_grpo(output: str, picture: str) -> None:
     """Draw reward, tokens a round and seconds of every step, means of ten."""
     said = json.loads(Path(output).read_text())
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.5))
-    names = {"plain": "no drafter", "frozen": "frozen drafter", "follow": "following drafter"}
+    # The rewards are the same to the last digit: lines that leave room for each other, so that all are seen.
+    drawn = {"follow": ("following drafter", "-"), "frozen": ("frozen drafter", "--"), "plain": ("no drafter", "k:")}
     for axis, key in zip(axes, ("reward", "tokens a round", "seconds"), strict=True):
-        for way, values in said.items():
-            means = [sum(values[key][end - 10 : end]) / 10 for end in range(10, len(values[key]) + 1)]
-            # Without a drafter rewards are those with one, to the last digit: dotted, so that both are seen.
-            axis.plot(range(10, len(values[key]) + 1), means, ":" if way == "plain" else "-", label=names[way])
+        for way, (name, style) in drawn.items():
+            values = said[way][key]
+            means = [sum(values[end - 10 : end]) / 10 for end in range(10, len(values) + 1)]
+            axis.plot(range(10, len(values) + 1), means, style, label=name)
         axis.set_xlabel("step")
         axis.set_title(key)
         axis.set_ylim(bottom=0)
