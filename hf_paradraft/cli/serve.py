@@ -32,6 +32,10 @@ def serve(
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve other hosts without a key.")] = False,
     seconds: Annotated[float, typer.Option(min=1, help="For one request, at most.")] = 600.0,
     grace: Annotated[int, typer.Option(min=0, help="Seconds for running requests when it is stopped.")] = 5,
+    follow: Annotated[
+        Path | None,
+        typer.Option(help="The drafter learns from what is asked when nobody waits, and is saved in this folder."),
+    ] = None,
 ) -> None:
     """Answer OpenAI clients, several at a time, each with the text that the target writes alone."""
     if api_key is None and not no_auth and not _is_loopback(host):
@@ -39,6 +43,7 @@ def serve(
     if target is not None and drafter is None:
         raise typer.BadParameter("--target wants a --drafter: a folder or Hub id, ngram, mtp, or none.")
     try:
+        from ..serve.lessons import Lessons
         from ..serve.server import run
     except ImportError as error:
         raise typer.BadParameter(f"{error}: pip install 'hf-paradraft[serve]'.") from error
@@ -46,4 +51,10 @@ def serve(
     models = load(target, "ngram" if drafter == "none" else drafter, None, dtype)
     name = "paradraft-family" if target is None else Path(target).name if Path(target).is_dir() else target
     drafting = None if drafter == "none" else models.drafter
-    run(models.target, drafting, models.tokenizer, name, host, port, max_batch_size, max_queue, api_key, seconds, grace)
+    lesson = None
+    if follow is not None:
+        try:
+            lesson = Lessons(models.target, drafting, models.tokenizer, follow)
+        except (ValueError, ImportError) as error:
+            raise typer.BadParameter(f"--follow: {error}") from error
+    run(models.target, drafting, models.tokenizer, name, host, port, max_batch_size, max_queue, api_key, seconds, grace, lesson)

@@ -162,8 +162,7 @@ class Answer:
         """Yield what may be shown, round by round, and set `reason` behind the last one.
 
         Raises:
-            Refusal: the request cannot be served, or took too long.
-            asyncio.CancelledError: the client has gone.
+            Refusal: the request cannot be served, took too long, or nobody waits for it any more.
         """
         try:
             while not self.reason:
@@ -180,8 +179,8 @@ class Answer:
                 elif news.over:
                     text += self.writer.rest()
                     limit = self.job.options["max_new_tokens"]
-                    ends = self.job.call.ends.tokens
-                    self.reason = "stop" if self.writer.count < limit or news.tokens[-1] in ends else "length"
+                    ended = self.writer.count < limit or news.tokens[-1] in self.job.ends
+                    self.reason = "stop" if ended else "length"
                 yield text
         finally:
             self.service.scheduler.cancel(self.job)
@@ -200,7 +199,7 @@ class Answer:
             if now - self.looked > POLL:
                 self.looked = now
                 if await self.connection.is_disconnected():
-                    raise asyncio.CancelledError
+                    raise Refusal(499, "The client has gone.", "client_closed_request")
             with suppress(TimeoutError):
                 return await asyncio.wait_for(self.news.get(), min(POLL, left))
 

@@ -24,6 +24,7 @@ from ..names import decodes
 from ..protocol import Drafter, SpeculationStats
 
 logger = logging.get_logger(__name__)
+PATIENCE = 2.0  # seconds without a request before a lesson
 PIECE = 512  # tokens of prompts that are read between two rounds of the others
 
 
@@ -58,8 +59,10 @@ class Job:
         drafts: whether it is drafted for.
         prediction: tokens that the answer may repeat.
         cancelled: nobody waits for it any more; set from any thread.
-        call: its call of `generate`, once its prompt is read.
+        call: its call of `generate`, from the first piece of its prompt to its end.
         told: how many tokens of the sequence `tell` knows, the prompt's included.
+        stats: what was drafted for it so far.
+        ends: tokens that end its text.
     """
 
     ids: list[int]
@@ -71,11 +74,8 @@ class Job:
     cancelled: bool = False
     call: Call | None = None
     told: int = 0
-
-    @property
-    def stats(self) -> SpeculationStats:
-        """Count what was drafted for it so far."""
-        return SpeculationStats() if self.call is None else self.call.stats
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    ends: set[int] = field(default_factory=set)
 
 
 class Scheduler:
@@ -86,10 +86,18 @@ class Scheduler:
         drafter: makes it faster; None: nothing is drafted.
         max_batch_size: requests that are answered together, at most.
         max_queue: requests that wait for a place, at most.
+        lesson: called when nobody has waited for a while, with what tells whether somebody does again.
     """
 
-    def __init__(self, target: PreTrainedModel, drafter: Drafter | None, max_batch_size: int = 8, max_queue: int = 64):
-        self.target, self.drafter, self.max_queue = target, drafter, max_queue
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        drafter: Drafter | None,
+        max_batch_size: int = 8,
+        max_queue: int = 64,
+        lesson: Callable[[Callable[[], bool]], None] | None = None,
+    ):
+        self.target, self.drafter, self.max_queue, self.lesson = target, drafter, max_queue, lesson
         self.places = max_batch_size if can_join(target, drafter) else 1
         self.waiting: deque[Job] = deque()
         self.reading: Job | None = None  # its prompt is read, piece after piece
@@ -131,12 +139,17 @@ class Scheduler:
     def _run(self) -> None:
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.stopping or self.waiting or self.reading or self.running)
+                called = self.changed.wait_for(self._has_work, None if self.lesson is None else PATIENCE)
                 if self.stopping:
                     return
+            if not called and self.lesson is not None:
+                self.lesson(self._has_work)
             self._drop_cancelled()
             self._read()
             self._decode()
+
+    def _has_work(self) -> bool:
+        return self.stopping or bool(self.waiting or self.reading or self.running)
 
     def _drop_cancelled(self) -> None:
         with self.changed:
@@ -200,7 +213,7 @@ class Scheduler:
         ids = LongTensor([job.ids]).to(self.target.device)
         options = {"prefill_chunk_size": PIECE, **job.options} if len(job.ids) > PIECE else job.options
         call = begin(self.target, ids, drafter, attention_mask=torch.ones_like(ids), **options)
-        job.told = len(job.ids)
+        job.told, job.stats, job.ends = len(job.ids), call.stats, call.ends.tokens
         if call.noise is not None:
             generator = torch.Generator(ids.device)
             generator.seed() if job.seed is None else generator.manual_seed(job.seed)
@@ -221,16 +234,20 @@ class Scheduler:
         over = [job for job in self.running if job.call.finished]
         if not over:
             return
-        for job in over:
-            self._close(job)
         self.running = [job for job in self.running if not job.call.finished]
         self.batch.leave()
+        for job in over:
+            if not job.cancelled and self.drafter is not None and self.drafter.listener is not None:
+                self.drafter.listener(job.call.sequences[0].ids[0, : job.told], len(job.ids))
+            self._close(job)
         if not self.running:
             self.batch = None
 
     def _close(self, job: Job) -> None:
+        """Let go of a request's call: whoever reads the news holds the job for longer."""
         if job.call is not None:
             job.call.features.stop()
+            job.call = None
 
     def _fail(self, jobs: list[Job], error: Exception) -> None:
         if not isinstance(error, ValueError):

@@ -1,5 +1,6 @@
 """The process behind the endpoint: it says its address once it answers, and goes when it is told to."""
 
+import gc
 import socket
 
 import uvicorn
@@ -7,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..protocol import Drafter
 from .app import Service, make_app
+from .lessons import Lessons
 from .scheduler import Scheduler
 
 
@@ -33,9 +35,13 @@ def run(
     api_key: str | None,
     seconds: float,
     grace: int,
+    lesson: Lessons | None = None,
 ) -> None:
     """Serve until the process is told to stop; arguments as for `paradraft serve`."""
-    scheduler = Scheduler(target, drafter, max_batch_size, max_queue)
+    scheduler = Scheduler(target, drafter, max_batch_size, max_queue, lesson)
     context = getattr(target.config.get_text_config(), "max_position_embeddings", None)
     app = make_app(Service(scheduler, tokenizer, name, context, api_key, seconds))
+    # Full collections look at what requests leave alone: so they are fast and come often, and what is over holds no memory.
+    gc.collect()
+    gc.freeze()
     Server(uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=grace)).run()

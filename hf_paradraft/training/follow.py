@@ -7,7 +7,7 @@ import random
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -118,13 +118,20 @@ class FollowTarget(TrainerCallback):
         elif model is not None and state.global_step % self.every == 0:
             self.learn(model, state.global_step, args)
 
-    def learn(self, target: nn.Module, step: int | None = None, arguments: TrainingArguments | None = None) -> Lesson | None:
+    def learn(
+        self,
+        target: nn.Module,
+        step: int | None = None,
+        arguments: TrainingArguments | None = None,
+        interrupted: Callable[[], bool] | None = None,
+    ) -> Lesson | None:
         """Give a lesson; the drafter has the better weights behind it. None: there are too few texts yet.
 
         Args:
             target: the model that the texts are of, or what is wrapped around it.
             step: of its trainer.
             arguments: of its trainer, whose devices and number formats hold for the lesson too.
+            interrupted: asked after every step whether the lesson should end with it; default: never.
         """
         learned, judged = ([text for text in self.texts if text[0] == held and len(text[1]) > 2] for held in (False, True))
         if not learned or not judged:
@@ -132,6 +139,8 @@ class FollowTarget(TrainerCallback):
         begun, model = time.perf_counter(), innermost(target)
         with _untouched(model), tempfile.TemporaryDirectory() as folder:
             trainer = self._trainer(model, (learned, judged), folder, arguments)
+            if interrupted is not None:
+                trainer.add_callback(_Interruption(interrupted))
             old = copy.deepcopy(self.pupil.state_dict())
             before, after = trainer.evaluate()["eval_loss"], None
             try:
@@ -201,6 +210,17 @@ class FollowTarget(TrainerCallback):
         trainer = options.trainer(self.pupil, RunInputs(target, None, inner, *sets))
         trainer.remove_callback(PrinterCallback)
         return trainer
+
+
+class _Interruption(TrainerCallback):
+    """Ends a lesson with the step behind which somebody waits."""
+
+    def __init__(self, interrupted: Callable[[], bool]):
+        self.interrupted = interrupted
+
+    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask."""
+        control.should_training_stop |= self.interrupted()
 
 
 @contextmanager

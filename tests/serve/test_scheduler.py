@@ -152,3 +152,27 @@ def test_what_is_predicted_is_copied(serving):
     scheduler.submit(guessed)
     assert answer(news) == tokens
     assert guessed.stats.num_rounds < plain.stats.num_rounds == 60
+
+
+def test_lessons_are_given_when_nobody_waits_and_end_when_somebody_does(serving, monkeypatch):
+    monkeypatch.setattr("hf_paradraft.serve.scheduler.PATIENCE", 0.05)
+    heard, told, lessons = [], [], Queue()
+    drafter = near_copy(TARGET, 0.2)
+    drafter.listener = lambda ids, prompt: told.append((ids.tolist(), prompt))
+
+    def lesson(interrupted):
+        lessons.put(interrupted())
+        while not heard and not interrupted():
+            time.sleep(0.01)
+
+    scheduler = serving(drafter, lesson=lesson)
+    assert lessons.get(timeout=30) is False  # it has begun
+    request, news = job([1, 2, 3])
+    gone, _ = job([4, 5], max_new_tokens=500)
+    scheduler.submit(request)
+    assert answer(news) == alone([1, 2, 3])
+    heard.append(True)
+    scheduler.submit(gone)
+    scheduler.cancel(gone)
+    assert lessons.get(timeout=30) is False
+    assert told == [([1, 2, 3, *alone([1, 2, 3])], 3)]  # nothing of what was given up

@@ -1,0 +1,58 @@
+"""Lessons between requests: the drafter learns what the target is asked for (Online Speculative Decoding, arXiv 2310.07177)."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ..training.follow import FollowTarget
+from ..training.output import replace_model
+
+logger = logging.get_logger(__name__)
+LEAST = 32  # texts that are new since the last lesson
+
+
+class Lessons:
+    """Teaches a drafter when nobody waits, and saves it whenever it has become better.
+
+    Args:
+        target: writes the texts.
+        drafter: learns them.
+        tokenizer: is saved beside a drafter that has one.
+        folder: where it is saved, a new one.
+
+    Raises:
+        ValueError: it is of a kind that is not trained here, or the folder has files.
+        ImportError: packages of training are missing.
+    """
+
+    def __init__(self, target: PreTrainedModel, drafter: Any, tokenizer: PreTrainedTokenizerBase, folder: Path):
+        if drafter is None:
+            raise ValueError("nothing drafts, so nothing can learn.")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"{folder} is there already: name a new one. What an earlier run saved can be this one's --drafter.")
+        self.target, self.drafter, self.tokenizer, self.folder = target, drafter, tokenizer, folder
+        self.follow, self.learned = FollowTarget(drafter), 0
+
+    def __call__(self, interrupted: Callable[[], bool]) -> None:
+        """Give a lesson, if there is enough that is new.
+
+        Args:
+            interrupted: whether somebody waits by now: then the lesson ends with its step.
+        """
+        if self.follow.num_texts - self.learned < LEAST:
+            return
+        self.learned = self.follow.num_texts
+        try:
+            lesson = self.follow.learn(self.target, interrupted=interrupted)
+            if lesson is not None and lesson.kept:
+                replace_model(self.folder, self._save)
+        except Exception:  # requests go on
+            logger.exception("A lesson failed: the drafter stays as it is.")
+
+    def _save(self, folder: Path) -> None:
+        self.drafter.save_pretrained(folder)
+        if self.drafter.has_tokenizer:
+            self.tokenizer.save_pretrained(folder)

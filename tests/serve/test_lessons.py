@@ -1,0 +1,75 @@
+"""A served drafter learns from what it is asked, and is saved when it has become better."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import make_tokenizer, tiny_model
+
+from hf_paradraft import AutoDrafter, Eagle3Drafter, NgramDrafter, set_drafter
+from hf_paradraft.serve.lessons import LEAST, Lessons
+
+
+def pair():
+    target = tiny_model(num_hidden_layers=8, initializer_range=0.15, dtype=torch.float32)
+    torch.manual_seed(0)
+    return target, Eagle3Drafter.from_target(target, 3).eval()
+
+
+def write_texts(target, drafter, count):
+    with set_drafter(target, drafter):
+        for seed in range(count):
+            torch.manual_seed(seed)
+            target.generate(torch.randint(1, 31, (1, 3)), max_new_tokens=24, do_sample=True, temperature=0.3, pad_token_id=0)
+
+
+def test_what_was_learned_is_saved_and_used(tmp_path):
+    target, drafter = pair()
+    lessons = Lessons(target, drafter, make_tokenizer(), tmp_path / "taught")
+    lessons.follow.learning_rate = 5e-3
+    write_texts(target, drafter, LEAST - 1)
+    lessons(lambda: False)
+    assert not lessons.follow.lessons  # too few
+    write_texts(target, drafter, 1)
+    lessons(lambda: False)
+    [lesson] = lessons.follow.lessons
+    assert lesson.kept
+    lessons(lambda: False)
+    assert len(lessons.follow.lessons) == 1  # nothing is new
+    saved = AutoDrafter.from_pretrained(tmp_path / "taught")
+    assert all(torch.equal(one, other) for one, other in zip(saved.parameters(), drafter.parameters(), strict=True))
+
+
+def test_a_lesson_ends_with_the_step_behind_which_somebody_waits(tmp_path):
+    target, drafter = pair()
+    lessons, asked = Lessons(target, drafter, make_tokenizer(), tmp_path / "taught"), []
+    write_texts(target, drafter, LEAST)
+    lessons(lambda: asked.append(True) or len(asked) == 2)
+    assert len(asked) == 2 < lessons.follow.num_steps
+
+
+def test_a_lesson_that_fails_stops_nothing(tmp_path, monkeypatch, caplog):
+    target, drafter = pair()
+    lessons, before = Lessons(target, drafter, make_tokenizer(), tmp_path / "taught"), drafter.state_dict()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    write_texts(target, drafter, LEAST)
+    monkeypatch.setattr(type(lessons.follow), "learn", lambda *args, **kwargs: 1 / 0)
+    lessons(lambda: False)
+    assert not (tmp_path / "taught").exists()
+    assert all(torch.equal(tensor, drafter.state_dict()[name]) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize(
+    ("drafter", "folder", "message"),
+    [
+        (None, "new", "nothing drafts"),
+        (NgramDrafter(), "new", "NgramDrafter is of no kind that is trained here"),
+        (pair()[1], "old", "there already"),
+    ],
+)
+def test_what_cannot_learn_is_refused_first(drafter, folder, message, tmp_path):
+    (tmp_path / "old").mkdir()
+    Path(tmp_path / "old" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=message):
+        Lessons(tiny_model(), drafter, make_tokenizer(), tmp_path / folder)
+    assert (tmp_path / "old" / "notes.txt").read_text() == "mine"
