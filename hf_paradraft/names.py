@@ -94,6 +94,12 @@ LinearAttentionAndFullAttentionLayer = _inside(
     "cache_utils", "LinearAttentionAndFullAttentionLayer", "recognises layers with a state and masks by"
 )
 
+
+def stores_nothing(layer: Any) -> bool:
+    """Tell whether a layer of a cache is a place without keys: since 5.24 a model's layers have one that read another's."""
+    return type(layer).__name__ == "DummyLayer"
+
+
 # What generate hands to its loops, and gets back from them.
 BaseStreamer = _inside("generation.streamers", "BaseStreamer", "streams to")
 CandidateGenerator = _inside("generation", "CandidateGenerator", "gives PARD drafts to")

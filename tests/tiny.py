@@ -4,6 +4,7 @@ import torch
 from peft import get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    Gemma4TextConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -36,6 +37,21 @@ ARCHITECTURES = {
     "qwen2": lambda **kw: Qwen2Config(**{**SHARED, **kw}),
     "qwen3": lambda **kw: Qwen3Config(**{**SHARED, "head_dim": 8, **kw}),
     "mistral-sliding": lambda **kw: MistralConfig(**{**SHARED, "sliding_window": 12, **kw}),
+    "gemma4": lambda **kw: Gemma4TextConfig(  # windows, heads that differ, and last layers that read another one's cache
+        **{
+            **SHARED,
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": kw.get("vocab_size", VOCAB),
+            **kw,
+        }
+    ),
     "gpt2": lambda **kw: GPT2Config(
         vocab_size=kw.get("vocab_size", VOCAB),
         n_embd=32,

@@ -264,7 +264,8 @@ def make_verifier(
     explicit = explicit and (recurrent or use_plain_layers(cache, num_slots))
     if not explicit:
         cache.activate_past_recording()
-    chains = ChainVerifier(model, model_kwargs, per_token, begin, begin - int(cache.get_seq_length()))
+    unread, reads_rows = begin - int(cache.get_seq_length()), features is not None and bool(features.keys)
+    chains = ChainVerifier(model, model_kwargs, per_token, begin, unread, reads_rows)
     if not explicit:
         if batch_size > 1 or cache.is_compileable:
             raise Refused(

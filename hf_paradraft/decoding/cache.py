@@ -1,6 +1,7 @@
 """The target's cache: what it must be, how it forgets, and keeping the accepted path of every row."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..names import (
     cache_argument,
     cache_in,
     has_ordinary_cache,
+    stores_nothing,
 )
 
 SLOTS = 256  # static caches made here are this long, or a multiple: calls of different lengths share a compiled forward
@@ -129,8 +131,13 @@ def static_cache(model: PreTrainedModel, num_slots: int) -> StaticCache:
     """An empty cache of at least `num_slots` slots whose layers all keep every token."""
     num_slots = -(-num_slots // SLOTS) * SLOTS
     cache = StaticCache(config=model.config, max_cache_len=num_slots)
-    cache.layers = [StaticLayer(num_slots) for _ in cache.layers]
+    replace_layers(cache, partial(StaticLayer, num_slots))
     return cache
+
+
+def replace_layers(cache: Cache, make: Callable[[], Any]) -> None:
+    """Put new layers into a cache, in the place of all that store something."""
+    cache.layers = [layer if stores_nothing(layer) else make() for layer in cache.layers]
 
 
 def check_forgets(model: PreTrainedModel) -> None:
@@ -164,18 +171,18 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
     Raises:
         ValueError: a static cache that has been filled is too small for the drafts.
     """
-    if cache.get_seq_length() == 0 and all(type(layer) in REPLACED for layer in cache.layers):
+    layers = [layer for layer in cache.layers if not stores_nothing(layer)]
+    if cache.get_seq_length() == 0 and all(type(layer) in REPLACED for layer in layers):
         if cache.is_compileable:
-            num_slots = max(num_slots, *(layer.max_cache_len for layer in cache.layers))
-            cache.layers = [StaticLayer(num_slots) for _ in cache.layers]
-        else:
-            cache.layers = [DynamicLayer() for _ in cache.layers]
-    if cache.is_compileable and any(layer.max_cache_len < num_slots for layer in cache.layers):
+            num_slots = max(num_slots, *(layer.max_cache_len for layer in layers))
+        replace_layers(cache, partial(StaticLayer, num_slots) if cache.is_compileable else DynamicLayer)
+        layers = [layer for layer in cache.layers if not stores_nothing(layer)]
+    if cache.is_compileable and any(layer.max_cache_len < num_slots for layer in layers):
         raise ValueError(
-            f"This static cache holds {min(layer.max_cache_len for layer in cache.layers)} tokens, and with drafts this call "
+            f"This static cache holds {min(layer.max_cache_len for layer in layers)} tokens, and with drafts this call "
             f"needs {num_slots}: make it larger, or leave cache (past_key_values) unset."
         )
-    return all(type(layer) in (DynamicLayer, StaticLayer) for layer in cache.layers)
+    return all(type(layer) in (DynamicLayer, StaticLayer) for layer in layers)
 
 
 def _begin_like(layer: Any, other: Any, num_rows: int) -> None:

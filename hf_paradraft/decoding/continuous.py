@@ -168,5 +168,7 @@ def together(batch: Batch | None, joining: Batch) -> Batch:
         batch.join(joining)
         return batch
     cache = joining.verifier.cache.cache
-    cache.layers = [RoomyLayer(layer) if layer.is_initialized else layer for layer in cache.layers]
+    for index, layer in enumerate(cache.layers):
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            cache.layers[index] = RoomyLayer(layer)
     return joining

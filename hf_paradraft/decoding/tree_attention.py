@@ -16,6 +16,7 @@ from ..names import (
     LinearAttentionLayer,
     attention_of,
     cache_argument,
+    stores_nothing,
 )
 
 # Positions counted from the cache's length, whatever position_ids says: a tree's rows would be misplaced.
@@ -45,7 +46,7 @@ def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[s
     ):
         return None
     layers = DynamicCache(config=config).layers
-    classes = {type(layer) for layer in layers}
+    classes = {type(layer) for layer in layers if not stores_nothing(layer)}
     if not classes <= {*WITH_MASKS, *(RECURRENT if recurrent else ())}:
         return None
     if DynamicSlidingWindowLayer in classes and not classes.isdisjoint(RECURRENT):
@@ -53,10 +54,10 @@ def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[s
     kinds = getattr(config, "layer_types", None) or [str(getattr(layer, "sliding_window", None)) for layer in layers]
     if "chunked_attention" in kinds:
         return None
-    windows = {  # layers that share another's cache come last and have a kind seen before
+    windows = {  # layers that share another's cache have a kind seen before, or no place at all
         kind: getattr(layer, "sliding_window", None)
         for kind, layer in zip(kinds, layers, strict=False)
-        if type(layer) is not LinearAttentionLayer
+        if type(layer) is not LinearAttentionLayer and not stores_nothing(layer)
     }
     return windows or None
 

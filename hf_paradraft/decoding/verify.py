@@ -61,6 +61,7 @@ class ChainVerifier:
         per_token: from `extend_to`.
         begin: tokens of the prompt.
         unread: those of them that the cache lacks.
+        reads_rows: whether somebody reads what the layers give for each row.
 
     Attributes:
         prefix_rows: of each sequence, rows of the last forward that were tokens of its prefix; node `i` of its draft is row
@@ -71,11 +72,18 @@ class ChainVerifier:
     row_counts: list[int] | None = None
 
     def __init__(
-        self, model: PreTrainedModel, model_kwargs: dict[str, Any], per_token: dict[str, Tensor], begin: int, unread: int
+        self,
+        model: PreTrainedModel,
+        model_kwargs: dict[str, Any],
+        per_token: dict[str, Tensor],
+        begin: int,
+        unread: int,
+        reads_rows: bool = False,
     ):
         self.model, self.model_kwargs, self.per_token = model, model_kwargs, per_token
         self.cache: Cache = cache_of_call(model_kwargs)
         self.begin, self.unread, self.first, self.written = begin, unread, True, 0
+        self.reads_rows = reads_rows
         self.prefix_rows: list[int] = []
 
     @property
@@ -101,6 +109,8 @@ class ChainVerifier:
         inputs |= with_cache(self.model, self.cache)  # Phi-3's drops an empty one
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
+            if self.reads_rows:  # of an int Gemma 4's last layers make a few rows alone
+                inputs["logits_to_keep"] = torch.arange(count - logits_to_keep, count, device=ids.device)
         self.first = False
         return self.model(**inputs, return_dict=True).logits
 

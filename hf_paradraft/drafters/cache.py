@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,7 +11,7 @@ from torch import BoolTensor, LongTensor, Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from ..decoding.cache import SLOTS, RaggedCache, empty_cache, static_cache, use_plain_layers
+from ..decoding.cache import SLOTS, RaggedCache, empty_cache, replace_layers, static_cache, use_plain_layers
 from ..decoding.compiled import compiled_on
 from ..hardware import input_device
 from ..names import StaticLayer, with_cache
@@ -31,9 +32,10 @@ def make_room(cache: RaggedCache, count: int) -> None:
     if cache.num_slots is None or cache.end + count <= (old_slots := cache.num_slots):
         return
     num_slots = -(-(cache.end + count) // SLOTS) * SLOTS
-    for index, layer in enumerate(cache.cache.layers):
-        cache.cache.layers[index] = longer = StaticLayer(num_slots)
-        if layer.is_initialized:
+    old = cache.cache.layers
+    replace_layers(cache.cache, partial(StaticLayer, num_slots))
+    for layer, longer in zip(old, cache.cache.layers, strict=True):
+        if longer is not layer and layer.is_initialized:
             longer.lazy_initialization(layer.keys, layer.values)
             longer.keys[:, :, :old_slots], longer.values[:, :, :old_slots] = layer.keys, layer.values
             longer.cumulative_length.copy_(layer.cumulative_length)

@@ -83,14 +83,16 @@ def sizes_of(target: PreTrainedModel) -> dict[str, Any]:
     if getattr(config, "num_attention_heads", None) is None:
         raise ValueError(f"{type(target).__name__} has no attention heads, of which such a drafter's layers are made.")
     heads, rope = config.num_attention_heads, getattr(config, "rope_parameters", None) or {}
+    by_layer = getattr(config, "per_layer_config", None)  # Gemma 4's layers differ in their heads
+    last = by_layer[config.num_hidden_layers - 1] if by_layer else config
     rope = rope.get("full_attention", rope)  # where kinds of layers differ
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         "num_attention_heads": heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "num_key_value_heads": getattr(last, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(last, "head_dim", None) or config.hidden_size // heads,
         "max_position_embeddings": getattr(config, "max_position_embeddings", None) or CONTEXT,
         "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
         "rope_parameters": {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
@@ -129,6 +131,10 @@ def describe_layers(config: PreTrainedConfig, num_layers: int, dense: bool = Tru
     for key in ("first_k_dense_replace", "moe_layer_start_index"):  # the first layer with experts
         if getattr(config, key, None) is not None:
             setattr(config, key, num_layers if dense else 0)
+    if getattr(config, "num_kv_shared_layers", None):  # Gemma 4's last layers read another one's cache
+        config.num_kv_shared_layers = 0
+    if getattr(config, "hidden_size_per_layer_input", None):  # which are looked up by tokens, for each of the target's layers
+        config.hidden_size_per_layer_input = 0
     config.num_hidden_layers = num_layers
     described = config.to_dict()
     if overrides := described.get("per_layer_config"):  # Gemma 4's: by the target's layers, of which one kind is left

@@ -22,7 +22,7 @@ from ..decoding.cache import (
 )
 from ..decoding.compiled import compiled_forward
 from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
-from ..names import DynamicLayer, with_cache
+from ..names import DynamicLayer, stores_nothing, with_cache
 from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
 from .cache import Nodes, check_continues, guesses_of, make_room, plain_cache, ragged_rows
 
@@ -207,7 +207,7 @@ class LmReader:
         elif isinstance(self.cache, RaggedCache):
             self.cache.forget(dropped)
         elif (more := self.begins[0] + self.cache.get_seq_length() - self.lengths[0]) > 0:
-            if all(type(layer) is DynamicLayer for layer in self.cache.layers):
+            if all(type(layer) is DynamicLayer or stores_nothing(layer) for layer in self.cache.layers):
                 self.cache.crop(-more)
             else:  # a state cannot go back so far, and a window has dropped what it would need
                 self.cache = None

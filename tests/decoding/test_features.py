@@ -26,7 +26,8 @@ def reference(target, ids, mask=None):
     with torch.no_grad():
         states = target(ids[None], output_hidden_states=True, use_cache=False).hidden_states
     hook.remove()
-    return {-1: states[0][0], 0: states[1][0], len(layers) - 1: seen["raw"][0], "normed": states[-1][0]}
+    between = {layer: states[layer + 1][0] for layer in range(len(layers) - 1)}
+    return {-1: states[0][0], **between, len(layers) - 1: seen["raw"][0], "normed": states[-1][0]}
 
 
 class Reader(Oracle):

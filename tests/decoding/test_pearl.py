@@ -28,7 +28,12 @@ MAKE = {
     "prompted": lambda target: hf_paradraft.PromptedDrafter(with_prompts(near_copy(target, 0.03), 2)),
     "n-grams": lambda target: hf_paradraft.NgramDrafter(),
 }
-DRAFTERS = {(kind, name): make(TARGETS[name]) for kind, make in MAKE.items() for name in ARCHITECTURES}
+DRAFTERS = {
+    (kind, name): make(TARGETS[name])
+    for kind, make in MAKE.items()
+    for name in ARCHITECTURES
+    if (kind, name) != ("prompted", "gemma4")  # whose layers embed ids too, which prompts have none of
+}
 
 
 @pytest.fixture(autouse=True)
