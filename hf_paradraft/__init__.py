@@ -13,6 +13,7 @@ from .drafters.autoregressive import AutoregressiveDrafter
 from .drafters.blocks.dspark import DSparkDrafter
 from .drafters.blocks.model import DFlashDrafter
 from .drafters.eagle3 import Eagle3Drafter
+from .drafters.gemma4.model import Gemma4Drafter
 from .drafters.mtp.model import MtpDrafter
 from .drafters.ngram import NgramDrafter
 from .drafters.parallelspec import ParallelSpecDrafter
@@ -47,6 +48,7 @@ __all__ = [
     "Drafting",
     "Eagle3Drafter",
     "FollowTarget",
+    "Gemma4Drafter",
     "GuessedLogits",
     "GuessedTokens",
     "Memory",

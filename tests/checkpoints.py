@@ -7,11 +7,14 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from tiny import tiny_model
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
     Exaone4Config,
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
     Glm4MoeConfig,
     MellumConfig,
     Qwen2Config,
@@ -129,3 +132,32 @@ def with_mtp(family, count=1):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder, layers
+
+
+GEMMA4_ASSISTANT = {"num_kv_shared_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "hidden_size": 16}
+
+
+def gemma4_target(window=64, shared=2):
+    """A tiny Gemma 4."""
+    return tiny_model("gemma4", sliding_window=window, num_kv_shared_layers=shared)
+
+
+def gemma4_assistant(centroids=False, window=64):
+    """An assistant for it, as transformers makes one, with random weights."""
+    torch.manual_seed(3)
+    described = gemma4_target(window).config.to_dict() | GEMMA4_ASSISTANT
+    for name in ("architectures", "dtype", "per_layer_config", "vocab_size_per_layer_input", "hidden_size_per_layer_input"):
+        described.pop(name, None)
+    described |= {"vocab_size_per_layer_input": 0, "hidden_size_per_layer_input": 0, "global_head_dim": 16, "head_dim": 8}
+    described |= {"num_key_value_heads": 2, "num_global_key_value_heads": 1}
+    config = Gemma4AssistantConfig(
+        text_config=described,
+        backbone_hidden_size=32,
+        use_ordered_embeddings=centroids,
+        num_centroids=8,
+        centroid_intermediate_top_k=3,
+    )
+    model = Gemma4AssistantForCausalLM(config).to(torch.float64).eval()
+    if centroids:
+        model.masked_embedding.token_ordering.copy_(torch.randperm(32))
+    return model

@@ -7,9 +7,12 @@ from layouts import LAYERS, D
 from lossless import listen
 from safetensors.torch import load_file
 from tiny import tiny_model
+from transformers import DynamicCache
 
 import hf_paradraft
 from hf_paradraft.decoding.features import Features
+from hf_paradraft.names import with_cache
+from hf_paradraft.protocol.drafter import KeyValues
 
 EXPECTED = load_file(Path(__file__).parent / "drafters" / "expected" / "expected.safetensors")
 TARGET = tiny_model("llama", num_hidden_layers=LAYERS)
@@ -25,8 +28,10 @@ def features_of(drafter, length=LENGTH - 1):
 @torch.no_grad()
 def features_behind(drafter, target, ids):
     features = Features(target, drafter.needs(target))
+    cached = any(isinstance(key, KeyValues) for key in features.keys)
+    cache = with_cache(target, DynamicCache(config=target.config.get_text_config())) if cached else {}
     with features:
-        target(ids, use_cache=False)
+        target(ids, use_cache=cached, **cache)
         return {key: states[:, :-1] for key, states in features.rows.items()}
 
 

@@ -1,7 +1,7 @@
 """The target's hidden states that a drafter reads: just those it asks for, just of what was accepted.
 
 Numbers are counted as in `protocol.FeatureKey`: `-1` what the first layer reads, `0 … L-1` what each layer gives, raw (so `L-1`
-is the state before the final norm), `"normed"` what the head reads.
+is the state before the final norm), `"normed"` what the head reads, `KeyValues(i)` what layer `i` has put into the cache.
 """
 
 import threading
@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from ..protocol.drafter import FeatureKey
+from ..names import cache_in
+from ..protocol.drafter import FeatureKey, KeyValues
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
@@ -40,6 +42,11 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     return lists[0]
 
 
+def given(kwargs: dict[str, Any]) -> Tensor:
+    """Look up the ids or embeddings that a decoder reads, `(B, M, …)`."""
+    return kwargs["inputs_embeds"] if kwargs.get("input_ids") is None else kwargs["input_ids"]
+
+
 class Features:
     """Collects hidden states in one call's forwards, while it is entered; nothing is hooked if nothing is asked for.
 
@@ -63,7 +70,8 @@ class Features:
         if not self.keys:
             return
         self.layers = layers_of(model)
-        wrong = [key for key in self.keys if key != "normed" and not (type(key) is int and -1 <= key < len(self.layers))]
+        numbers = [key.layer if isinstance(key, KeyValues) else key for key in self.keys if key != "normed"]
+        wrong = [number for number in numbers if not (type(number) is int and -1 <= number < len(self.layers))]
         if wrong:
             raise ValueError(
                 f"The drafter reads {', '.join(map(repr, wrong))} of {type(model).__name__}, which has layers 0 … "
@@ -73,7 +81,9 @@ class Features:
     def __enter__(self) -> "Features":
         self.thread = threading.get_ident()
         for key in self.keys:
-            if key == -1:
+            if isinstance(key, KeyValues):
+                handle = decoder_of(self.model).register_forward_hook(self._cached(key), with_kwargs=True)
+            elif key == -1:
                 handle = self.layers[0].register_forward_pre_hook(self._embedded, with_kwargs=True)
             else:
                 part = decoder_of(self.model) if key == "normed" else self.layers[key]
@@ -103,6 +113,17 @@ class Features:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
             if self._is_ours:
                 self.rows[key] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+    def _cached(self, key: KeyValues) -> Any:
+        def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+            if not self._is_ours:
+                return
+            layer, count = cache_in(kwargs).layers[key.layer], (args[0] if args else given(kwargs)).shape[1]
+            both = [states[:, :, -count:].transpose(1, 2).flatten(2) for states in (layer.keys, layer.values)]
+            rows = torch.cat(both, dim=-1)
+            self.rows[key] = pad(rows, (0, 0, count - rows.shape[1], 0))  # a window keeps no more than it shows
 
         return hook
 

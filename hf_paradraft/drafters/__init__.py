@@ -10,6 +10,7 @@ from .drafter import SavedDrafter
 from .eagle3.model import Eagle3Drafter
 from .formats.identify import kind_in
 from .formats.values import read_config
+from .gemma4.model import Gemma4Drafter
 from .mtp.model import MtpDrafter
 from .parallelspec.model import ParallelSpecDrafter
 from .pard.config import NO_MASK
@@ -21,6 +22,7 @@ KINDS: tuple[type[SavedDrafter], ...] = (
     DFlashDrafter,
     DSparkDrafter,
     Eagle3Drafter,
+    Gemma4Drafter,
     MtpDrafter,
     ParallelSpecDrafter,
     PardDrafter,

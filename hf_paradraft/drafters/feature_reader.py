@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
@@ -313,33 +314,46 @@ class FeatureDrafting(Drafting):
         """Implement `Drafting.select`."""
         self.reader.select(rows)
 
-    @torch.no_grad()
     def logits_behind(self, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int) -> Tensor:
-        """Logits `(B, count, V')` behind whole texts of equal length, with nothing read yet.
+        """Logits `(B, count, V')` behind whole texts; arguments as for the function of that name."""
+        return logits_behind(self, ids, features, count, self.vocabulary, self.reader.model.reads_features)
 
-        Where it goes on from tokens, each guess stands behind the most probable ones before.
 
-        Args:
-            ids: int64 `(B, n)`.
-            features: by key, `(B, n - 1, d_t)`; None where none are read.
-            count: K.
+@torch.no_grad()
+def logits_behind(
+    drafting: Any,
+    ids: LongTensor,
+    features: dict[FeatureKey, Tensor] | None,
+    count: int,
+    vocabulary: LongTensor | None = None,
+    reads_features: bool = True,
+) -> Tensor:
+    """Logits `(B, count, V')` behind whole texts of equal length, by a drafting that has read nothing yet.
 
-        Raises:
-            ValueError: where features are read, none, or a text of one token.
-        """
-        if self.reader.model.reads_features:
-            if ids.shape[1] < 2 or features is None:
-                raise ValueError(
-                    "Features belong to tokens that were read: give a text of two tokens at least, and features of all but the "
-                    "last."
-                )
-            self.observe(
-                [Observation(row, 0, {key: states[index] for key, states in features.items()}) for index, row in enumerate(ids)]
+    Where it goes on from tokens, each guess stands behind the most probable ones before.
+
+    Args:
+        drafting: has `extend`, if its guesses are fewer than `count`.
+        ids: int64 `(B, n)`.
+        features: by key, `(B, n - 1, …)`; None where none are read.
+        count: K.
+        vocabulary: int64 `(V',)`, the target's id of each of the drafter's; None: they are the same.
+        reads_features: whether it wants any.
+
+    Raises:
+        ValueError: where features are read, none, or a text of one token.
+    """
+    if reads_features:
+        if ids.shape[1] < 2 or features is None:
+            raise ValueError(
+                "Features belong to tokens that were read: give a text of two tokens at least, and features of all but the last."
             )
-        guesses = self.propose([Prefix(row[None], count, 0) for row in ids])
-        logits = torch.stack([guess.logits for guess in guesses])
-        while logits.shape[1] < count:
-            token = to_target(logits[:, -1].max(-1).indices, self.vocabulary)
-            parents = [[logits.shape[1] - 2]] * len(ids)
-            logits = torch.cat([logits, torch.stack(self.extend(list(token[:, None]), parents))], dim=1)
-        return logits
+        drafting.observe(
+            [Observation(row, 0, {key: states[index] for key, states in features.items()}) for index, row in enumerate(ids)]
+        )
+    logits = torch.stack([guess.logits for guess in drafting.propose([Prefix(row[None], count, 0) for row in ids])])
+    while logits.shape[1] < count:
+        token = to_target(logits[:, -1].max(-1).indices, vocabulary)
+        parents = [[logits.shape[1] - 2]] * len(ids)
+        logits = torch.cat([logits, torch.stack(drafting.extend(list(token[:, None]), parents))], dim=1)
+    return logits

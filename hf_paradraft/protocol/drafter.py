@@ -12,9 +12,21 @@ from .config import SpeculationConfig
 from .guess import Guess
 from .stats import SpeculationStats
 
+
+@dataclass(frozen=True)
+class KeyValues:
+    """Names keys and values of a layer's cache, as attention reads them: `(f, 2·H·D)`, all heads' keys and then values.
+
+    Attributes:
+        layer: of the target.
+    """
+
+    layer: int
+
+
 # -1: the embedding's output, as the first layer reads it; 0 … L-1: the outputs of the target's layers, raw; "normed": the last
-# one after the final norm, as the head reads it.
-FeatureKey = int | Literal["normed"]
+# one after the final norm, as the head reads it; or what a layer's cache holds.
+FeatureKey = int | Literal["normed"] | KeyValues
 
 
 @dataclass

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from checkpoints import with_mtp
+from checkpoints import gemma4_assistant, gemma4_target, with_mtp
 from layouts import LAYOUTS
 from lossless import listen
 from published import TARGET, check_guesses
@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_paradraft import (
     AutoregressiveDrafter,
+    Gemma4Drafter,
     GuessedTokens,
     MtpDrafter,
     ParallelSpecDrafter,
@@ -33,6 +34,7 @@ def mtp(count):
 
 
 KINDS = {
+    "gemma4": lambda load: (gemma4_target(), Gemma4Drafter(gemma4_assistant())),
     "mtp, one layer": lambda load: mtp(1),
     "mtp, two layers": lambda load: mtp(2),
     "pard": lambda load: (TARGET, near_copy(TARGET, 0.2)),

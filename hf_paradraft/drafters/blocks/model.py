@@ -165,6 +165,10 @@ class DFlashDrafter(FeatureDrafter):
         """One call's drafting; arguments as for `BlockDrafting`."""
         return BlockDrafting(self, config, max_length)
 
+    def empty_context(self, num_slots: int) -> Cache:
+        """Make a cache for context features; a static one where `num_slots` are asked for."""
+        return plain_cache(self.stack, num_slots)
+
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Context features `(…, hidden)` of tokens."""
         states = torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1)

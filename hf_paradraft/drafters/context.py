@@ -1,0 +1,82 @@
+"""Drafting over a cache of what a network makes of the target's features: they go in as they come, and nothing else stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..decoding.cache import RaggedCache
+from ..protocol import Drafting, Observation
+from .cache import compiled_method, make_room
+
+
+class ContextDrafting(Drafting):
+    """One call's cache over what the target has read of each row.
+
+    Args:
+        drafter: shared with other calls; nothing of it changes. `fuse` makes context features `(f, width)` of a token's, `inject`
+            writes them into a cache from `empty_context`, and `masks` hides what rows do not see.
+        compiled_width: tokens that a compiled round reads; 0: none is compiled.
+        num_slots: of a static cache; 0: it is dynamic.
+    """
+
+    def __init__(self, drafter: Any, compiled_width: int = 0, num_slots: int = 0):
+        self.drafter, self.compiled_width, self.num_slots = drafter, compiled_width, num_slots
+        self.cache: RaggedCache | None = None
+        self.masks: dict[str, Any] = {}
+        self.begins: list[int] = []  # of each row, the first token with features
+        self.waiting: list[list[Tensor]] = []  # of each row, context features `(f, width)` that are not in the cache yet
+
+    @torch.no_grad()
+    def observe(self, observations: list[Observation | None]) -> None:
+        """Make context features of what the target has read."""
+        if self.cache is None:
+            self.begins = [0 if seen is None else seen.begin for seen in observations]
+            self.cache = RaggedCache(self.drafter.empty_context(self.num_slots), len(observations), 0)
+            self.masks = self.drafter.masks(self.begins)
+            self.waiting = [[] for _ in observations]
+        for row, seen in enumerate(observations):
+            if seen is not None and seen.features:
+                self.waiting[row].append(self.drafter.fuse(seen.features))
+
+    def join(self, other: Drafting) -> bool:
+        """Implement `Drafting.join`."""
+        if type(other) is not type(self) or other.drafter is not self.drafter or self.compiled_width:
+            return False
+        if self.cache is None or other.cache is None:
+            return False
+        self.cache.join(other.cache)
+        for kind, mask in self.masks.items():
+            mask.join(other.masks[kind])
+        self.begins, self.waiting = self.begins + other.begins, self.waiting + other.waiting
+        return True
+
+    def select(self, rows: list[int]) -> None:
+        """Implement `Drafting.select`."""
+        self.begins, self.waiting = [self.begins[row] for row in rows], [self.waiting[row] for row in rows]
+        self.cache.select(rows)
+        for mask in self.masks.values():
+            mask.select(rows)
+
+    def ends(self) -> list[int]:
+        """Count each row's tokens up to the last one whose features are in the cache."""
+        return [begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)]
+
+    def inject(self) -> None:
+        """Put what is waiting into the cache."""
+        if not any(self.waiting):
+            return
+        nothing = next(rows[0][:0] for rows in self.waiting if rows)
+        waiting = [torch.cat([nothing, *rows]) for rows in self.waiting]
+        counts = [len(rows) for rows in waiting]
+        compiled = self.cache.end > 0 and max(counts) <= self.compiled_width
+        size = self.compiled_width if compiled else max(counts)
+        context = torch.stack([pad(rows, (0, 0, 0, size - len(rows))) for rows in waiting])
+        positions = (torch.tensor(self.ends())[:, None] + torch.arange(size)).to(context.device)
+        make_room(self.cache, size)
+        compiled_method(self.drafter.inject, compiled)(context, positions, self.cache.cache)
+        self.cache.keep([list(range(count)) for count in counts], size)
+        self.waiting = [[] for _ in counts]

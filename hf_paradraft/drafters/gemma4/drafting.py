@@ -1,0 +1,81 @@
+"""One call's drafting by a Gemma 4 assistant: every guessed token is a query of its own over the target's keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor
+
+from ...protocol import Drafting, GuessedLogits, Observation, Prefix
+from ..context import ContextDrafting
+
+
+class Gemma4Drafting(ContextDrafting):
+    """Nobody sees a guessed token, so a tree's nodes are independent rows, all at the position of the text's last token.
+
+    Args:
+        drafter: beside its target; nothing of it changes.
+    """
+
+    def __init__(self, drafter: Any):
+        super().__init__(drafter)
+        self.last: list[Tensor | None] = []  # of each row, the target's state of the last token that it has read, (d_t,)
+        self.states: list[list[Tensor]] = []  # of each row, behind its text and behind each node, (d_t,)
+
+    def observe(self, observations: list[Observation | None]) -> None:
+        """Keep keys and values, and the newest state."""
+        super().observe(observations)
+        self.last = self.last or [None] * len(observations)
+        for row, seen in enumerate(observations):
+            if seen is not None and seen.features:
+                self.last[row] = seen.features["normed"][-1]
+
+    def join(self, other: Drafting) -> bool:
+        """Implement `Drafting.join`."""
+        joined = super().join(other)
+        if joined and isinstance(other, Gemma4Drafting):
+            self.last += other.last
+        return joined
+
+    def select(self, rows: list[int]) -> None:
+        """Implement `Drafting.select`."""
+        super().select(rows)
+        self.last = [self.last[row] for row in rows]
+
+    @torch.no_grad()
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Guess the token after each row; nothing after a row whose features are not there."""
+        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
+        if self.cache is None or not any(state is not None for state in self.last):
+            return [nothing] * len(prefixes)
+        self.inject()
+        some = next(state for state in self.last if state is not None)
+        before = torch.stack([torch.zeros_like(some) if state is None else state for state in self.last])
+        tokens = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
+        logits, states = self._read(tokens[:, None], before[:, None])
+        self.states = [[state] for state in states[:, 0]]
+        return [
+            GuessedLogits(guess, extend=self.extend) if end == prefix.ids.shape[1] - 1 else nothing
+            for guess, end, prefix in zip(logits, self.ends(), prefixes, strict=True)
+        ]
+
+    @torch.no_grad()
+    def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
+        """Read guessed tokens, each with the state behind its parent; as `Extend`."""
+        size, some = max(map(len, tokens)), self.states[0][0]
+        ids = torch.zeros((len(tokens), size), dtype=torch.long, device=some.device)
+        before = some.new_zeros((len(tokens), size, some.shape[-1]))
+        for row, (new, above) in enumerate(zip(tokens, parents, strict=True)):
+            if above:
+                ids[row, : len(new)] = new
+                before[row, : len(new)] = torch.stack([self.states[row][parent + 1] for parent in above])
+        logits, states = self._read(ids, before)
+        for row, new in enumerate(tokens):
+            self.states[row] += list(states[row, : len(new)])
+        return [guess[: len(new)] for guess, new in zip(logits, tokens, strict=True)]
+
+    def _read(self, ids: LongTensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits `(B, M, V)` and states `(B, M, d_t)` behind tokens `(B, M)` and the states before them."""
+        positions = torch.tensor(self.ends())[:, None].expand_as(ids)
+        return self.drafter.read(ids, before, positions, self.cache)

@@ -1,0 +1,228 @@
+"""Gemma 4's assistants (google/gemma-4-*-it-assistant): a few layers without keys of their own, which query the target's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel
+
+from ...decoding.cache import RaggedCache
+from ...decoding.features import layers_of
+from ...decoding.tree_attention import additive
+from ...files import tensor_names
+from ...hub.card import provenance_of
+from ...names import DynamicLayer
+from ...protocol import SpeculationConfig
+from ...protocol.drafter import FeatureKey, KeyValues
+from ...training.target import refuse_missing
+from ...whole_files import write_json
+from ..drafter import SavedDrafter, last_target, pair, remember_target
+from ..feature_drafter import PADDING
+from ..feature_reader import logits_behind
+from ..formats.values import read_config
+from .drafting import Gemma4Drafting
+
+MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+
+
+class Gemma4Drafter(SavedDrafter):
+    """Guesses a token after the other from the target's embedding of the last one, its state before that, and its own keys and
+    values in two layers: the last full and the last sliding one that have any. All guesses of a round stand at the text's end.
+
+    Args:
+        model: transformers' own class for it, which reads and writes its files.
+        speculation_config: default: as for other drafters.
+
+    Attributes:
+        table: the target's embedding; None: it is attached to none.
+    """
+
+    kind = "gemma4"
+    title = "Gemma 4 assistant"
+    about = "queries the target's own keys and values, and guesses one token after the other"
+    fits = "transformers, vLLM and SGLang, beside its Gemma 4 target"
+
+    def __init__(self, model: PreTrainedModel, speculation_config: SpeculationConfig | None = None):
+        self.model, self.speculation_config = model, speculation_config or SpeculationConfig()
+        self.table: torch.nn.Module | None = None
+        layers = {layer.self_attn.layer_type: layer.self_attn for layer in model.model.layers}
+        heads = model.config.get_text_config().num_attention_heads
+        # Of each kind of layer: heads of its keys, and numbers of each.
+        self.shapes = {kind: (heads // part.num_key_value_groups, part.head_dim) for kind, part in layers.items()}
+
+    @classmethod
+    def recognises(cls, folder: Path) -> bool:
+        """By the type of model that its config names."""
+        return (folder / "config.json").exists() and read_config(folder).get("model_type") in MODEL_TYPES
+
+    @classmethod
+    def load_folder(cls, folder: Path, **kwargs: Any) -> Self:
+        """Load the assistant in a folder.
+
+        Args:
+            folder: with its files.
+            kwargs: for `AutoModelForCausalLM.from_pretrained`, and `speculation_config`.
+
+        Raises:
+            OSError, ValueError: it is damaged, incomplete, or something else.
+        """
+        if not cls.recognises(folder):
+            raise ValueError(f"{folder} holds no {cls.title}: its model_type is none of {', '.join(MODEL_TYPES)}.")
+        saved, wanted = provenance_of(read_config(folder)).get("speculation_config"), kwargs.pop("speculation_config", None)
+        tensor_names(folder)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **kwargs
+        )
+        refuse_missing(info, type(model).__name__, folder)
+        return cls(model.eval(), wanted or (None if saved is None else SpeculationConfig.from_saved(saved)))
+
+    def write(self, folder: Path, **kwargs: Any) -> None:
+        """Write it as transformers does, with how to use it here."""
+        self.model.save_pretrained(folder, **kwargs)
+        config = read_config(folder)
+        config["paradraft"] = {"speculation_config": asdict(self.speculation_config)}
+        write_json(folder / "config.json", config)
+
+    @classmethod
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """Its size, and what it was made for."""
+        text = config.get("text_config") or {}
+        return [
+            ("target's hidden size", config.get("backbone_hidden_size", "?")),
+            ("layers", f"{text.get('num_hidden_layers', '?')} of {text.get('hidden_size', '?')} numbers"),
+            ("head", "by centroids" if config.get("use_ordered_embeddings") else "of all tokens"),
+        ]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its weights."""
+        return self.model.pre_projection.weight.device
+
+    def sources(self, target: PreTrainedModel) -> dict[str, int]:
+        """Find the target's layers whose keys and values are read, by kind: the last of each that have some of their own."""
+        config = target.config.get_text_config()
+        own = config.layer_types[: config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)]
+        return {kind: len(own) - 1 - own[::-1].index(kind) for kind in self.shapes if kind in own}
+
+    def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+        """The last state, and two layers' keys and values."""
+        return "normed", *(KeyValues(layer) for layer in self.sources(target).values())
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Check the target's sizes, and share its embedding.
+
+        Raises:
+            ValueError: it was made for another target, or for other options; the message says why.
+        """
+        config, who = target.config.get_text_config(), f"This {self.title}"
+        if not config.model_type.startswith("gemma4"):
+            raise ValueError(f"{who} reads keys and values of Gemma 4, and the target is of type {config.model_type}.")
+        if config.hidden_size != self.model.config.backbone_hidden_size:
+            raise ValueError(
+                f"{who} reads states of {self.model.config.backbone_hidden_size} numbers, and the target's have "
+                f"{config.hidden_size}: it was made for another target."
+            )
+        if abs(self.model.config.get_text_config().vocab_size - config.vocab_size) > PADDING:
+            raise ValueError(
+                f"{who} guesses {self.model.config.get_text_config().vocab_size} ids, and the target has {config.vocab_size}."
+            )
+        layers, sources = layers_of(target), self.sources(target)
+        for kind, (heads, size) in self.shapes.items():
+            attention = layers[sources[kind]].self_attn if kind in sources else None
+            if attention is None or (attention.k_proj.out_features, attention.head_dim) != (heads * size, size):
+                raise ValueError(f"{who} reads {heads} heads of {size} numbers in {kind} layers, and the target has others.")
+        if self.speculation_config.compile:
+            raise ValueError(f"{who} reads the target's cache, which a compiled forward does not show: leave compile off.")
+        table = target.get_input_embeddings()
+        pair(self, target, table=table)
+        self.table = table
+        remember_target(self, target)
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Gemma4Drafting:
+        """Begin a `generate` call; its state is its own."""
+        return Gemma4Drafting(pair(self, target))
+
+    def draft_logits(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """Compute logits of the next tokens after a whole prefix, each after the most probable ones, without caches.
+
+        Args:
+            input_ids: int64 `(B, n)`, n at least 2, without padding.
+            features: by key, `(B, n - 1, …)`: the newest token has none.
+            num_draft_tokens: K; default: as configured.
+
+        Returns:
+            `(B, K, V)`; what its centroids leave out is impossible.
+        """
+        target = last_target(self)
+        drafting = Gemma4Drafting(self if target is None else pair(self, target))
+        return logits_behind(drafting, input_ids, features, num_draft_tokens or self.speculation_config.num_draft_tokens)
+
+    def empty_context(self, num_slots: int) -> Cache:
+        """Make a cache with a layer for each kind."""
+        cache = DynamicCache()
+        cache.layers = [DynamicLayer() for _ in self.shapes]
+        return cache
+
+    def masks(self, offsets: list[int]) -> dict[str, Any]:
+        """None that rows would have of their own: see `_masks`."""
+        return {}
+
+    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
+        """Put keys and values of all kinds side by side, `(f, width)`."""
+        rows = [states for key, states in features.items() if isinstance(key, KeyValues)]
+        return torch.cat([states.to(self.device, self.model.dtype) for states in rows], dim=-1)
+
+    def inject(self, context: Tensor, positions: LongTensor, cache: Cache) -> None:
+        """Write them into the cache; positions are in the keys already."""
+        widths = [2 * heads * size for heads, size in self.shapes.values()]
+        for index, ((heads, size), rows) in enumerate(zip(self.shapes.values(), context.split(widths, dim=-1), strict=True)):
+            keys, values = rows.view(*rows.shape[:2], 2, heads, size).permute(2, 0, 3, 1, 4)
+            cache.update(keys, values, index)
+
+    def _masks(self, lengths: list[int], size: int) -> dict[str, Tensor]:
+        """Hide from `size` queries behind each row what they do not see of the cache, additive `(B, 1, size, slots)` by kind."""
+        window = self.model.config.get_text_config().sliding_window
+        slots, ends = torch.arange(max(lengths), device=self.device), torch.tensor(lengths, device=self.device)[:, None]
+        seen = slots < ends
+        # transformers' own masks reach as far back, measured from the last key.
+        near = seen & (slots >= ends - 1 - window)
+        by_kind = {kind: near if kind == "sliding_attention" else seen for kind in self.shapes}
+        return {kind: additive(rows[:, None, None].expand(-1, 1, size, -1), self.model.dtype) for kind, rows in by_kind.items()}
+
+    def read(self, ids: LongTensor, before: Tensor, positions: LongTensor, cache: RaggedCache) -> tuple[Tensor, Tensor]:
+        """Guess what follows tokens, each a row of its own.
+
+        Args:
+            ids: int64 `(B, M)`.
+            before: `(B, M, d_t)`: the target's state of the token before, or what this gave.
+            positions: int64 `(B, M)`, of the texts' last tokens.
+            cache: the target's keys and values.
+
+        Returns:
+            Logits `(B, M, V)`, and states `(B, M, d_t)`.
+        """
+        if self.table is None:
+            raise ValueError(f"This {self.title} shares its target's embedding: attach(target) first.")
+        embedded = self.table(ids.to(next(self.table.parameters()).device)).to(self.device, self.model.dtype)
+        inputs = self.model.pre_projection(torch.cat([embedded, before.to(embedded)], dim=-1))
+        layers = dict(zip(self.shapes, cache.cache.layers, strict=True))
+        outputs = self.model.model(
+            inputs_embeds=inputs,
+            attention_mask=self._masks(cache.lengths, ids.shape[1]),
+            position_ids=positions.to(self.device),
+            shared_kv_states={kind: (layer.keys, layer.values) for kind, layer in layers.items()},
+            use_cache=False,
+            logits_to_keep=torch.arange(ids.shape[1]),  # of an int 5.24 slices inputs of layers, which these have not
+        )
+        states = outputs.last_hidden_state
+        if self.model.masked_embedding is None:
+            return self.model.lm_head(states), self.model.post_projection(states)
+        logits = self.model.masked_embedding(states, self.model.lm_head.weight)
+        # Tokens of other centroids all have one logit, below any other: they are not guessed.
+        return logits.masked_fill(logits == logits.min(), -torch.inf), self.model.post_projection(states)
