@@ -9,9 +9,9 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from ..drafters.autoregressive import AutoregressiveDrafter
-from ..drafters.drafter import NamedDrafter, Variant, with_prompt_lookup
 from ..drafters.ngram import NgramDrafter
 from ..drafters.process import ProcessDrafter
+from ..drafters.variants import NamedDrafter, Variant, with_prompt_lookup
 from ..names import ASSISTS_COMPILED
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
-from ..drafters.drafter import Variant
+from ..drafters.variants import Variant
 from ..names import compiles_everywhere
 from ..protocol import Drafter
 

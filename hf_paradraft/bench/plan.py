@@ -7,7 +7,7 @@ import numpy
 from transformers import PreTrainedModel
 
 from ..decoding.latency import row_latency
-from ..drafters.drafter import Variant
+from ..drafters.variants import Variant
 from ..protocol import Drafter, SpeculationConfig, SpeculationStats
 from .measure import Runner, Settings
 from .methods import drafted

@@ -1,80 +1,23 @@
-"""A drafter with files: how any kind is recognised, loaded, saved, published, described and compared."""
+"""A drafter with files: how any kind is recognised, loaded, saved, published and described."""
 
 from __future__ import annotations
 
-import copy
 import tempfile
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-import torch
 from huggingface_hub import CommitInfo
-from safetensors.torch import save_file
-from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..files import names_folder, share_weights, tensor_names
 from ..hub.card import CardFields, provenance_of
 from ..hub.push import push_drafter
-from ..protocol import Drafter, SpeculationConfig
-from ..protocol.config import TreeSize
-from ..whole_files import write_json
+from ..protocol import Drafter
 from .formats.files import check_files, names_in
 from .formats.identify import drafter_folder, identify
 from .formats.values import read_config
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to use a drafter, under the name that it has in benchmarks."""
-
-    name: str
-    drafter: Drafter
-    config: SpeculationConfig
-
-
-def with_prompt_lookup(variants: Sequence[Variant]) -> list[Variant]:
-    """The trees among them, with prompt lookup."""
-    trees = [variant for variant in variants if variant.config.tree_size]
-    return [Variant(f"{tree.name}-lookup", tree.drafter, replace(tree.config, prompt_lookup=True)) for tree in trees]
-
-
-class NamedDrafter(Drafter):
-    """A drafter of this library: its name, and how it is compared with others.
-
-    Attributes:
-        kind: its name, as in `paradraft train NAME` and in benchmarks.
-        title: for people.
-    """
-
-    kind: ClassVar[str]
-    title: ClassVar[str]
-
-    def variants(self, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
-        """List the variants for benchmarks: chains of all lengths, then trees of all sizes, as deep as the longest chain."""
-        most = self.most_drafts
-        lengths = lengths if most is None else sorted({min(length, most) for length in lengths})
-        depth = max(lengths)
-        chains = [Variant(f"{self.kind}-chain-k{length}", self, SpeculationConfig(length, None)) for length in lengths]
-        names = [size if size == "auto" else f"n{size}" for size in sizes]
-        trees = [
-            Variant(f"{self.kind}-tree-k{depth}-{name}", self, SpeculationConfig(depth, size))
-            for name, size in zip(names, sizes, strict=True)
-        ]
-        return [*chains, *trees]
-
-    def untrained(self) -> Drafter:
-        """One of the same shape that knows nothing.
-
-        Raises:
-            ValueError: it cannot be made.
-        """
-        raise ValueError(f"An untrained {self.title} cannot be made: the case 'hopeless' is for PARD drafters.")
+from .variants import NamedDrafter
 
 
 class SavedDrafter(NamedDrafter, ABC):
@@ -241,147 +184,3 @@ class SavedDrafter(NamedDrafter, ABC):
             ValueError: no other engine has such a drafter.
         """
         raise ValueError(f"A {cls.title} is of use in transformers alone, and there as it is: {engine} has nothing of the kind.")
-
-
-class ModuleDrafter(nn.Module, SavedDrafter):
-    """A drafter that is a module, with a file of weights and a `config.json`.
-
-    Attributes:
-        paradraft: how it was trained.
-    """
-
-    paradraft: Mapping[str, Any] = MappingProxyType({})
-
-    @classmethod
-    @abstractmethod
-    def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> Self:
-        """Read the drafter that lies in a folder, in fp32 or as it was saved.
-
-        Args:
-            folder: with its files.
-            ignore_keys: keys of its config that make no difference, for which it would be refused otherwise; a kind whose configs
-                are its own needs no such argument.
-
-        Raises:
-            OSError, ValueError: it is damaged, incomplete, or something else.
-        """
-
-    @abstractmethod
-    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Config and tensors, as they are written into a folder."""
-
-    @classmethod
-    def load_folder(cls, folder: Path, ignore_keys: Iterable[str] = (), **kwargs: Any) -> Self:
-        """Load the drafter in a folder, in any layout of its kind.
-
-        Args:
-            folder: with its files.
-            ignore_keys: keys of its config that nothing obeys, and of which the caller knows that they make no difference.
-            kwargs: as for `placed`.
-
-        Raises:
-            OSError, ValueError: it is damaged, incomplete, or something else.
-        """
-        drafter = cls.read_folder(folder, ignore_keys) if ignore_keys else cls.read_folder(folder)
-        drafter.paradraft = provenance_of(read_config(folder))
-        if saved := drafter.paradraft.get("speculation_config"):
-            drafter.speculation_config = SpeculationConfig.from_saved(saved)
-        return drafter.placed(**kwargs)
-
-    def placed(
-        self,
-        dtype: torch.dtype | str | None = None,
-        device_map: Any = None,
-        speculation_config: SpeculationConfig | None = None,
-        attn_implementation: str | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Itself, as a caller wants to have it.
-
-        Args:
-            dtype: of its weights; default, and `"auto"`: as they were saved.
-            device_map: a device, or `"auto"`.
-            speculation_config: how to use it; default: as saved.
-            attn_implementation: `sdpa` or `eager`.
-            kwargs: `torch_dtype`, and what makes no difference here.
-
-        Raises:
-            ValueError: an argument that cannot be meant.
-        """
-        who = type(self).__name__
-        if more := sorted(kwargs.keys() - {"torch_dtype", "use_safetensors", "low_cpu_mem_usage"}):
-            raise ValueError(f"{who}.from_pretrained does not know {', '.join(more)}.")
-        if speculation_config is not None:
-            self.speculation_config = speculation_config
-        dtype = kwargs.get("torch_dtype") or dtype
-        if isinstance(dtype, str):
-            if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-                raise ValueError(f"There is no dtype {dtype!r}: pass torch.bfloat16, 'bfloat16', 'auto' or the like.")
-            dtype = None if dtype == "auto" else getattr(torch, dtype)
-        if attn_implementation not in (None, "sdpa", "eager"):
-            raise ValueError(
-                f"A {self.title} takes explicit masks: attn_implementation is sdpa or eager, not {attn_implementation}."
-            )
-        for part in self.modules() if attn_implementation else ():
-            if isinstance(part, PreTrainedModel):
-                part.set_attn_implementation(attn_implementation)
-        if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-            device_map = "cuda" if torch.cuda.is_available() else None
-        elif isinstance(device_map, dict):
-            device_map = next(iter(device_map.values()))
-        return self.to(device=device_map, dtype=dtype).eval()
-
-    def remember(self, record: dict[str, Any]) -> None:
-        """Keep how it was trained."""
-        self.paradraft = {**self.paradraft, "training": record}
-
-    def write(self, folder: Path, **kwargs: Any) -> None:
-        """Write `contents`, with how to use it and how it was trained; each file whole or not at all."""
-        config, tensors = self.contents()
-        config["paradraft"] = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
-        new = folder / ".model.safetensors.new"
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, new, metadata={"format": "pt"})
-        new.replace(folder / "model.safetensors")
-        write_json(folder / "config.json", config)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its weights."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
-        return next(self.parameters()).dtype
-
-
-_pairs: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[PreTrainedModel, Any]] = weakref.WeakKeyDictionary()
-_last: weakref.WeakKeyDictionary[Any, weakref.ref[PreTrainedModel]] = weakref.WeakKeyDictionary()
-
-
-def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
-    """A drafter as it stands beside one target: the same weights, with what that target shares. Two targets never share one.
-
-    Args:
-        drafter: a module; its copies and pickles hold nothing of a target.
-        target: not kept alive.
-        shared: what the pair has of its own; given where it is made, and again where that has changed.
-    """
-    pairs = _pairs.setdefault(drafter, weakref.WeakKeyDictionary())
-    view = pairs.get(target)
-    if view is None or any(getattr(view, name) != value for name, value in shared.items()):
-        pairs[target] = view = copy.copy(drafter if view is None else view)
-        view.__dict__.update(shared)
-    view.__dict__["speculation_config"] = drafter.speculation_config
-    return view
-
-
-def remember_target(drafter: Any, target: PreTrainedModel) -> None:
-    """Note what a drafter was attached to last, for `draft_logits`; neither keeps the other alive."""
-    _last[drafter] = weakref.ref(target)
-
-
-def last_target(drafter: Any) -> PreTrainedModel | None:
-    """Look up the target that a drafter was attached to last, if it is still there."""
-    reference = _last.get(drafter)
-    return None if reference is None else reference()

@@ -15,10 +15,11 @@ from ..decoding.features import layers_of
 from ..decoding.target_head import TargetHead, final_norm, final_scale, finished
 from ..protocol import Drafting, SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from .drafter import ModuleDrafter, pair
 from .formats.files import offset_tables, vocabulary_of
 from .formats.identify import kind_in
 from .formats.speculators import proposal
+from .module import ModuleDrafter
+from .pairs import pair
 
 logger = logging.get_logger(__name__)
 PADDING = 512  # rows by which tables of one vocabulary differ, padded to this or that multiple

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from ..decoding.lookup import PromptLookup, with_copied
 from ..decoding.memory import LONGEST, Memory
 from ..protocol import Draft, Drafting, GuessedTokens, Prefix, SpeculationConfig
-from .drafter import NamedDrafter
+from .variants import NamedDrafter
 
 
 class NgramDrafter(NamedDrafter):

@@ -23,8 +23,8 @@ from ..decoding.cache import (
 from ..decoding.compiled import compiled_forward
 from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
 from ..names import DynamicLayer, stores_nothing, with_cache
-from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
-from .cache import Nodes, check_continues, guesses_of, make_room, plain_cache, ragged_rows
+from ..protocol import Prefix
+from .cache import Nodes, check_continues, make_room, plain_cache, ragged_rows
 
 logger = logging.get_logger(__name__)
 
@@ -297,41 +297,3 @@ class LmReader:
         longest = size - len(masks)
         self.cache.keep([list(range(longest - len(ids), longest)) for ids in rows], size)
         return logits
-
-
-class MaskDrafting(Drafting):
-    """One call's drafting by a causal LM with masks behind the text.
-
-    Args:
-        model: shared with other calls; nothing of it changes.
-        config: how it is used.
-        masks: ids that stand at the K - 1 places to be guessed behind the text (PARD, section 3.2).
-        unknown: stands for ids that the model has no embedding of.
-        max_length: tokens of a row at most.
-        vocabulary: int64 `(V',)`, the target's id of each of the model's; None: they are the same.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        config: SpeculationConfig,
-        masks: list[int],
-        unknown: int,
-        max_length: int,
-        vocabulary: LongTensor | None = None,
-    ):
-        self.vocabulary = vocabulary
-        self.reader = LmReader(model, max_length, masks, unknown, config.compiled_width)
-
-    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Logits for what follows each row; none where the drafter's context is too short."""
-        logits = self.reader.read(prefixes, max(prefix.room for prefix in prefixes))
-        return guesses_of([None] * len(prefixes) if logits is None else logits, prefixes, vocabulary=self.vocabulary)
-
-    def join(self, other: Drafting) -> bool:
-        """Implement `Drafting.join`."""
-        return type(other) is type(self) and self.reader.join(other.reader)
-
-    def select(self, rows: list[int]) -> None:
-        """Implement `Drafting.select`."""
-        self.reader.select(rows)

@@ -1,18 +1,16 @@
-"""The HTTP of the endpoint: OpenAI's paths, bodies and errors, and metrics for Prometheus."""
+"""The HTTP of the endpoint: OpenAI's paths and bodies, and metrics for Prometheus."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from openai.types import Completion, CompletionChoice, CompletionUsage, Model
@@ -20,239 +18,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 from openai.types.chat.chat_completion import Choice
 from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
-from openai.types.completion_usage import CompletionTokensDetails
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from transformers import PreTrainedTokenizerBase
 
-from ..protocol import SpeculationStats
+from .answer import Answer, Service
+from .errors import Bodies, Refusal, error_body
+from .metrics import Metrics
 from .requests import Ask, ChatRequest, CompletionRequest
-from .scheduler import Job, News, QueueFull, Scheduler
-from .text import Writer
-
-LARGEST = 4 << 20  # bytes of a body
-MOST_NEW = 4096  # tokens of an answer whose request does not say how many
-POLL = 0.2  # seconds between two looks at whether a client is still there
-
-
-@dataclass
-class Service:
-    """The endpoint's model, and its limits.
-
-    Attributes:
-        scheduler: answers.
-        tokenizer: the target's.
-        name: of the model, for clients.
-        context: tokens of prompt and answer at most; None: any number.
-        api_key: that clients have to send; None: none.
-        seconds: for one request, at most.
-    """
-
-    scheduler: Scheduler
-    tokenizer: PreTrainedTokenizerBase
-    name: str
-    context: int | None
-    api_key: str | None = None
-    seconds: float = 600.0
-    created: int = field(default_factory=lambda: int(time.time()))
-
-
-class Refusal(HTTPException):
-    """An answer with one of OpenAI's errors.
-
-    Args:
-        status: of HTTP.
-        message: what was wrong, and what to do.
-        code: OpenAI's short name for it.
-        param: the field of the request.
-        headers: of the answer.
-    """
-
-    def __init__(
-        self, status: int, message: str, code: str | None = None, param: str | None = None, headers: dict[str, str] | None = None
-    ):
-        super().__init__(status, message, headers)
-        self.code, self.param = code, param
-
-
-def _error(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(
-        status, "invalid_request_error" if status < 500 else "server_error"
-    )
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-class Metrics:
-    """Counts for Prometheus.
-
-    Args:
-        scheduler: knows who runs and who waits.
-    """
-
-    def __init__(self, scheduler: Scheduler):
-        self.registry = registry = CollectorRegistry()
-        self.drafts = Counter("spec_decode_num_drafts", "Rounds with a draft.", registry=registry)
-        self.drafted = Counter("spec_decode_num_draft_tokens", "Drafted tokens.", registry=registry)
-        self.emitted = Counter("spec_decode_num_emitted_tokens", "New tokens, the target's own included.", registry=registry)
-        self.accepted = Counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Accepted drafted tokens.", ["position"], registry=registry
-        )
-        self.requests = Counter("requests", "Requests, by how they ended.", ["finish_reason"], registry=registry)
-        self.first_token = Histogram("time_to_first_token_seconds", "From a request to its first token.", registry=registry)
-        self.seconds = Histogram("request_seconds", "From a request to its end.", registry=registry)
-        running = Gauge("num_requests_running", "Requests that are being answered.", registry=registry)
-        running.set_function(lambda: len(scheduler.running) + (scheduler.reading is not None))
-        waiting = Gauge("num_requests_waiting", "Requests that wait for a place.", registry=registry)
-        waiting.set_function(lambda: len(scheduler.waiting))
-
-    def count(self, stats: SpeculationStats, reason: str, seconds: float) -> None:
-        """Count a request that has ended."""
-        self.drafts.inc(stats.attempts[0] if stats.attempts else 0)
-        self.drafted.inc(stats.num_drafted)
-        self.emitted.inc(stats.num_emitted)
-        for position, accepted in enumerate(stats.successes):
-            self.accepted.labels(str(position)).inc(accepted)
-        self.requests.labels(reason).inc()
-        self.seconds.observe(seconds)
-
-
-class Answer:
-    """One request on its way: text as it comes, then why it ended.
-
-    Args:
-        service: answers it.
-        metrics: count it.
-        ask: the request.
-        ids: its prompt.
-        connection: the client's, which may be gone.
-    """
-
-    def __init__(self, service: Service, metrics: Metrics, ask: Ask, ids: list[int], connection: Request):
-        self.service, self.metrics, self.connection = service, metrics, connection
-        self.begun = self.looked = time.monotonic()
-        self.prompt_tokens = len(ids)
-        self.reason: Any = ""  # why it ended, in OpenAI's words
-        self.writer = Writer(service.tokenizer, ask.stops)
-        self.news: asyncio.Queue[News] = asyncio.Queue()
-        self.loop = asyncio.get_running_loop()
-        room = MOST_NEW if service.context is None else service.context - len(ids)
-        if room < 1:
-            raise Refusal(
-                400,
-                f"The prompt has {len(ids)} tokens, and the model's context is {service.context}: shorten it.",
-                "context_length_exceeded",
-                "messages" if isinstance(ask, ChatRequest) else "prompt",
-            )
-        prediction = None
-        if ask.prediction is not None:
-            prediction = service.tokenizer(ask.prediction.text, add_special_tokens=False)["input_ids"]
-        options = {
-            "max_new_tokens": min(ask.limit or MOST_NEW, room),
-            "pad_token_id": service.tokenizer.pad_token_id or service.tokenizer.eos_token_id or 0,
-            **ask.options(),
-        }
-        self.job = Job(ids, options, self._tell, ask.seed, ask.speculation.enabled, prediction)
-        try:
-            service.scheduler.submit(self.job)
-        except QueueFull as error:
-            raise Refusal(429, str(error), "queue_full", headers={"Retry-After": "1"}) from error
-
-    async def texts(self) -> AsyncGenerator[str]:
-        """Yield what may be shown, round by round, and set `reason` behind the last one.
-
-        Raises:
-            Refusal: the request cannot be served, took too long, or nobody waits for it any more.
-        """
-        try:
-            while not self.reason:
-                news = await self._next()
-                if news.error is not None:
-                    if isinstance(news.error, ValueError):
-                        raise Refusal(400, str(news.error))
-                    raise Refusal(500, "The request failed; the server's log says why.")
-                if news.tokens and not self.writer.count:
-                    self.metrics.first_token.observe(time.monotonic() - self.begun)
-                text = self.writer.push(news.tokens)
-                if self.writer.stopped:
-                    self.reason = "stop"
-                elif news.over:
-                    text += self.writer.rest()
-                    limit = self.job.options["max_new_tokens"]
-                    ended = self.writer.count < limit or news.tokens[-1] in self.job.ends
-                    self.reason = "stop" if ended else "length"
-                yield text
-        finally:
-            self.service.scheduler.cancel(self.job)
-            self.metrics.count(self.job.stats, self.reason or "abort", time.monotonic() - self.begun)
-
-    def _tell(self, news: News) -> None:
-        self.loop.call_soon_threadsafe(self.news.put_nowait, news)
-
-    async def _next(self) -> News:
-        """Wait for news, and look now and then whether somebody still waits for them."""
-        while True:
-            now = time.monotonic()
-            left = self.service.seconds - (now - self.begun)
-            if left <= 0:
-                raise Refusal(504, f"The request took longer than {self.service.seconds:.0f} seconds.", "timeout")
-            if now - self.looked > POLL:
-                self.looked = now
-                if await self.connection.is_disconnected():
-                    raise Refusal(499, "The client has gone.", "client_closed_request")
-            with suppress(TimeoutError):
-                return await asyncio.wait_for(self.news.get(), min(POLL, left))
-
-    @property
-    def usage(self) -> CompletionUsage:
-        """Count the tokens of prompt and answer, and those that were drafted for it."""
-        stats, completion = self.job.stats, self.writer.count
-        accepted = sum(stats.successes)
-        details = CompletionTokensDetails(
-            accepted_prediction_tokens=accepted, rejected_prediction_tokens=stats.num_drafted - accepted
-        )
-        return CompletionUsage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=completion,
-            total_tokens=self.prompt_tokens + completion,
-            completion_tokens_details=details,
-        )
-
-
-class Bodies:
-    """Refuses bodies that are too large before they are read.
-
-    Args:
-        app: what is behind it.
-    """
-
-    def __init__(self, app: ASGIApp):
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Implement ASGI."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        read = 0
-        if not length.isdigit() or int(length) > LARGEST:
-            await self._refuse(scope, receive, send)
-            return
-
-        async def counted() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > LARGEST:
-                raise Refusal(413, f"The body is larger than {LARGEST >> 20} MiB.", "body_too_large")
-            return message
-
-        await self.app(scope, counted, send)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _error(413, f"The body is larger than {LARGEST >> 20} MiB.", "body_too_large")
-        await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
 
 
 def _events(answer: Answer, texts: AsyncGenerator[str], chunk: Callable[..., Any], with_usage: bool) -> AsyncIterator[str]:
@@ -272,7 +44,7 @@ def _events(answer: Answer, texts: AsyncGenerator[str], chunk: Callable[..., Any
                 yield line(chunk(None, None, usage=answer.usage))
             yield "data: [DONE]\n\n"
         except Refusal as refusal:  # the status has been sent
-            yield f"data: {json.dumps(_error(refusal.status_code, refusal.detail, refusal.code))}\n\n"
+            yield f"data: {json.dumps(error_body(refusal.status_code, refusal.detail, refusal.code))}\n\n"
         finally:
             await texts.aclose()
 
@@ -410,17 +182,17 @@ def make_app(service: Service) -> FastAPI:
     @app.exception_handler(StarletteHTTPException)
     async def refused(connection: Request, error: StarletteHTTPException) -> Response:
         code, param = getattr(error, "code", None), getattr(error, "param", None)
-        return JSONResponse(_error(error.status_code, str(error.detail), code, param), error.status_code, error.headers)
+        return JSONResponse(error_body(error.status_code, str(error.detail), code, param), error.status_code, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(connection: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         param = ".".join(str(part) for part in first["loc"][1:] if part != "body") or None
         message = "it is not served here" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        return JSONResponse(_error(400, f"{param or 'body'}: {message}", None, param), 400)
+        return JSONResponse(error_body(400, f"{param or 'body'}: {message}", None, param), 400)
 
     @app.exception_handler(Exception)
     async def failed(connection: Request, error: Exception) -> Response:
-        return JSONResponse(_error(500, "The request failed; the server's log says why."), 500)
+        return JSONResponse(error_body(500, "The request failed; the server's log says why."), 500)
 
     return app

@@ -7,7 +7,8 @@ import uvicorn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..protocol import Drafter
-from .app import Service, make_app
+from .answer import Service
+from .app import make_app
 from .lessons import Lessons
 from .scheduler import Scheduler
 

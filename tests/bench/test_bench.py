@@ -18,8 +18,8 @@ from hf_paradraft.bench.measure import check_equality
 from hf_paradraft.bench.questions import random_prompts
 from hf_paradraft.bench.results import NOT_IN_RUNS, Unfinished
 from hf_paradraft.demo import FAMILY
-from hf_paradraft.drafters.drafter import Variant
 from hf_paradraft.drafters.ppd import PpdConfig
+from hf_paradraft.drafters.variants import Variant
 from hf_paradraft.report.figures import draw
 from hf_paradraft.report.records import read_bench
 from hf_paradraft.report.tables import markdown, table

@@ -1,5 +1,7 @@
 """Gemma 4 assistants: guesses against transformers' own generator, and whatever a round may bring."""
 
+import inspect
+
 import pytest
 import torch
 from checkpoints import gemma4_assistant, gemma4_target
@@ -14,6 +16,10 @@ from hf_paradraft import AutoDrafter, Gemma4Drafter, SpeculationConfig
 from hf_paradraft.integration.info import describe
 from hf_paradraft.protocol.drafter import KeyValues
 
+OLDER = "model_kwargs" in inspect.signature(SinglePositionMultiTokenCandidateGenerator).parameters
+compared = pytest.mark.skipif(
+    OLDER, reason="this transformers makes its generator of other things: 5.24's is what is compared with"
+)
 PROMPTS = torch.tensor([[0, 0, 0, 5, 9], [1, 2, 3, 4, 5], [0, 9, 8, 7, 6]])
 SEEN = (PROMPTS != 0).long()
 
@@ -37,6 +43,7 @@ def theirs(target, model, ids, outputs, count):
     return generator.get_candidates(ids, {"attention_mask": torch.ones_like(ids)}, outputs, False, 0)
 
 
+@compared
 @pytest.mark.parametrize("centroids", [False, True])
 @pytest.mark.parametrize("window", [64, 4])
 @pytest.mark.parametrize("length", [2, 5, 14])
@@ -56,6 +63,7 @@ def test_guesses_are_those_of_transformers(length, window, centroids):
     assert logits.argmax(-1).tolist() == chain[:, length:].tolist()
 
 
+@compared
 @pytest.mark.parametrize("wrong", ["position", "window", "state", "order"])
 @torch.no_grad()
 def test_another_reading_is_told_apart(wrong, monkeypatch):
@@ -148,4 +156,4 @@ def test_two_targets_never_share_an_embedding():
     options = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None}
     for target in (one, other, one):
         assert_lossless(target, drafter, PROMPTS[1:2], **options)
-    assert hf_paradraft.drafters.drafter.pair(drafter, one).table is one.get_input_embeddings()
+    assert hf_paradraft.drafters.pairs.pair(drafter, one).table is one.get_input_embeddings()

@@ -18,9 +18,9 @@ from ...decoding.features import layers_of
 from ...names import with_cache
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..drafter import pair
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
-from ..feature_reader import FeatureDrafting, FeatureModel
+from ..feature_drafting import FeatureDrafting
+from ..feature_reader import FeatureModel
 from ..formats.common import neighbours_to_halves
 from ..formats.files import check_width, load_strictly, weights_in
 from ..formats.identify import EAGLE3, PEAGLE
@@ -30,6 +30,7 @@ from ..formats.tensors import EAGLE3 as NAMES
 from ..formats.tensors import published, renamed
 from ..formats.values import read_config
 from ..layers import GEMMA4, behind_attention, decoder_stack, embedding_of, turns
+from ..pairs import pair
 from .config import Eagle3Config, eagle3_config
 
 

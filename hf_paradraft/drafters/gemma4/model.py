@@ -20,10 +20,11 @@ from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
 from ...training.target import refuse_missing
 from ...whole_files import write_json
-from ..drafter import SavedDrafter, last_target, pair, remember_target
+from ..drafter import SavedDrafter
 from ..feature_drafter import PADDING
-from ..feature_reader import logits_behind
+from ..feature_drafting import logits_behind
 from ..formats.values import read_config
+from ..pairs import last_target, pair, remember_target
 from .drafting import Gemma4Drafting
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")

@@ -9,7 +9,8 @@ import torch
 from torch import LongTensor, Tensor
 
 from ...protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
-from ..feature_reader import FeatureDrafting, FeatureModel, FeatureReader
+from ..feature_drafting import FeatureDrafting
+from ..feature_reader import FeatureModel, FeatureReader
 
 
 @dataclass

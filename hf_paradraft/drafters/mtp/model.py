@@ -21,7 +21,8 @@ from ...files import names_folder
 from ...names import commit_of
 from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
-from ..feature_reader import FeatureDrafting, FeatureModel
+from ..feature_drafting import FeatureDrafting
+from ..feature_reader import FeatureModel
 from ..formats.files import vocabulary_of, weights_in
 from ..formats.identify import MTP
 from ..formats.keys import without

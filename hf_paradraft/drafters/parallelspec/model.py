@@ -27,10 +27,12 @@ from ...names import attention_of
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ...training.target import refuse_missing
-from ..drafter import SavedDrafter, pair
-from ..feature_reader import FeatureDrafting, FeatureModel
+from ..drafter import SavedDrafter
+from ..feature_drafting import FeatureDrafting
+from ..feature_reader import FeatureModel
 from ..formats.values import read_config
 from ..layers import decoder_stack, describe_layers
+from ..pairs import pair
 from .config import ParallelSpecConfig, Style, differences, identity
 
 logger = logging.get_logger(__name__)

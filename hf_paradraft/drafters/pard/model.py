@@ -20,12 +20,14 @@ from ...hub.card import provenance_of
 from ...names import MODEL_FOR_CAUSAL_LM_MAPPING, OUTPUT_CACHE, GenerateDecoderOnlyOutput, cache_in
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..drafter import SavedDrafter, last_target, remember_target
-from ..feature_reader import FeatureDrafting
+from ..drafter import SavedDrafter
+from ..feature_drafting import FeatureDrafting
 from ..formats.files import names_in
 from ..formats.identify import PARD2, identify, refuse_foreign
 from ..formats.values import read_config, transformers_config
-from ..reader import MaskDrafting, check_drafts, logits_behind, read_with_masks
+from ..mask_drafting import MaskDrafting
+from ..pairs import last_target, remember_target
+from ..reader import check_drafts, logits_behind, read_with_masks
 from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
 from .export import export
 from .load import load_whole

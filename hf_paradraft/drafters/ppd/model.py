@@ -21,7 +21,9 @@ from ...hub.card import CardFields, provenance_of
 from ...names import cache_in
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
-from ..drafter import SavedDrafter, Variant, last_target, remember_target
+from ..drafter import SavedDrafter
+from ..pairs import last_target, remember_target
+from ..variants import Variant
 from .config import PpdConfig, read_adapter
 from .drafting import PpdDrafting, default_rows, tree_rows
 from .prompted import PromptedDrafter

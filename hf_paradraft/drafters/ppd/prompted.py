@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 
 from ...protocol import Drafting, SpeculationConfig
 from ...protocol.config import TreeSize
-from ..drafter import NamedDrafter, Variant
-from ..reader import MaskDrafting, check_drafts, logits_behind
+from ..mask_drafting import MaskDrafting
+from ..reader import check_drafts, logits_behind
+from ..variants import NamedDrafter, Variant
 from .tuner import prompt_embedding
 
 

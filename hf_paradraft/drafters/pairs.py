@@ -1,0 +1,40 @@
+"""A drafter beside a target: what the two share, for as long as both live."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import Any
+
+from transformers import PreTrainedModel
+
+_pairs: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[PreTrainedModel, Any]] = weakref.WeakKeyDictionary()
+_last: weakref.WeakKeyDictionary[Any, weakref.ref[PreTrainedModel]] = weakref.WeakKeyDictionary()
+
+
+def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
+    """A drafter as it stands beside one target: the same weights, with what that target shares. Two targets never share one.
+
+    Args:
+        drafter: a module; its copies and pickles hold nothing of a target.
+        target: not kept alive.
+        shared: what the pair has of its own; given where it is made, and again where that has changed.
+    """
+    pairs = _pairs.setdefault(drafter, weakref.WeakKeyDictionary())
+    view = pairs.get(target)
+    if view is None or any(getattr(view, name) != value for name, value in shared.items()):
+        pairs[target] = view = copy.copy(drafter if view is None else view)
+        view.__dict__.update(shared)
+    view.__dict__["speculation_config"] = drafter.speculation_config
+    return view
+
+
+def remember_target(drafter: Any, target: PreTrainedModel) -> None:
+    """Note what a drafter was attached to last, for `draft_logits`; neither keeps the other alive."""
+    _last[drafter] = weakref.ref(target)
+
+
+def last_target(drafter: Any) -> PreTrainedModel | None:
+    """Look up the target that a drafter was attached to last, if it is still there."""
+    reference = _last.get(drafter)
+    return None if reference is None else reference()
