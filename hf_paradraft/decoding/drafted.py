@@ -89,6 +89,8 @@ class DraftedTogether:
         """Let the size of drafts be that which pays with so many sequences in the target's forward, rounded up to a power of
         two, so that few figures are learned."""
         budget = self.calls[0].budget_for(1 << (num_rows - 1).bit_length())
+        if budget is not self.calls[0].budget:  # which may rest from what it learned of texts that are over
+            budget.begin()
         for call in self.calls:
             call.builder.budget = budget
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from ..names import cache_in
+from ..names import StaticLayer, cache_in
 from ..protocol.drafter import FeatureKey, KeyValues
 
 
@@ -118,10 +118,13 @@ class Features:
 
     def _cached(self, key: KeyValues) -> Any:
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-            if not self._is_ours:
+            cache = cache_in(kwargs)
+            if not self._is_ours or cache is None:  # guidance runs the target without one
                 return
-            layer, count = cache_in(kwargs).layers[key.layer], (args[0] if args else given(kwargs)).shape[1]
-            both = [states[:, :, -count:].transpose(1, 2).flatten(2) for states in (layer.keys, layer.values)]
+            layer, count = cache.layers[key.layer], (args[0] if args else given(kwargs)).shape[1]
+            end = int(layer.cumulative_length) if isinstance(layer, StaticLayer) else layer.keys.shape[2]
+            new = slice(max(0, end - count), end)
+            both = [states[:, :, new].transpose(1, 2).flatten(2) for states in (layer.keys, layer.values)]
             rows = torch.cat(both, dim=-1)
             self.rows[key] = pad(rows, (0, 0, count - rows.shape[1], 0))  # a window keeps no more than it shows
 

@@ -235,13 +235,25 @@ class Scheduler:
         if not over:
             return
         self.running = [job for job in self.running if not job.call.finished]
-        self.batch.leave()
+        try:
+            self.batch.leave()
+        except Exception as error:
+            going_on, self.running, self.batch = self.running, [], None
+            self._fail(going_on, error)
         for job in over:
-            if not job.cancelled and self.drafter is not None and self.drafter.listener is not None:
-                self.drafter.listener(job.call.sequences[0].ids[0, : job.told], len(job.ids))
+            self._show(job)
             self._close(job)
         if not self.running:
             self.batch = None
+
+    def _show(self, job: Job) -> None:
+        """Show a drafter that learns what the target has written, also where nobody wanted the rest of it."""
+        if self.drafter is None or self.drafter.listener is None or job.told == len(job.ids):
+            return
+        try:
+            self.drafter.listener(job.call.sequences[0].ids[0, : job.told], len(job.ids))
+        except Exception:  # requests go on
+            logger.exception("A text was not learned from.")
 
     def _close(self, job: Job) -> None:
         """Let go of a request's call: whoever reads the news holds the job for longer."""

@@ -1,6 +1,7 @@
 """Gemma 4 assistants: guesses against transformers' own generator, and whatever a round may bring."""
 
 import inspect
+import json
 
 import pytest
 import torch
@@ -98,8 +99,23 @@ def test_outputs_are_the_targets_and_guesses_those_of_whole_texts(window, shared
     assert drafter.last_stats.num_drafted > 0
     if window == 64:
         assert check_guesses(drafter, target, guesses_of_a_call(drafter, target, PROMPTS, **options)) > 10
-    target.generation_config.prefill_chunk_size = 2
-    assert_lossless(target, drafter, PROMPTS[1:2], max_new_tokens=12, **{**options, "attention_mask": SEEN[1:2]})
+    target.generation_config.prefill_chunk_size = 2  # of which one is padding alone in the first row
+    assert_lossless(target, drafter, PROMPTS, max_new_tokens=12, **options)
+
+
+@pytest.mark.parametrize("size", [None, 7])
+def test_static_caches_show_what_was_written(size):
+    target, drafter = gemma4_target(), Gemma4Drafter(gemma4_assistant())
+    drafter.speculation_config = SpeculationConfig(4, size, never_slower=False)
+    options = {"attention_mask": SEEN, "cache_implementation": "static"}
+    assert check_guesses(drafter, target, guesses_of_a_call(drafter, target, PROMPTS, **options)) > 10
+
+
+def test_a_processor_may_run_the_target_for_its_own_ends():
+    target, drafter = gemma4_target(), Gemma4Drafter(gemma4_assistant())
+    drafter.speculation_config = SpeculationConfig(4, 7, never_slower=False)
+    options = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None, "guidance_scale": 1.5}
+    assert_lossless(target, drafter, PROMPTS[1:2], **options)
 
 
 def test_a_seed_writes_its_own_text():
@@ -141,6 +157,35 @@ def test_it_is_loaded_saved_and_described(centroids, tmp_path):
 def test_another_target_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         Gemma4Drafter(gemma4_assistant()).attach(make())
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "message"),
+    [
+        ({"text_config": "x"}, None, "text_config is 'x', and has to be null, or an object with names|an object with names"),
+        ({"num_centroids": 0}, None, "num_centroids is 0"),
+        ({"centroid_intermediate_top_k": 30}, None, "more centroids than it has"),
+        ({}, 999, "token_ordering does not name every token once"),
+    ],
+)
+def test_what_cannot_be_is_refused_first(changes, tokens, message, tmp_path):
+    model = gemma4_assistant(True)
+    if tokens is not None:
+        model.masked_embedding.token_ordering[3] = tokens
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises((ValueError, OSError), match=message):
+        AutoDrafter.from_pretrained(tmp_path)
+
+
+def test_layers_without_end_are_refused_first(tmp_path):
+    gemma4_assistant().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["num_hidden_layers"] = 10**9
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"text_config\.num_hidden_layers is 1000000000"):
+        AutoDrafter.from_pretrained(tmp_path)
 
 
 def test_compiling_is_refused():

@@ -175,4 +175,34 @@ def test_lessons_are_given_when_nobody_waits_and_end_when_somebody_does(serving,
     scheduler.submit(gone)
     scheduler.cancel(gone)
     assert lessons.get(timeout=30) is False
-    assert told == [([1, 2, 3, *alone([1, 2, 3])], 3)]  # nothing of what was given up
+    assert told == [([1, 2, 3, *alone([1, 2, 3])], 3)]  # and of what was given up what was written
+
+
+def test_what_is_taken_at_once_is_learned_from_all_the_same(serving):
+    """Who has the end of an answer gives the request up, before the scheduler has let it go."""
+    told, drafter = [], near_copy(TARGET, 0.2)
+    drafter.listener = lambda ids, prompt: told.append(ids.tolist())
+    scheduler = serving(drafter)
+    for number in range(1, 13):
+        request, news = job([number, 2, 3])
+        tell = request.tell
+        request.tell = lambda latest, request=request, tell=tell: (
+            scheduler.cancel(request) if latest.over else None,
+            tell(latest),
+        )
+        scheduler.submit(request)
+        assert answer(news) == alone([number, 2, 3])
+    request, news = job([1, 2])
+    scheduler.submit(request)
+    answer(news)
+    assert [text[:3] for text in told[:12]] == [[number, 2, 3] for number in range(1, 13)]
+
+
+def test_a_listener_that_fails_stops_nothing(serving):
+    drafter = near_copy(TARGET, 0.2)
+    drafter.listener = lambda ids, prompt: 1 / 0
+    scheduler = serving(drafter)
+    for _ in range(2):
+        request, news = job([1, 2, 3])
+        scheduler.submit(request)
+        assert answer(news) == alone([1, 2, 3])

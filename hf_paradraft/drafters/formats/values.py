@@ -73,7 +73,7 @@ NAMED = Rule(lambda value: isinstance(value, Mapping), "an object with names")
 LAYER_LIST = _list(_whole(-1, LAYERS), f"a list of layers' numbers, from -1 to {LAYERS}")
 
 TABLE = (
-    (_whole(1, WIDE), "hidden_size vocab_size"),
+    (_whole(1, WIDE), "hidden_size vocab_size backbone_hidden_size num_centroids centroid_intermediate_top_k"),
     (_whole(1, LAYERS), "num_hidden_layers draft_num_hidden_layers num_masks"),
     (_sizes(HEADS), "num_attention_heads"),
     (_sizes(WIDE), "intermediate_size"),
@@ -103,7 +103,7 @@ TABLE = (
     (_optional(WORDS), "architectures layer_types"),
     (_optional(LAYER_LIST), "target_layer_ids aux_hidden_state_layer_ids eagle_aux_hidden_state_layer_ids"),
     (_optional(NAMED), "transformer_layer_config dflash_config eagle_config layers rope_parameters rope_scaling"),
-    (_optional(NAMED), "speculators_config"),
+    (_optional(NAMED), "speculators_config text_config"),
     (NAMED, "full_attention sliding_attention"),
 )
 RULES: dict[str, Rule] = {name: rule for rule, names in TABLE for name in names.split()}

@@ -28,7 +28,7 @@ class Gemma4Drafting(ContextDrafting):
         super().observe(observations)
         self.last = self.last or [None] * len(observations)
         for row, seen in enumerate(observations):
-            if seen is not None and seen.features:
+            if seen is not None and len(seen.features.get("normed", ())):  # a piece may be padding alone
                 self.last[row] = seen.features["normed"][-1]
 
     def join(self, other: Drafting) -> bool:

@@ -73,12 +73,18 @@ class Gemma4Drafter(SavedDrafter):
         """
         if not cls.recognises(folder):
             raise ValueError(f"{folder} holds no {cls.title}: its model_type is none of {', '.join(MODEL_TYPES)}.")
+        described = read_config(folder)
+        if described.get("use_ordered_embeddings") and described.get("centroid_intermediate_top_k", 32) > described.get(
+            "num_centroids", 2048
+        ):
+            raise ValueError(f"{folder} chooses more centroids than it has: download it again.")
         saved, wanted = provenance_of(read_config(folder)).get("speculation_config"), kwargs.pop("speculation_config", None)
         tensor_names(folder)
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **kwargs
         )
         refuse_missing(info, type(model).__name__, folder)
+        _check_centroids(model, folder)
         return cls(model.eval(), wanted or (None if saved is None else SpeculationConfig.from_saved(saved)))
 
     def write(self, folder: Path, **kwargs: Any) -> None:
@@ -227,3 +233,16 @@ class Gemma4Drafter(SavedDrafter):
         logits = self.model.masked_embedding(states, self.model.lm_head.weight)
         # Tokens of other centroids all have one logit, below any other: they are not guessed.
         return logits.masked_fill(logits == logits.min(), -torch.inf), self.model.post_projection(states)
+
+
+def _check_centroids(model: PreTrainedModel, folder: Path) -> None:
+    """Refuse an assistant whose centroids do not share all tokens out, each once.
+
+    Raises:
+        OSError: they do not.
+    """
+    if (head := model.masked_embedding) is None:
+        return
+    tokens = head.token_ordering.flatten().long().cpu()
+    if not torch.equal(tokens.sort().values, torch.arange(len(tokens))):
+        raise OSError(f"{folder}: its token_ordering does not name every token once: download it again.")
