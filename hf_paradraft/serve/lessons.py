@@ -47,8 +47,13 @@ class Lessons:
         self.learned = self.follow.num_texts
         try:
             lesson = self.follow.learn(self.target, interrupted=interrupted)
-            if lesson is not None and lesson.kept:
+            if lesson is None:
+                return
+            if lesson.kept:
                 replace_model(self.folder, self._save)
+            after = "no number" if lesson.after is None else f"{lesson.after:.3f}"
+            what = f"saved in {self.folder}" if lesson.kept else "not kept"
+            print(f"Lesson of {lesson.seconds:.0f} s: loss {lesson.before:.3f}, then {after}; {what}.", flush=True)
         except Exception:  # requests go on
             logger.exception("A lesson failed: the drafter stays as it is.")
 

@@ -23,7 +23,7 @@ def write_texts(target, drafter, count):
             target.generate(torch.randint(1, 31, (1, 3)), max_new_tokens=24, do_sample=True, temperature=0.3, pad_token_id=0)
 
 
-def test_what_was_learned_is_saved_and_used(tmp_path):
+def test_what_was_learned_is_saved_and_used(tmp_path, capsys):
     target, drafter = pair()
     lessons = Lessons(target, drafter, make_tokenizer(), tmp_path / "taught")
     lessons.follow.learning_rate = 5e-3
@@ -34,6 +34,7 @@ def test_what_was_learned_is_saved_and_used(tmp_path):
     lessons(lambda: False)
     [lesson] = lessons.follow.lessons
     assert lesson.kept
+    assert capsys.readouterr().out.endswith(f"saved in {tmp_path / 'taught'}.\n")
     lessons(lambda: False)
     assert len(lessons.follow.lessons) == 1  # nothing is new
     saved = AutoDrafter.from_pretrained(tmp_path / "taught")
