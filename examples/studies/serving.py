@@ -1,6 +1,9 @@
 """Thirty-two clients at `paradraft serve`: ragged prompts, cancellations, bad and huge requests; every text is compared.
 
-python -m examples.studies.serving OUT.json [SECONDS]
+Then twelve requests at once, one after the other, and so without drafts: tokens per second, and the time to the first one.
+
+python -m examples.studies.serving clients OUT.json [SECONDS]
+python -m examples.studies.serving together OUT.json PICTURE.png
 """
 
 import json
@@ -11,15 +14,21 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
+from statistics import median
+from threading import Event, Thread
 from typing import Any
 
 import httpx
 import openai
 import torch
+from matplotlib import pyplot
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_paradraft import AutoDrafter
+from hf_paradraft.chat import encode_question
 from hf_paradraft.demo import FAMILY, QUESTIONS
+from hf_paradraft.report.palette import GREEN
+from hf_paradraft.serve.scheduler import Job, News, Scheduler
 
 CLIENTS, MODEL, NEW = 32, "paradraft-family", 64
 BAD: list[dict[str, Any]] = [
@@ -145,8 +154,8 @@ def resident(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def main(output: str, seconds: str = "300") -> None:
-    """Run it, and write what happened."""
+def clients(output: str, seconds: str = "300") -> None:
+    """Let them ask, and write what happened."""
     questions = [json.loads(line)["turns"][0] for line in QUESTIONS.read_text().splitlines()][:24]
     texts = texts_of(questions)
     command = [sys.executable, "-m", "hf_paradraft.cli", "serve", "--port", "0", "--dtype", "float32", "--threads", "1"]
@@ -154,20 +163,20 @@ def main(output: str, seconds: str = "300") -> None:
         assert server.stdout is not None
         address = server.stdout.readline().strip()
         end, memory = time.monotonic() + float(seconds), []
-        clients = [Client(address, texts, seed, end) for seed in range(CLIENTS)]
-        for client in clients:
+        asking = [Client(address, texts, seed, end) for seed in range(CLIENTS)]
+        for client in asking:
             client.start()
-        while any(client.is_alive() for client in clients):
+        while any(client.is_alive() for client in asking):
             time.sleep(5)
             memory.append(resident(server.pid))
         time.sleep(1)
         metrics = httpx.get(address.replace("/v1", "/metrics")).text
         left = {line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if line.startswith("num_requests")}
         server.terminate()
-    counts = sum((client.counts for client in clients), Counter())
+    counts = sum((client.counts for client in asking), Counter())
     said = {
         "counts": dict(counts),
-        "wrong": [wrong for client in clients for wrong in client.wrong],
+        "wrong": [wrong for client in asking for wrong in client.wrong],
         "MiB": memory,
         "left": left,
         "exit": server.returncode,
@@ -176,5 +185,79 @@ def main(output: str, seconds: str = "300") -> None:
     print({**said, "MiB": [round(size) for size in memory], "wrong": len(said["wrong"])})
 
 
+def together(output: str, picture: str, repeats: int = 3) -> None:
+    """Time twelve requests in three ways, in turn, and draw who was served when in the first of them."""
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
+    target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32)
+    drafter = AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32)
+    questions = [json.loads(line)["turns"][0] for line in QUESTIONS.read_text().splitlines()][:12]
+    prompts = [encode_question(tokenizer, question)[0].tolist() for question in questions]
+    scheduler = Scheduler(target, drafter, max_batch_size=12)
+    scheduler.start()
+
+    def asked(at_once: bool, drafts: bool) -> tuple[float, list[list[tuple[float, int]]], list[list[int]]]:
+        """Seconds in all; of each request when so many tokens came; and its tokens."""
+        begun, came, texts, over = time.perf_counter(), [], [], []
+
+        def request(prompt: list[int]) -> None:
+            times, tokens, ended = list[tuple[float, int]](), list[int](), Event()
+
+            def tell(news: News) -> None:
+                times.append((time.perf_counter() - begun, len(news.tokens)))
+                tokens.extend(news.tokens)
+                if news.over:
+                    ended.set()
+
+            came.append(times)
+            texts.append(tokens)
+            over.append(ended)
+            options = {"max_new_tokens": 96, "do_sample": False, "pad_token_id": 0}
+            scheduler.submit(Job(prompt, options, tell, drafts=drafts))
+            if not at_once:
+                ended.wait()
+
+        for prompt in prompts:
+            request(prompt)
+        for ended in over:
+            ended.wait()
+        return time.perf_counter() - begun, came, texts
+
+    ways = {"at once": (True, True), "one after the other": (False, True), "one after the other, without drafts": (False, False)}
+    said: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        written = []
+        for name, way in ways.items():
+            seconds, came, texts = asked(*way)
+            written.append(texts)
+            if repeat:  # the first warms up
+                count = sum(map(len, texts))
+                starts = [0.0, *(0.0 if way[0] else times[-1][0] for times in came[:-1])]
+                waited = [times[0][0] - start for times, start in zip(came, starts, strict=True)]
+                said[name].append((count / seconds, median(waited)))
+                if name == "at once" and repeat == 1:
+                    _draw(came, picture)
+        assert written[0] == written[1] == written[2]
+    scheduler.stop()
+    rows = {name: [median(column) for column in zip(*values, strict=True)] for name, values in said.items()}
+    Path(output).write_text(json.dumps({"tokens a second, seconds to the first token": rows, "all": said}))
+    print(rows)
+
+
+def _draw(came: list[list[tuple[float, int]]], picture: str) -> None:
+    """A line for each request; a mark for each round, as large as the tokens that it brought."""
+    figure, axis = pyplot.subplots(figsize=(9, 3.2))
+    for row, times in enumerate(came):
+        moments, counts = zip(*times, strict=True)
+        axis.plot([0, moments[0]], [row, row], color="0.8", linewidth=1)
+        axis.plot([moments[0], moments[-1]], [row, row], color="0.5", linewidth=3)
+        axis.scatter(moments, [row] * len(moments), s=[8 * count for count in counts], color=GREEN, zorder=3)
+    axis.invert_yaxis()
+    axis.set_yticks(range(len(came)), [f"request {row + 1}" for row in range(len(came))], fontsize=8)
+    axis.set_xlabel("seconds; a mark is a round, as large as the tokens that it brought; thin lines wait for their prompt")
+    figure.tight_layout()
+    figure.savefig(picture, dpi=110)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"clients": clients, "together": together}[sys.argv[1]](*sys.argv[2:])
