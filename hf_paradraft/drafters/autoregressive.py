@@ -13,13 +13,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ..decoding.tree_attention import attention_windows, or_sdpa
 from ..files import local_folder, tensor_names
 from ..hub.card import provenance_of
-from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
+from ..protocol import GuessedLogits, Prefix, SpeculationConfig
 from ..training.target import refuse_missing
 from ..whole_files import write_json
 from .drafter import SavedDrafter
 from .formats.values import read_config
 from .pard.config import mend_sampling
 from .reader import LmReader, check_drafts, logits_behind
+from .reading import ReadingDrafting
 
 
 class AutoregressiveDrafter(SavedDrafter):
@@ -135,7 +136,7 @@ class AutoregressiveDrafter(SavedDrafter):
         return torch.cat(rows, dim=1)
 
 
-class AutoregressiveDrafting(Drafting):
+class AutoregressiveDrafting(ReadingDrafting):
     """One call's drafting: a cache over the prefixes, and behind them over the nodes that the engine asked about.
 
     Args:
@@ -152,11 +153,3 @@ class AutoregressiveDrafting(Drafting):
         if logits is None:
             return [GuessedLogits(prefix.ids.new_zeros((0, 1)).float()) for prefix in prefixes]
         return [GuessedLogits(row, extend=self.reader.read_nodes) for row in logits]
-
-    def join(self, other: Drafting) -> bool:
-        """Implement `Drafting.join`."""
-        return type(other) is type(self) and self.reader.join(other.reader)
-
-    def select(self, rows: list[int]) -> None:
-        """Implement `Drafting.select`."""
-        self.reader.select(rows)

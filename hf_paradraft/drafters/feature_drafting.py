@@ -8,13 +8,14 @@ import torch
 from torch import LongTensor, Tensor
 
 from ..decoding.sampling import to_target
-from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
+from ..protocol import GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .cache import guesses_of
 from .feature_reader import FeatureModel, FeatureReader
+from .reading import ReadingDrafting
 
 
-class FeatureDrafting(Drafting):
+class FeatureDrafting(ReadingDrafting):
     """Reads what is new of each text in every round, and guesses behind it.
 
     Args:
@@ -51,14 +52,6 @@ class FeatureDrafting(Drafting):
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
         """Read guessed tokens; as `Extend`."""
         return self.reader.read_nodes(tokens, parents)
-
-    def join(self, other: Drafting) -> bool:
-        """Implement `Drafting.join`."""
-        return type(other) is type(self) and self.reader.join(other.reader)
-
-    def select(self, rows: list[int]) -> None:
-        """Implement `Drafting.select`."""
-        self.reader.select(rows)
 
     def logits_behind(self, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int) -> Tensor:
         """Logits `(B, count, V')` behind whole texts; arguments as for the function of that name."""

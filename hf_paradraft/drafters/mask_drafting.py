@@ -5,12 +5,13 @@ from __future__ import annotations
 from torch import LongTensor
 from transformers import PreTrainedModel
 
-from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
+from ..protocol import GuessedLogits, Prefix, SpeculationConfig
 from .cache import guesses_of
 from .reader import LmReader
+from .reading import ReadingDrafting
 
 
-class MaskDrafting(Drafting):
+class MaskDrafting(ReadingDrafting):
     """One call's drafting by a causal LM with masks behind the text.
 
     Args:
@@ -38,11 +39,3 @@ class MaskDrafting(Drafting):
         """Logits for what follows each row; none where the drafter's context is too short."""
         logits = self.reader.read(prefixes, max(prefix.room for prefix in prefixes))
         return guesses_of([None] * len(prefixes) if logits is None else logits, prefixes, vocabulary=self.vocabulary)
-
-    def join(self, other: Drafting) -> bool:
-        """Implement `Drafting.join`."""
-        return type(other) is type(self) and self.reader.join(other.reader)
-
-    def select(self, rows: list[int]) -> None:
-        """Implement `Drafting.select`."""
-        self.reader.select(rows)
