@@ -10,8 +10,10 @@ from .auto import AutoDrafter
 from .decoding.loop import SpeculativeOutput
 from .decoding.memory import Memory
 from .drafters.autoregressive import AutoregressiveDrafter
+from .drafters.blocks.dflash2 import DFlash2Drafter
 from .drafters.blocks.dspark import DSparkDrafter
 from .drafters.blocks.model import DFlashDrafter
+from .drafters.blocks.xpress import XPressDrafter
 from .drafters.eagle3 import Eagle3Drafter
 from .drafters.gemma4.model import Gemma4Drafter
 from .drafters.mtp.model import MtpDrafter
@@ -41,6 +43,7 @@ from .training.follow import FollowTarget
 __all__ = [
     "AutoDrafter",
     "AutoregressiveDrafter",
+    "DFlash2Drafter",
     "DFlashDrafter",
     "DSparkDrafter",
     "Draft",
@@ -67,6 +70,7 @@ __all__ = [
     "SpeculationConfig",
     "SpeculationStats",
     "SpeculativeOutput",
+    "XPressDrafter",
     "set_drafter",
     "speculative_decoding",
     "training",

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from layouts import LAYERS, D
+from layouts.parts import LAYERS, D
 from lossless import listen
 from safetensors.torch import load_file
 from tiny import tiny_model

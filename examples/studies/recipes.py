@@ -24,8 +24,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
-from hf_paradraft import DSparkDrafter, MtpDrafter, ParallelSpecDrafter, SpeculationConfig, SpeculationStats
+from hf_paradraft import DSparkDrafter, Eagle3Drafter, MtpDrafter, ParallelSpecDrafter, SpeculationConfig, SpeculationStats
 from hf_paradraft.drafters.blocks.training import Blocks
+from hf_paradraft.drafters.eagle3.config import Eagle3Config
 from hf_paradraft.drafters.mtp.model import MtpStep
 from hf_paradraft.hardware import fast_dtype, trains_in_bf16
 from hf_paradraft.training.anchors import AnchorCollator
@@ -39,7 +40,7 @@ from hf_paradraft.training.unrolled import Unrolled
 from hf_paradraft.training.vocabulary import answer_vocabulary
 
 app = typer.Typer(help=__doc__)
-Kind = Literal["parallelspec", "mtp", "dspark"]
+Kind = Literal["parallelspec", "mtp", "dspark", "eagle3"]
 HELD_OUT = 100  # texts that are measured with
 LENGTH = 320
 TREE_PROMPTS = 12  # whose answers are drafted by trees
@@ -67,6 +68,9 @@ class Recipe:
         rank: of a head `U (V h)` of its own, learned from the target's best one of that rank on (SlimSpec); None: the target's.
         dropping: r of ParallelSpec's conditional output dropping.
         prompts: whether the user's turns are learned too.
+        norms: whether EAGLE-3 has a norm for each state that it reads and feeds back a normed one (EAGLE-3.1).
+        last: whether the last layer is the high one that EAGLE-3 reads.
+        layers: of EAGLE-3.
     """
 
     guesses: int
@@ -85,12 +89,16 @@ class Recipe:
     rank: int | None = None
     dropping: float = 0.6
     prompts: bool = False
+    norms: bool = False
+    last: bool = False
+    layers: int = 1
 
 
 KINDS: dict[str, Recipe] = {
     "parallelspec": Recipe(3, 0.7, near=1.0),
     "mtp": Recipe(3, 0.6),
     "dspark": Recipe(7, 0.78),
+    "eagle3": Recipe(3, 0.6, muon=True, rate=2e-3),
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "tv": {},
@@ -131,6 +139,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "one guess": {"guesses": 1},
     "two guesses": {"guesses": 2},
     "user's turns too": {"prompts": True},
+    "norms": {"norms": True},
+    "norms, last layer": {"norms": True, "last": True},
+    "norms, last layer, two layers": {"norms": True, "last": True, "layers": 2},
 }
 
 
@@ -281,6 +292,14 @@ def untrained(kind: Kind, recipe: Recipe, target: PreTrainedModel, tokenizer: An
     elif kind == "mtp":
         drafter = MtpDrafter.from_target(target, True, vocabulary).float()
         layer, module = drafter.stack.layers[0], Unrolled(drafter, MtpStep(drafter, drafter.layers[0]), recipe.guesses)
+    elif kind == "eagle3":
+        size = None if vocabulary is None else len(vocabulary)
+        norms = {"fc_norm": recipe.norms, "norm_output": recipe.norms}
+        config = Eagle3Config.for_target(target, recipe.layers, draft_vocab_size=size, num_draft_tokens=recipe.guesses, **norms)
+        if recipe.last:
+            config.features = (*config.features[:-1], len(target.model.layers) - 1)
+        drafter = Eagle3Drafter(config, vocabulary).started_beside(target).float()
+        layer, module = drafter.stack.layers[0], Unrolled(drafter, drafter, recipe.guesses)
     else:
         mask = unused_token(tokenizer, target.config.vocab_size)
         drafter = DSparkDrafter.from_target(target, mask, 2, recipe.guesses, 5, vocabulary).float()
@@ -360,7 +379,10 @@ def split(data: Dataset) -> tuple[list[dict], list[dict]]:
 def keys_of(target: PreTrainedModel, tokenizer: Any) -> tuple:
     """The states that some kind reads."""
     mask = unused_token(tokenizer, target.config.vocab_size)
-    return (*DSparkDrafter.from_target(target, mask).features, "normed")
+    eagle = Eagle3Config.for_target(target, 1).features
+    return tuple(
+        dict.fromkeys((*DSparkDrafter.from_target(target, mask).features, *eagle, len(target.model.layers) - 1, "normed"))
+    )
 
 
 Target = Annotated[str, typer.Option(help="The causal LM.")]

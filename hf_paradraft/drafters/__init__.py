@@ -4,8 +4,10 @@ from pathlib import Path
 
 from ..names import CONFIG_MAPPING_NAMES
 from .autoregressive import AutoregressiveDrafter
+from .blocks.dflash2 import DFlash2Drafter
 from .blocks.dspark import DSparkDrafter
 from .blocks.model import DFlashDrafter
+from .blocks.xpress import XPressDrafter
 from .drafter import SavedDrafter
 from .eagle3.model import Eagle3Drafter
 from .formats.identify import kind_in
@@ -20,6 +22,7 @@ from .ppd.model import PpdDrafter
 KINDS: tuple[type[SavedDrafter], ...] = (
     AutoregressiveDrafter,
     DFlashDrafter,
+    DFlash2Drafter,
     DSparkDrafter,
     Eagle3Drafter,
     Gemma4Drafter,
@@ -27,6 +30,7 @@ KINDS: tuple[type[SavedDrafter], ...] = (
     ParallelSpecDrafter,
     PardDrafter,
     PpdDrafter,
+    XPressDrafter,
 )
 
 

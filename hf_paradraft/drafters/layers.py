@@ -12,6 +12,7 @@ from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 from ..decoding.tree_attention import TreeAttention, attention_windows
 from ..names import MODEL_MAPPING, Gemma4TextScaledWordEmbedding, supports_sdpa, with_cache
 
+QWEN35 = "qwen3_5_text"  # whose layers gate what attention gives, and turn a part of each head
 GEMMA4 = "gemma4_text"  # whose layers norm on both sides of each part, and scale no scores
 CONTEXT = 32_768  # of a target that does not say how long texts may be
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from layouts import LAYERS, LAYOUTS, write
+from layouts import LAYOUTS, write
+from layouts.parts import LAYERS
 from published import EXPECTED
 from tiny import tiny_model
 

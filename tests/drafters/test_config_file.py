@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from layouts import LAYERS, LAYOUTS, write
+from layouts import LAYOUTS, write
+from layouts.parts import LAYERS
 from safetensors.torch import load_file
 from tiny import near_copy, tiny_model
 

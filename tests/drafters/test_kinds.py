@@ -240,11 +240,11 @@ FOREIGN = {
     "EAGLE-3 ": ({}, {"fc.weight": torch.zeros(2), "midlayer.input_layernorm.weight": torch.zeros(2)}),
     "P-EAGLE": ({}, {"mask_hidden": torch.zeros(2)}),
     "MTP": ({"speculators_model_type": "mtp"}, {}),
+    "XPress": ({"speculators_model_type": "xpress"}, {}),
+    "DFlash2": ({}, {"candidate_selector.predecessor_codebook": torch.zeros(2)}),
 }
 NOT_SERVED = {
-    "XPress": ({"speculators_model_type": "xpress"}, {}),
     "Domino": ({"dflash_config": {"projector_type": "domino"}}, {}),
-    "DFlash2": ({}, {"candidate_selector.predecessor_codebook": torch.zeros(2)}),
     "no PARD drafter, which is a plain": ({"architectures": ["SomethingElse"]}, {}),
     "has no place for 1 of": ({}, {"model.extra.weight": torch.zeros(2)}),
 }

@@ -5,7 +5,10 @@ import json
 
 import pytest
 import torch
-from layouts import DRAFTED, KV, LAYERS, LAYOUTS, D, V, deepspec, safeai, specforge_peagle, speculators, zlab
+from layouts import LAYOUTS
+from layouts.blocks import deepspec, speculators, zlab
+from layouts.eagle import safeai, specforge_peagle
+from layouts.parts import DRAFTED, KV, LAYERS, D, V
 from lossless import assert_lossless
 from published import TARGET, check_guesses, guesses_of_a_call
 from tiny import EOS, tiny_model
@@ -115,7 +118,7 @@ def test_confidences_cut_chains(load, monkeypatch):
         drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, trace=True)
         options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
         assert_lossless(TARGET, drafter, PROMPTS[1:2], **options)
-        guess = drafter.guess(torch.zeros(4, D), torch.tensor(1), 4)
+        guess = drafter.guess(torch.zeros(4, D), torch.tensor([0, 1]), 4)
         assert guess.confidences(torch.arange(4)) == pytest.approx([1 / (1 + 2.718281828**-bias)] * 4)
         lengths[bias] = drafter.last_stats.num_drafted
     assert lengths[-20.0] < lengths[20.0]

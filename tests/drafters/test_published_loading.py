@@ -5,7 +5,10 @@ import json
 
 import pytest
 import torch
-from layouts import DRAFTED, LAYERS, LAYOUTS, D, V, nvidia, safeai, write, zlab
+from layouts import LAYOUTS, write
+from layouts.blocks import zlab
+from layouts.eagle import nvidia, safeai
+from layouts.parts import DRAFTED, LAYERS, TABLES, D, V
 from published import EXPECTED, LENGTH, TARGET, features_of
 from safetensors.torch import load_file, save_file
 from tiny import pard_folder, tiny_model
@@ -30,8 +33,9 @@ def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
         "JetSpec",
         "DeepSpec DSpark, behind the anchor",
         "transformers",
+        "z-lab DFlash2",
     )
-    if name in windows or "Gemma 4" in name:
+    if name in windows or "Gemma 4" in name or "Qwen3.5" in name:
         with pytest.raises(ValueError, match="keep its own files"):
             drafter.save_pretrained(tmp_path)
         return
@@ -163,9 +167,27 @@ REFUSED = {
     "log_snr_conditioning = True": (lambda: without("DeepSpec DSpark", config={"log_snr_conditioning": True}), ValueError),
     "eagle_config.use_mtp_layernorm = True": (lambda: safeai(eagle_config={"use_mtp_layernorm": True}), ValueError),
     "Domino": (lambda: zlab({"projector_type": "domino"}), ValueError),
-    "Qwen3.5's layers": (lambda: without("DeepSpec DSpark", config={"architectures": ["Qwen35DSparkModel"]}), ValueError),
-    "DFlash2": (lambda: with_tensors("z-lab", candidate_selector__predecessor_codebook=torch.zeros(2)), ValueError),
-    "XPress": (lambda: without("speculators DFlash", config={"speculators_model_type": "xpress"}), ValueError),
+    "its config asks for \\(64, 32\\)": (
+        lambda: without("DeepSpec DSpark", config={"architectures": ["Qwen35DSparkModel"]}),
+        ValueError,
+    ),
+    "LiLiCorr": (lambda: zlab(architectures=["LiLiCorrDraftModel"]), ValueError),
+    "projector_type = 'domino'": (lambda: without("DeepSpec DSpark", config={"projector_type": "domino"}), ValueError),
+    "selector_rank=None, and the tensors": (
+        lambda: with_tensors("z-lab", candidate_selector__predecessor_codebook=torch.zeros(2)),
+        ValueError,
+    ),
+    "names no xpress_rank": (lambda: without("speculators DFlash", config={"speculators_model_type": "xpress"}), ValueError),
+    "names no selector_rank": (lambda: without("speculators DFlash", config={"speculators_model_type": "dflash2"}), ValueError),
+    "xpress_rank=None, and the tensors": (lambda: without("XPress", config={"xpress_rank": None}), ValueError),
+    "groups of 5 channels": (lambda: without("speculators DFlash2", config={"conv_group_size": 5}), ValueError),
+    "among all of its target's tokens": (
+        lambda: (
+            {**LAYOUTS["speculators DFlash2"]()[0], "draft_vocab_size": len(DRAFTED)},
+            {**LAYOUTS["speculators DFlash2"]()[1], **TABLES},
+        ),
+        ValueError,
+    ),
     "Gemma 4 with experts": (lambda: without("DeepSpec Gemma 4 DSpark", config={"enable_moe_block": True}), ValueError),
     "inputs for each layer": (
         lambda: without("DeepSpec Gemma 4 EAGLE-3", config={"hidden_size_per_layer_input": 16}),
@@ -187,7 +209,11 @@ def test_unsupported_folders_are_refused_on_loading(message, load):
 
 SPECULATORS_MTP = {"speculators_model_type": "mtp", "transformer_layer_config": tiny_model("llama").config.to_dict()}
 CONFIGS = {**{name: LAYOUTS[name]()[0] for name in LAYOUTS}, "speculators MTP": SPECULATORS_MTP}
-READERS = {"dflash": block_config, "dspark": block_config, "eagle3": eagle3_config, "mtp": lambda config, _: mtp_config(config)}
+READERS = {
+    **dict.fromkeys(("dflash", "dflash2", "dspark", "xpress"), block_config),
+    "eagle3": eagle3_config,
+    "mtp": lambda config, _: mtp_config(config),
+}
 
 
 def read(name, config):

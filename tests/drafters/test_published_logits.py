@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from layouts import LAYOUTS, MASK, safeai
+from layouts import LAYOUTS
+from layouts.eagle import safeai
+from layouts.parts import MASK
 from published import EXPECTED, LENGTH, TARGET, features_behind, features_of
 from reference import block_logits, eagle_logits, gemma4_block_logits, gemma4_eagle_logits
 from transformers import MuseGlimmerAssistantConfig
@@ -26,6 +28,19 @@ def test_blocks_are_those_of_speculators(name, load):
     states = drafter.block_states(ids[None, :LENGTH], features)
     skipped = 1 if drafter.block.fill_in else 0
     close(drafter.base_logits(states)[0], EXPECTED[f"{name}: logits"][skipped:])
+    if drafter.kind == "dflash2":
+        before = ids[LENGTH - 1 : LENGTH - 1 + states.shape[1]]
+        candidates, scores = (EXPECTED[f"{name}: {what}"][skipped:] for what in ("candidates", "scores"))
+        given = drafter.base_logits(states)[0]
+        close(given.gather(-1, candidates) + drafter.selector(before, states[0], candidates), scores)
+        assert sorted(candidates[0].tolist()) == sorted(given[0].topk(6).indices.tolist())
+    if drafter.kind == "xpress":
+        whole, known = drafter.all_states(ids[None, :LENGTH], features)[0], ids[LENGTH - 1 : LENGTH - 1 + states.shape[1]]
+        bias, memories, rows = drafter.bias_behind(ids[LENGTH - 2 : LENGTH], whole, drafter.base_logits(states)[0]), [None], []
+        for depth, token in enumerate(known):
+            row, memories = bias(torch.tensor([depth]), token[None], memories)
+            rows.append(row[0])
+        close(torch.stack(rows), EXPECTED[f"{name}: bias"][skipped:])
     if drafter.kind == "dspark":
         before = ids[LENGTH - 1 : LENGTH - 1 + states.shape[1]]
         biases, memory = [], drafter.first_memory(ids[LENGTH - 1], drafter.all_states(ids[None, :LENGTH], features)[0])
@@ -78,11 +93,8 @@ def test_dflash_is_that_of_transformers(load):
     close(drafter.draft_logits(ids, features), states[:, 1:] @ EXPECTED["head"].T)
 
 
-BLOCKS = [
-    name
-    for name in LAYOUTS
-    if name.startswith(("z-lab", "SpecForge DS", "LFM2", "JetSpec", "DeepSpec D", "DeepSpec g", "DeepSpec r", "trans"))
-]
+FAMILIES = ("z-lab", "XPress", "SpecForge DS", "LFM2", "JetSpec", "DeepSpec", "trans")
+BLOCKS = [name for name in LAYOUTS if name.startswith(FAMILIES) and "EAGLE" not in name and "Gemma" not in name]
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -181,6 +193,14 @@ WRONG = {
     "neighbours taken for halves": ("LFM2 DSpark", lambda config: config.update(rope_is_neox_style=True)),
     "JetSpec without its order": ("JetSpec", lambda config: config["dflash_config"].update(causal=False)),
     "a block behind its anchor": ("DeepSpec DSpark", lambda config: config.update(logits_start=1)),
+    "another half of the heads": ("DeepSpec, Qwen3.5's layers", lambda config: config["rope_parameters"].update(rope_theta=20.0)),
+    "all of the heads": (
+        "DeepSpec, Qwen3.5's layers",
+        lambda config: config["rope_parameters"].update(partial_rotary_factor=1.0, mrope_section=[2, 1, 1]),
+    ),
+    "fewer candidates": ("z-lab DFlash2", lambda config: config["dflash_config"].update(selector_top_k=2)),
+    "windows that see one way": ("z-lab DFlash2", lambda config: config.update(is_causal=None)),
+    "XPress from the anchor": ("speculators XPress", lambda config: config.update(sample_from_anchor=True)),
     "a causal block": ("z-lab", lambda config: config.update(is_causal=True)),
     "a longer block": ("z-lab", lambda config: config["dflash_config"].update(block_size=6)),
     "the raw state fed back": ("speculators EAGLE-3.1", lambda config: config.update(norm_output=False)),
@@ -202,7 +222,7 @@ def test_silent_errors_change_logits(error, load):
     rows = []
     for drafter in (right, wrong):
         drafter.attach(TARGET)
-        rows.append(drafter.draft_logits(ids, features_behind(drafter, TARGET, ids), 3))
+        rows.append(drafter.draft_logits(ids, features_behind(drafter, TARGET, ids), 3).nan_to_num(neginf=-9.0))
     assert (rows[0] - rows[1]).abs().max() > 0.05
 
 

@@ -36,6 +36,9 @@ class BlockConfig:
         draft_vocab_size: V', where it is smaller.
         markov_rank, markov_type: of the head that looks at the token before; 0 for none.
         confidence, confidence_with_markov: whether it says how sure it is, and knows the token before then.
+        conv_kernel_size, conv_group_size: of DFlash2's convolutions: taps, and channels that share a kernel.
+        selector_rank, selector_top_k: of its selector, and the tokens that it chooses among.
+        refiner_rank, refiner_size: of XPress's refiner, and of its SwiGLU.
         softcap, embedding_scale, logit_scale: of its own, instead of the target's.
         layout: whose it is.
         notes: what was assumed.
@@ -57,6 +60,12 @@ class BlockConfig:
     markov_type: str = "vanilla"
     confidence: bool = False
     confidence_with_markov: bool = False
+    conv_kernel_size: int = 0
+    conv_group_size: int = 0
+    selector_rank: int = 0
+    selector_top_k: int = 16
+    refiner_rank: int = 0
+    refiner_size: int = 0
     softcap: float | None = None
     embedding_scale: float = 1.0
     logit_scale: float | None = None
@@ -108,7 +117,8 @@ def block_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConf
         ValueError: something is missing that may not be assumed, or a variant that is not served.
     """
     first = (config.get("architectures") or [""])[0]
-    zlabs = first in ("DFlashDraftModel", "DSparkDraftModel")  # which name their layers at the top in some exports
+    # Which name their layers at the top in some exports.
+    zlabs = first in ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3XPressModel")
     if config.get("speculators_model_type") is not None:
         read = speculators.blocks
     elif config.get("model_type") == ASSISTANT:

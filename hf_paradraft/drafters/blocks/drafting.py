@@ -35,6 +35,6 @@ class BlockDrafting(ContextDrafting):
         states = self.drafter.fill(anchors, self.masks, self.cache, self.compiled_width > 0)
         self.cache.keep([[]] * len(prefixes), states.shape[1])
         return [
-            self.drafter.guess(rows, anchor, prefix.room) if end == prefix.ids.shape[1] - 1 else nothing
-            for rows, anchor, end, prefix in zip(states, anchors, ends, prefixes, strict=True)
+            self.drafter.guess(rows, prefix.ids[0, -2:], prefix.room) if end == prefix.ids.shape[1] - 1 else nothing
+            for rows, end, prefix in zip(states, ends, prefixes, strict=True)
         ]

@@ -9,14 +9,14 @@ from torch import LongTensor, Tensor, nn
 from transformers import PreTrainedModel
 
 from ...protocol import GuessedLogits
-from ...protocol.drafter import FeatureKey
+from ...protocol.guess import Bias
 from ..formats.identify import DSPARK
 from .config import BlockConfig
 from .markov import MarkovHead
-from .model import DFlashDrafter
+from .sequential import SequentialDrafter
 
 
-class DSparkDrafter(DFlashDrafter):
+class DSparkDrafter(SequentialDrafter):
     """A block drafter whose guesses depend on each other; arguments as for `DFlashDrafter`.
 
     Attributes:
@@ -108,32 +108,25 @@ class DSparkDrafter(DFlashDrafter):
         heat = torch.tensor(self.temperatures[: len(logits)], device=logits.device)
         return torch.sigmoid(logits / heat).tolist()
 
-    def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
-        """Make the guess of one row's block, with the bias of the token before."""
-        guess, first, markov = super().guess(states, anchor, room), self.first_memory(anchor, states), self.markov
-        states = self.guesses(states)[:room]
-        if markov is not None:
+    def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias | None:
+        """Implement `SequentialDrafter.bias_behind`."""
+        if (markov := self.markov) is None:
+            return None
+        first, states = self.first_memory(text[-1], states), self.guesses(states)
+        begin = states.new_zeros(markov.rank) if first is None else first
 
-            def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
-                begin = torch.zeros(markov.rank, device=states.device, dtype=states.dtype) if first is None else first
-                before = [begin if memory is None else memory for memory in memories]
-                with torch.no_grad():
-                    biases, memory = markov(tokens.to(states.device), states[depths.to(states.device)], torch.stack(before))
-                return biases[..., : guess.logits.shape[-1]], [None] * len(tokens) if memory is None else list(memory)
+        @torch.no_grad()
+        def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
+            before = torch.stack([begin if memory is None else memory for memory in memories])
+            biases, memory = markov(tokens.to(states.device), states[depths.to(states.device)], before)
+            return biases[..., : logits.shape[-1]], [None] * len(tokens) if memory is None else list(memory)
 
-            guess.bias = bias
+        return bias
+
+    def guess(self, states: Tensor, text: LongTensor, room: int) -> GuessedLogits:
+        """Make the guess of one row's block, and say how sure it is."""
+        guess = super().guess(states, text, room)
         if self.confidence is not None:
+            states = self.guesses(states)[:room]
             guess.confidences = lambda before: self.chances(states[: len(before)], before.to(states.device))
         return guess
-
-    def draft_logits(
-        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
-    ) -> Tensor:
-        """Implement `DFlashDrafter.draft_logits`; each token after the most probable one before."""
-        whole = self.all_states(input_ids, features)
-        states = self.guesses(whole)[:, :num_draft_tokens]
-        logits = self.base_logits(states)
-        if self.markov is None:
-            return logits
-        memory = self.first_memory(input_ids[:, -1], whole)
-        return self.markov.chain(logits, input_ids[:, -1], self.vocabulary, states, memory)

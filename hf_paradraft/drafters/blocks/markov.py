@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import LongTensor, Tensor, nn
 
-from ...decoding.sampling import to_target
-
 
 class MarkovHead(nn.Module):
     """`bias(v | u) = W2[v] · e(u)` of rank `r`: which of two good continuations goes with the token that was chosen before.
@@ -66,22 +64,3 @@ class MarkovHead(nn.Module):
             bias, memory = self(token, state, memory)
             biases.append(bias)
         return torch.stack(biases, dim=-2)
-
-    def chain(
-        self, logits: Tensor, last: LongTensor, vocabulary: LongTensor | None, states: Tensor, memory: Tensor | None
-    ) -> Tensor:
-        """Logits `(B, K, V')`, with the bias of the most probable token before each.
-
-        Args:
-            logits: `(B, K, V')`.
-            last: int64 `(B,)`, known tokens.
-            vocabulary: int64 `(V',)`, or None.
-            states: `(B, K, d)`, of the rows that guess.
-            memory: `(B, r)` of the `rnn`, before the first guess; None: nothing yet.
-        """
-        rows, token = [], last
-        for row, state in zip(logits.unbind(1), states.unbind(1), strict=True):
-            bias, memory = self(token.to(self.before.weight.device), state, memory)
-            rows.append(row + bias.to(row)[..., : row.shape[-1]])
-            token = to_target(rows[-1].max(-1).indices, vocabulary)
-        return torch.stack(rows, dim=1)

@@ -28,7 +28,7 @@ from ..formats.keys import without
 from ..formats.speculators import blocks_config
 from ..formats.tensors import BLOCKS, published, renamed
 from ..formats.values import read_config
-from ..layers import GEMMA4, StackMasks, decoder_stack, embedding_of, run, turns
+from ..layers import GEMMA4, QWEN35, StackMasks, decoder_stack, embedding_of, run, turns
 from .config import BlockConfig, block_config
 from .drafting import BlockDrafting
 
@@ -183,7 +183,7 @@ class DFlashDrafter(FeatureDrafter):
             cache: grows by f.
         """
         cos, sin = turns(self.stack, context, positions)
-        norms_keys = self.block.layers.model_type in ("qwen3", GEMMA4)
+        norms_keys = self.block.layers.model_type in ("qwen3", QWEN35, GEMMA4)
         for index, layer in enumerate(self.stack.layers):
             attention = layer.self_attn
             shape = (*context.shape[:-1], -1, attention.head_dim)
@@ -191,7 +191,9 @@ class DFlashDrafter(FeatureDrafter):
             values = keys if attention.v_proj is None else attention.v_proj(context).view(shape)
             values = attention.v_norm(values) if self.block.layers.model_type == GEMMA4 else values
             keys = (attention.k_norm(keys) if norms_keys else keys).transpose(1, 2)
-            _, keys = apply_rotary_pos_emb(keys, keys, cos, sin)
+            part = keys[..., : cos.shape[-1]]
+            _, turned = apply_rotary_pos_emb(part, part, cos, sin)
+            keys = torch.cat([turned, keys[..., cos.shape[-1] :]], dim=-1)
             cache.update(keys, values.transpose(1, 2), index)
 
     def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
@@ -235,8 +237,14 @@ class DFlashDrafter(FeatureDrafter):
         """The states of a block that guess, in their order: `(…, drafts, hidden)`."""
         return states[..., 1:, :] if self.block.fill_in else states
 
-    def guess(self, states: Tensor, anchor: Tensor, room: int) -> GuessedLogits:
-        """Make the guess of one row's block states `(block size, d)`, at most `room` tokens."""
+    def guess(self, states: Tensor, text: LongTensor, room: int) -> GuessedLogits:
+        """Make the guess of one row's block, at most `room` tokens.
+
+        Args:
+            states: `(block size, d)`.
+            text: int64 `(n,)`, the newest tokens before the block's guesses, two where there are as many.
+            room: K.
+        """
         return GuessedLogits(self.base_logits(self.guesses(states)[:room]), vocabulary=self.vocabulary)
 
     def base_logits(self, states: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Gemma4TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import Gemma4TextConfig, LlamaConfig, PreTrainedConfig, Qwen3_5TextConfig, Qwen3Config
 
 from ...protocol.drafter import FeatureKey
-from ..layers import GEMMA4
-from .keys import BLOCKS, EAGLE3, ROPE, check_keys, in_pairs
+from ..layers import GEMMA4, QWEN35
+from .keys import BLOCKS, EAGLE3, ROPE, check_keys, in_pairs, without
 from .values import transformers_config
 
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
@@ -31,6 +31,8 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     first = (described.get("architectures") or [""])[0]
     if any(name.endswith("layer_scalar") for name in names) or str(first).startswith("Gemma4"):
         return _gemma4_config(described)
+    if first == "Qwen35DSparkModel":
+        return _qwen35_config(described)
     kind = Qwen3Config if any(name.endswith("q_norm.weight") for name in names) else LlamaConfig
     fields = (kind().to_dict().keys() | ROPE) - {"model_type", "dtype"}
     values = {name: value for name, value in described.items() if name in fields}
@@ -82,14 +84,25 @@ def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
     return transformers_config(Gemma4TextConfig, values)
 
 
+def _qwen35_config(described: Mapping[str, Any]) -> PreTrainedConfig:
+    """Qwen3.5's layers, all of full attention: queries bring a gate, norms are offsets from one, and heads turn in part."""
+    fields = Qwen3_5TextConfig().to_dict().keys() - {"model_type", "dtype", "layer_types"}
+    values = {name: value for name, value in described.items() if name in fields}
+    if isinstance(values.get("rope_parameters"), Mapping):
+        values["rope_parameters"] = _of_texts(values["rope_parameters"])
+    return transformers_config(Qwen3_5TextConfig, {**values, "layer_types": ["full_attention"] * described["num_hidden_layers"]})
+
+
 def paired(described: Mapping[str, Any], layers: PreTrainedConfig) -> bool:
     """Whether the weights' rotary embedding turns neighbours, as for `in_pairs`.
 
     Raises:
-        ValueError: it does in layers of Gemma 4, of which it turns a part.
+        ValueError: it does in layers of Gemma 4 or Qwen3.5, of which it turns a part.
     """
-    if (found := in_pairs(described)) and layers.model_type == GEMMA4:
-        raise ValueError("This drafter has layers of Gemma 4 with an interleaved rotary embedding, which are not served.")
+    if (found := in_pairs(described)) and layers.model_type in (GEMMA4, QWEN35):
+        raise ValueError(
+            f"This drafter has layers of {layers.model_type} with an interleaved rotary embedding, which are not served."
+        )
     return found
 
 
@@ -140,8 +153,9 @@ def block_size(*configs: Mapping[str, Any]) -> int:
         ValueError: it is not named, or too small for a guess.
     """
     for config in configs:
-        if (config.get("block_size") or 0) >= 2:
-            return config["block_size"]
+        for name in ("block_size", "xpress_block_size"):
+            if (config.get(name) or 0) >= 2:
+                return config[name]
     raise ValueError("The drafter's config has no block_size of at least 2: save or download it again.")
 
 
@@ -189,9 +203,19 @@ def block_parts(
     if kind not in ("vanilla", "gated", "rnn"):
         raise ValueError(f"A Markov head of type {kind!r} is not served: vanilla, gated and rnn are.")
     has_confidence = any(name.startswith("confidence_head.") for name in names)
+    for name, heads in (("selector_rank", ("candidate_selector.",)), ("xpress_rank", ("refiner_head.", "xpress_head."))):
+        if names and bool(merged.get(name)) != any(tensor.startswith(heads) for tensor in names):
+            raise ValueError(f"The config says {name}={merged.get(name)}, and the tensors say otherwise: download it again.")
+    refiner = merged.get("xpress_rank") or 0
     parts = {
         "layers": layers,
         "in_pairs": paired(described, layers),
+        "conv_kernel_size": merged.get("conv_kernel_size") or 0,
+        "conv_group_size": merged.get("conv_group_size") or 0,
+        "selector_rank": merged.get("selector_rank") or 0,
+        "selector_top_k": merged.get("selector_top_k") or 16,
+        "refiner_rank": refiner,
+        "refiner_size": merged.get("xpress_mlp_hidden") or refiner * (merged.get("xpress_mlp_ratio") or 2),
         "target_hidden_size": merged.get("target_hidden_size") or layers.hidden_size,
         "target_layers": merged.get("num_target_layers"),
         "vocab_size": layers.vocab_size,
@@ -203,7 +227,8 @@ def block_parts(
         "confidence": has_confidence or (not names and bool(merged.get("enable_confidence_head"))),
         "confidence_with_markov": bool(rank) and bool(merged.get("confidence_head_with_markov", rank)),
     }
-    check_keys(config, f"{BLOCKS} {obeyed}", type(layers))
+    gated = {"enable_qwen35_gated_q_proj"} if layers.model_type == QWEN35 else ()  # as these layers are
+    check_keys(without(config, gated), f"{BLOCKS} {obeyed}", type(layers))
     return parts
 
 

@@ -10,20 +10,21 @@ from .values import read_config
 
 DFLASH, DSPARK, EAGLE3, PEAGLE = "DFlash drafter", "DSpark drafter", "EAGLE-3 drafter", "P-EAGLE drafter"
 PARD2, MTP = "PARD-2 drafter", "MTP drafter"
-SERVED = (DFLASH, DSPARK, EAGLE3, PEAGLE, PARD2, MTP)
-DFLASH2 = "DFlash2 drafter"
+DFLASH2, XPRESS = "DFlash2 drafter", "XPress drafter"
+SERVED = (DFLASH, DFLASH2, DSPARK, EAGLE3, PEAGLE, PARD2, MTP, XPRESS)
 SPECULATORS = {
     "eagle3": EAGLE3,
     "peagle": PEAGLE,
     "dflash": DFLASH,
     "dspark": DSPARK,
     "dflash2": DFLASH2,
-    "xpress": "XPress drafter",
+    "xpress": XPRESS,
     "mtp": MTP,
 }
 ARCHITECTURES = {
     "DFlashDraftModel": DFLASH,
     "DFlash2DraftModel": DFLASH2,
+    "DFlashQwen3XPressModel": XPRESS,
     "DSparkDraftModel": DSPARK,
     "DSparkSpeculator": DSPARK,
     "Lfm2DSparkDraftModel": DSPARK,
@@ -31,9 +32,11 @@ ARCHITECTURES = {
     "PEagleSpeculator": PEAGLE,
     "PEagleDraftModel": PEAGLE,
     "LlamaForCausalLMEagle3": EAGLE3,
-    "Qwen35DSparkModel": "DSpark drafter with Qwen3.5's layers",  # whose norms are offsets from one
+    "Qwen3XPressModel": XPRESS,
+    "Qwen35DSparkModel": DSPARK,
+    "LiLiCorrDraftModel": "LiLiCorr drafter",
 }
-DEEPSPEC = ("Qwen3DSparkModel", "Gemma4DSparkModel")
+DEEPSPEC = ("Qwen3DSparkModel", "Gemma4DSparkModel", "Qwen35DSparkModel")
 ASSISTANT = "muse_glimmer_assistant"  # transformers' own DFlash
 
 
@@ -55,7 +58,7 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
     projector = (config.get("dflash_config") or {}).get("projector_type")
     if projector not in (None, "dflash"):
         return {"dspark": DSPARK, "domino": "Domino drafter"}.get(projector, f"DFlash relative ({projector})")
-    if (by_tensors := _by_tensors(names)) == DFLASH2:
+    if (by_tensors := _by_tensors(names)) in (DFLASH2, XPRESS):
         return by_tensors
     if first in ARCHITECTURES:
         return DSPARK if ARCHITECTURES[first] == DFLASH and by_tensors == DSPARK else ARCHITECTURES[first]
@@ -72,6 +75,8 @@ def _by_tensors(names: list[str]) -> str | None:
     tops = {name.split(".")[0] for name in names}
     if "candidate_selector" in tops or any(".attention_conv." in name for name in names):
         return DFLASH2
+    if tops & {"xpress_head", "refiner_head"}:
+        return XPRESS
     if tops & {"markov_head", "logit_head"}:
         return DSPARK
     if "fc" in tops or any(name.startswith("encoder.fc.") for name in names):

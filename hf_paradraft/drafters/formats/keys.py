@@ -15,7 +15,8 @@ FULL_LAYERS = {"global_head_dim", "num_global_key_value_heads"}  # of Gemma 4, w
 PAIRED = {"is_neox_style": False, "rope_is_neox_style": False, "rope_interleaved": True}  # the values that say so
 BLOCKS = (
     "block_size mask_token_id dspark_noise_token_id target_hidden_size num_target_layers draft_vocab_size markov_rank "
-    "markov_head_type enable_confidence_head confidence_head_with_markov"
+    "markov_head_type enable_confidence_head confidence_head_with_markov conv_kernel_size conv_group_size selector_rank "
+    "selector_top_k xpress_rank xpress_mlp_ratio xpress_mlp_hidden xpress_block_size"
 )
 EAGLE3 = (
     "draft_vocab_size draft_num_hidden_layers target_hidden_size num_target_layers norm_before_residual norm_before_fc fc_norm "
@@ -30,6 +31,7 @@ SERVED: dict[str, tuple[Any, ...]] = {
     "log_snr_conditioning": (False,),
     "next_layer_regular": (True,),
     "parallel_draft_step": (0, 1),
+    "projector_type": ("dflash", "dspark"),
     "shift_label": (False,),
     "use_input_layernorm_in_first_layer": (True,),
     "use_last_layernorm": (True,),
@@ -37,6 +39,7 @@ SERVED: dict[str, tuple[Any, ...]] = {
 }
 # How it was trained, what the tensors say themselves, and what is copied from the target's own config.
 NO_DIFFERENCE = set(
+    "num_jacobi_passes xpress_num_passes xpress_topc xpress_compile_head num_speculative_steps "
     "num_anchors max_anchors step_loss_decay loss_decay_gamma ttt_length confidence_head_alpha pure_draft_prefix_len "
     "target_model_type target_text_model_type target_model_name_or_path embed_requires_grad num_eagle_features "
     "parallel_draft_heads_num_layers attention_mode has_lm_head min_log_snr max_log_snr paradraft kind "
@@ -47,6 +50,7 @@ NO_DIFFERENCE = set(
     "finetuning_task tokenizer_class prefix sep_token_id task_specific_params per_layer_config model_type".split()
 )
 NO_DIFFERENCE |= PreTrainedConfig().to_dict().keys() | GenerationConfig().to_dict().keys()
+KINDS_OF_LAYERS = {"full_attention", "sliding_attention"}  # which may turn heads differently
 ROPE_KEYS = set(
     "rope_theta rope_type type factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale "
     "mscale_all_dim truncate short_factor long_factor low_freq_factor high_freq_factor partial_rotary_factor finetuned "
@@ -87,9 +91,9 @@ def check_keys(config: Mapping[str, Any], obeyed: str, layers: type[PreTrainedCo
     for part in (config, described if layers is not None and isinstance(described, Mapping) else {}):
         for name in ("rope_parameters", "rope_scaling"):
             turned = part.get(name) or {}
-            several = [value for value in turned.values() if isinstance(value, Mapping)]  # one for each kind of layer
-            for values in several or [turned]:
-                _check(values, ROPE_KEYS, f"{name}.")
+            _check(turned, ROPE_KEYS | KINDS_OF_LAYERS, f"{name}.")
+            for kind in KINDS_OF_LAYERS:
+                _check(turned.get(kind) or {}, ROPE_KEYS, f"{name}.")
 
 
 def without(config: Mapping[str, Any], ignored: Iterable[str]) -> dict[str, Any]:

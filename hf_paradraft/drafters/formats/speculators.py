@@ -5,11 +5,12 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..layers import GEMMA4
+from ..layers import GEMMA4, QWEN35
 from .common import NO_LAYERS, block_parts, eagle3_parts, feature_keys
 from .keys import SPECULATORS
 
 VERSION = "0.9.0"
+SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 BLOCK_KEYS = f"{SPECULATORS} aux_hidden_state_layer_ids sample_from_anchor sliding_window_non_causal"
 EAGLE3_KEYS = f"{SPECULATORS} eagle_aux_hidden_state_layer_ids vocab_size"
 
@@ -27,7 +28,8 @@ def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
         raise ValueError("This speculators drafter names no layers (aux_hidden_state_layer_ids), and there is no default.")
     said = config.get("sample_from_anchor")
     kinds = getattr(parts["layers"], "layer_types", None) or ["full_attention"]
-    sliding = "sliding_attention" in kinds and not config.get("sliding_window_non_causal")
+    both_ways = config.get("sliding_window_non_causal", config["speculators_model_type"] == "dflash2")
+    sliding = "sliding_attention" in kinds and not both_ways
     note = "not in the config: settled on the target's own output" if dspark else "not in the config: fill-in"
     return {
         **parts,
@@ -72,21 +74,24 @@ def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
 
     Args:
         block: its `BlockConfig`.
-        kind: `dflash` or `dspark`.
+        kind: of it.
         num_guesses: V'.
 
     Raises:
         ValueError: it has options or layers for which the layout has no place.
     """
     kinds = set(getattr(block.layers, "layer_types", None) or ["full_attention"])
+    refined = block.refiner_rank > 0
     unsaid = [name for name in ("softcap", "embedding_scale", "logit_scale") if getattr(block, name) not in (None, 1.0)]
-    unsaid += ["layers of Gemma 4"] if block.layers.model_type == GEMMA4 else []
+    unsaid += ["the refiner's width"] if refined and block.refiner_size % block.refiner_rank else []
+    unsaid += [f"layers of {block.layers.model_type}"] if block.layers.model_type in (GEMMA4, QWEN35) else []
     windows = "full_attention" in block.causal or (block.layout != "speculators" and "sliding_attention" in kinds)
     if unsaid or windows:
         raise ValueError(
             f"This drafter has options that the speculators layout cannot say ({', '.join(unsaid) or 'its windows'}): keep its "
             "own files."
         )
+    named = {"dspark": "DSparkSpeculator", "dflash2": "DFlash2DraftModel", "xpress": "XPressSpeculator"}
     heads = {
         "markov_rank": block.markov_rank,
         "markov_head_type": block.markov_type,
@@ -95,7 +100,7 @@ def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
     }
     return {
         "speculators_model_type": kind,
-        "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
+        "architectures": [named.get(kind, "DFlashSpeculator")],
         "transformer_layer_config": layer_values(block.layers),
         "aux_hidden_state_layer_ids": [key + 1 for key in block.features if isinstance(key, int)],
         "block_size": block.block_size,
@@ -107,6 +112,8 @@ def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
         "num_target_layers": block.target_layers,
         "speculators_version": VERSION,
         **(heads if block.markov_rank or block.confidence else {}),
+        **({name: getattr(block, name) for name in SELECTOR} if block.selector_rank else {}),
+        **({"xpress_rank": block.refiner_rank, "xpress_mlp_ratio": block.refiner_size // block.refiner_rank} if refined else {}),
     }
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 # Statistics, masks over the vocabulary's padding and copies of the target's are no weights of a drafter's.
 LEFT_OUT = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
-OLDER = ("encoder.", "logit_head.", "midlayer.")  # read, and not written: the speculators layout has other names
+OLDER = ("encoder.", "logit_head.", "midlayer.", "xpress_head.")  # read, and not written: the speculators layout has other names
 BLOCKS = {
     "encoder.fc.": "fc.",
     "encoder.output_norm_enc.": "hidden_norm.",
@@ -20,6 +20,13 @@ BLOCKS = {
         for theirs, ours in (("markov_w1", "before"), ("markov_w2", "after"), ("gate_proj", "gate"), ("joint_proj", "joint"))
     },
     "confidence_head.proj.": "confidence.",
+    "candidate_selector.": "selector.",
+    "refiner_head.": "refiner.",
+    "xpress_head.w1.": "refiner.token_embed.",
+    "xpress_head.w2.": "refiner.readout.",
+    "xpress_head.mix.L": "refiner.mix_l",
+    **{f"xpress_head.mlp.{part}_proj.": f"refiner.mlp_{part}." for part in ("gate", "up", "down")},
+    "xpress_head.": "refiner.",
 }
 EAGLE3 = {
     "midlayer.hidden_norm.": "hidden_norm.",

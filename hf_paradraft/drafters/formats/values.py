@@ -82,9 +82,12 @@ TABLE = (
     (_optional(_whole(1, LAYERS)), "num_target_layers target_layers block_size ttt_length speculative_tokens"),
     (_optional(_whole(1, LONG)), "max_position_embeddings sliding_window swa_window_size"),
     (_optional(_whole(0, WIDE)), "mask_token_id dspark_noise_token_id pard_token ptd_token_id markov_rank"),
+    (_optional(_whole(0, WIDE)), "conv_group_size selector_rank selector_top_k xpress_rank xpress_mlp_hidden"),
+    (_optional(_whole(0, LAYERS)), "conv_kernel_size xpress_mlp_ratio xpress_block_size"),
     (NUMBER, "rope_theta"),
     (_optional(NUMBER), "rms_norm_eps output_multiplier input_embedding_scale final_logit_softcapping"),
     (_optional(SHARE), "partial_rotary_factor"),
+    (_optional(FLAG), "enable_qwen35_gated_q_proj"),
     (_optional(FLAG), "attention_bias attention_k_eq_v is_causal causal use_swa use_sliding_window use_aux_hidden_state"),
     (
         _optional(FLAG),

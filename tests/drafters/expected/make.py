@@ -15,6 +15,8 @@ from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.dflash import DFlashSpeculatorConfig
 from speculators.models.dflash.core import DFlashDraftModel
+from speculators.models.dflash2.config import DFlash2SpeculatorConfig
+from speculators.models.dflash2.core import DFlash2DraftModel
 from speculators.models.dspark.config import DSparkSpeculatorConfig
 from speculators.models.dspark.core import DSparkDraftModel
 from speculators.models.eagle3 import Eagle3SpeculatorConfig
@@ -22,10 +24,13 @@ from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.models.peagle.config import PEagleSpeculatorConfig
 from speculators.models.peagle.core import PEagleDraftModel
 from speculators.models.peagle.data import generate_cod_sample_indices
+from speculators.models.xpress.config import XPressSpeculatorConfig
+from speculators.models.xpress.core import XPressDraftModel
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from layouts import LAYOUTS, D, V
+from layouts import LAYOUTS
+from layouts.parts import D, V
 
 LENGTH, WHOLE = 12, 24  # of the prefix, the newest token included, and of the text that the networks want to see
 
@@ -71,11 +76,16 @@ def block(model, common):
         text["features"], text["ids"], anchor, torch.zeros(1, WHOLE, D), torch.zeros(1, WHOLE, dtype=torch.long), max_anchors=1
     )
     parts = {"logits": logits[0]}
+    size = model.block_size
+    before = text["ids"][:, LENGTH - 1 : LENGTH - 1 + size]
+    if not model.config.sample_from_anchor:
+        anchor_behind = text["ids"][:, LENGTH - 2 : LENGTH - 1] if hasattr(model, "refiner_head") else before[:, :1]
+        before = torch.cat([anchor_behind, before[:, :-1]], dim=1)
+    if hasattr(model, "candidate_selector"):
+        parts["candidates"], parts["scores"] = (part[0] for part in model.candidate_selector.select(logits, hidden, before))
+    if hasattr(model, "refiner_head"):
+        parts["bias"] = model.refiner_head.block_bias(before, hidden.view(1, size, -1))[0]
     if (head := getattr(model, "markov_head", None)) is not None:
-        size = model.block_size
-        before = text["ids"][:, LENGTH - 1 : LENGTH - 1 + size]
-        if not model.config.sample_from_anchor:
-            before = torch.cat([before[:, :1], before[:, :-1]], dim=1)
         embedded = head.prev_embeddings(before)
         parts["bias"] = head.block_bias(prev_token_ids=before, hidden_states=hidden.view(1, size, -1))[0]
         parts["confidence"] = model.confidence_head(torch.cat([hidden.view(1, size, -1), embedded], dim=-1))[0]
@@ -114,15 +124,17 @@ def main():
     common, tensors = shared(), {}
     classes = {
         "dflash": (DFlashSpeculatorConfig, DFlashDraftModel, block),
+        "dflash2": (DFlash2SpeculatorConfig, DFlash2DraftModel, block),
+        "xpress": (XPressSpeculatorConfig, XPressDraftModel, block),
         "dspark": (DSparkSpeculatorConfig, DSparkDraftModel, block),
         "eagle3": (Eagle3SpeculatorConfig, Eagle3DraftModel, pairs),
         "peagle": (PEagleSpeculatorConfig, PEagleDraftModel, masks),
     }
     for name, make in LAYOUTS.items():
-        config, tensors = make()
+        config, weights = make()
         if (kind := config.get("speculators_model_type")) is not None:
             config_class, model_class, run = classes[kind]
-            for what, tensor in run(build(config_class, model_class, config, tensors, common), common).items():
+            for what, tensor in run(build(config_class, model_class, config, weights, common), common).items():
                 tensors[f"{name}: {what}"] = tensor.contiguous()
     file = Path(__file__).with_name("expected.safetensors")
     save_file({**tensors, **common}, file)

@@ -1,0 +1,159 @@
+"""DFlash2: DFlash with short convolutions around each part of a layer, and a selector among the best tokens (z-lab, 2026)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import LongTensor, Tensor, nn
+
+from ...protocol.guess import Bias
+from ..formats.identify import DFLASH2
+from .config import BlockConfig, block_config
+from .sequential import SequentialDrafter
+
+
+class GroupedConvolution(nn.Module):
+    """Two causal convolutions over the rows of a block, before a part of a layer and behind it, whose taps depend on the row.
+
+    Tap `i` of channel `c` is `base[i, c] + change[i, c // group_size]`; all changes are projections of the part's input.
+
+    Args:
+        hidden_size: d, a multiple of `group_size`.
+        taps: rows that each convolution looks at, its own included.
+        group_size: channels that share a change.
+    """
+
+    def __init__(self, hidden_size: int, taps: int, group_size: int):
+        super().__init__()
+        self.shape, self.group_size = (2, taps, hidden_size // group_size), group_size
+        self.base_kernel = nn.Parameter(torch.zeros(2, taps, hidden_size))
+        self.kernel_projection = nn.Linear(hidden_size, 2 * taps * (hidden_size // group_size), bias=False)
+
+    def forward(self, states: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run `part` of a layer between both convolutions.
+
+        Args:
+            states: `(B, M, d)`, the part's input; rows begin with their block.
+            part: what is run on as many rows.
+        """
+        changes = self.kernel_projection(states).unflatten(-1, self.shape).repeat_interleave(self.group_size, -1)
+        before, after = (self.base_kernel + changes).unbind(-3)
+        return _convolve(part(_convolve(states, before)), after)
+
+
+def _convolve(states: Tensor, kernels: Tensor) -> Tensor:
+    """Sum over taps `kernels[…, i, :] · states[i rows before]`: `(B, M, d)` of `(B, M, d)` and `(B, M, taps, d)`."""
+    taps, rows = kernels.shape[-2], states.shape[1]
+    return sum(kernels[..., tap, :] * F.pad(states, (0, 0, tap, 0))[:, :rows] for tap in range(taps))
+
+
+class ConvolvedLayer(nn.Module):
+    """A decoder layer of Llama's or Qwen3's form, with a convolution around attention and one around the MLP.
+
+    Args:
+        layer: whose parts it takes.
+        sizes: as for `GroupedConvolution`.
+    """
+
+    def __init__(self, layer: Any, *sizes: int):
+        super().__init__()
+        self.input_layernorm, self.self_attn = layer.input_layernorm, layer.self_attn
+        self.post_attention_layernorm, self.mlp = layer.post_attention_layernorm, layer.mlp
+        self.attention_conv, self.mlp_conv = GroupedConvolution(*sizes), GroupedConvolution(*sizes)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        """Run the layer on `(B, M, d)`; further arguments are those of its attention."""
+
+        def attention(states: Tensor) -> Tensor:
+            return self.self_attn(hidden_states=states, **kwargs)[0]
+
+        states = hidden_states + self.attention_conv(self.input_layernorm(hidden_states), attention)
+        return states + self.mlp_conv(self.post_attention_layernorm(states), self.mlp)
+
+
+class CandidateSelector(nn.Module):
+    """`score(v | u, h) = Σ P[u] ⊙ W h ⊙ S[v]` of rank `r`: which of the best tokens v goes with the token u that was chosen.
+
+    Args:
+        vocab_size: V.
+        hidden_size: d.
+        rank: r.
+    """
+
+    def __init__(self, vocab_size: int, hidden_size: int, rank: int):
+        super().__init__()
+        self.predecessor_codebook = nn.Parameter(torch.randn(vocab_size, rank) * 0.02)
+        self.successor_codebook = nn.Parameter(torch.randn(vocab_size, rank) * 0.02)
+        self.hidden_projection = nn.Linear(hidden_size, rank, bias=False)
+
+    def forward(self, tokens: LongTensor, states: Tensor, candidates: LongTensor) -> Tensor:
+        """Score candidates behind tokens.
+
+        Args:
+            tokens: int64 `(n,)`.
+            states: `(n, d)`, of the rows that guess what follows.
+            candidates: int64 `(n, c)`.
+
+        Returns:
+            `(n, c)`.
+        """
+        before = self.predecessor_codebook[tokens] * self.hidden_projection(states)
+        return torch.einsum("nr,ncr->nc", before, self.successor_codebook[candidates])
+
+
+class DFlash2Drafter(SequentialDrafter):
+    """A DFlash2 drafter as `assistant_model`; arguments as for `DFlashDrafter`.
+
+    Raises:
+        ValueError: it guesses fewer tokens than the target has, or sizes do not fit each other.
+    """
+
+    kind = "dflash2"
+    title = "DFlash2 drafter"
+    known_as = (DFLASH2,)
+    training_options = None
+
+    def __init__(
+        self, config: BlockConfig, vocabulary: LongTensor | None = None, own_embedding: bool = False, own_head: bool = False
+    ):
+        super().__init__(config, vocabulary, own_embedding, own_head)
+        sizes = (self.hidden_size, config.conv_kernel_size, config.conv_group_size)
+        if config.selector_rank < 1:
+            raise ValueError("This DFlash2 drafter's config names no selector_rank: save or download it again.")
+        if vocabulary is not None:
+            raise ValueError("A DFlash2 drafter selects among all of its target's tokens, and this one guesses some of them.")
+        if min(sizes[1:]) < 1 or self.hidden_size % config.conv_group_size:
+            raise ValueError(
+                f"This DFlash2 drafter's convolutions have {sizes[1]} taps and groups of {sizes[2]} channels, which do not fit "
+                f"{sizes[0]} channels: save or download it again."
+            )
+        self.stack.layers = nn.ModuleList(ConvolvedLayer(layer, *sizes) for layer in self.stack.layers)
+        self.selector = CandidateSelector(config.vocab_size, self.hidden_size, config.selector_rank)
+        self.eval()
+
+    @classmethod
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """List what its files say, as (name, value) pairs."""
+        block = block_config(config, names)
+        return [
+            *super().details(config, names),
+            ("convolutions", f"{block.conv_kernel_size} taps, groups of {block.conv_group_size}"),
+            ("selector", f"rank {block.selector_rank}, among {block.selector_top_k} tokens"),
+        ]
+
+    def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
+        """Implement `SequentialDrafter.bias_behind`: only tokens that the logits have among their best are guessed."""
+        candidates = logits.topk(min(self.block.selector_top_k, logits.shape[-1]), dim=-1).indices
+        states = self.guesses(states)
+
+        @torch.no_grad()
+        def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
+            rows = depths.to(states.device)
+            scores = self.selector(tokens.to(states.device), states[rows], candidates[rows])
+            nothing = scores.new_full((len(tokens), logits.shape[-1]), -torch.inf)
+            return nothing.scatter(-1, candidates[rows], scores), [None] * len(tokens)
+
+        return bias

@@ -1,0 +1,103 @@
+"""XPress: DFlash with a refiner, which mixes what stands in a block up to each row and adds a bias to its logits (2026).
+
+Published engines run the refiner over a whole block a few times, from the best tokens without it on, until nothing changes. Here
+each token is chosen before the next is asked for, which is where those passes end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import LongTensor, Tensor, nn
+
+from ...protocol.guess import Bias
+from ..formats.identify import XPRESS
+from .config import BlockConfig, block_config
+from .sequential import SequentialDrafter
+
+
+class Refiner(nn.Module):
+    """`a_k = W [D h_k; G mean(h); e(u_k)]` of rank `r`, `c_k = a_k + Σ_{j ≤ k} L[k, j] ⊙ a_j`, and a SwiGLU behind it.
+
+    Args:
+        vocab_size: V, whose ids the token before has.
+        num_guesses: V'.
+        hidden_size: d.
+        block_size: B.
+        rank: r.
+        inner_size: of the SwiGLU.
+    """
+
+    def __init__(self, vocab_size: int, num_guesses: int, hidden_size: int, block_size: int, rank: int, inner_size: int):
+        super().__init__()
+        self.token_embed = nn.Embedding(vocab_size, rank)
+        self.down_h, self.down_g = (nn.Linear(hidden_size, rank, bias=False) for _ in range(2))
+        self.in_proj = nn.Linear(3 * rank, rank, bias=False)
+        self.mix_l = nn.Parameter(torch.zeros(rank, block_size, block_size))
+        self.mlp_gate, self.mlp_up = (nn.Linear(rank, inner_size, bias=False) for _ in range(2))
+        self.mlp_down = nn.Linear(inner_size, rank, bias=False)
+        self.readout = nn.Linear(rank, num_guesses, bias=False)
+
+    def rows(self, states: Tensor) -> Tensor:
+        """The part `(B, 2r)` of a block's `a` that knows no tokens, of its states `(B, d)`."""
+        mean = states.mean(0, keepdim=True).expand_as(states)
+        return torch.cat([self.down_h(states), self.down_g(mean)], dim=-1)
+
+    def enter(self, rows: Tensor, tokens: LongTensor) -> Tensor:
+        """`a`, `(n, r)`, of `rows` `(n, 2r)` behind `tokens`, int64 `(n,)` in the target's ids."""
+        inside = tokens.where(tokens < self.token_embed.num_embeddings, 0)
+        return self.in_proj(torch.cat([rows, self.token_embed(inside)], dim=-1))
+
+    def forward(self, block: Tensor, places: LongTensor) -> Tensor:
+        """Logits `(n, V')` to add at `places`, int64 `(n,)`, of blocks `(n, B, r)` of `a` that are 0 behind them."""
+        mixed = torch.einsum("rnj,njr->nr", self.mix_l[:, places], block)
+        states = block[torch.arange(len(block)), places] + mixed
+        return self.readout(states + self.mlp_down(F.silu(self.mlp_gate(states)) * self.mlp_up(states)))
+
+
+class XPressDrafter(SequentialDrafter):
+    """An XPress drafter as `assistant_model`; arguments as for `DFlashDrafter`.
+
+    Raises:
+        ValueError: its config names no refiner.
+    """
+
+    kind = "xpress"
+    title = "XPress drafter"
+    known_as = (XPRESS,)
+    training_options = None
+
+    def __init__(
+        self, config: BlockConfig, vocabulary: LongTensor | None = None, own_embedding: bool = False, own_head: bool = False
+    ):
+        super().__init__(config, vocabulary, own_embedding, own_head)
+        if config.refiner_rank < 1:
+            raise ValueError("This XPress drafter's config names no xpress_rank: save or download it again.")
+        sizes = (self.hidden_size, config.block_size, config.refiner_rank, config.refiner_size)
+        self.refiner = Refiner(config.vocab_size, self.num_guesses, *sizes)
+        self.eval()
+
+    @classmethod
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """List what its files say, as (name, value) pairs."""
+        block = block_config(config, names)
+        return [*super().details(config, names), ("refiner", f"rank {block.refiner_rank}, {block.refiner_size} wide inside")]
+
+    @torch.no_grad()
+    def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
+        """Implement `SequentialDrafter.bias_behind`: a node's memory is its block's `a` so far."""
+        refiner, rows = self.refiner, self.refiner.rows(states)
+        first = rows.new_zeros(len(rows), refiner.mix_l.shape[0])
+        if skipped := int(bool(self.block.fill_in)):  # the newest token's own row stands behind the token before it
+            first[0] = refiner.enter(rows[:1], text[-2:][:1])[0]
+
+        @torch.no_grad()
+        def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
+            places = depths.to(rows.device) + skipped
+            blocks = torch.stack([first if memory is None else memory for memory in memories])
+            blocks[torch.arange(len(blocks)), places] = refiner.enter(rows[places], tokens.to(rows.device))
+            return refiner(blocks, places), list(blocks)
+
+        return bias
