@@ -24,6 +24,7 @@ from .drafters.ppd import PpdConfig
 from .drafters.ppd.model import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
 from .drafters.process import ProcessDrafter
+from .drafters.uno import UnoDrafter
 from .integration.hook import install, speculative_decoding
 from .integration.setting import set_drafter
 from .protocol import (
@@ -70,6 +71,7 @@ __all__ = [
     "SpeculationConfig",
     "SpeculationStats",
     "SpeculativeOutput",
+    "UnoDrafter",
     "XPressDrafter",
     "set_drafter",
     "speculative_decoding",

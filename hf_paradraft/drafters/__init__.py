@@ -18,6 +18,7 @@ from .parallelspec.model import ParallelSpecDrafter
 from .pard.config import NO_MASK
 from .pard.model import PardDrafter
 from .ppd.model import PpdDrafter
+from .uno.model import UnoDrafter
 
 KINDS: tuple[type[SavedDrafter], ...] = (
     AutoregressiveDrafter,
@@ -30,6 +31,7 @@ KINDS: tuple[type[SavedDrafter], ...] = (
     ParallelSpecDrafter,
     PardDrafter,
     PpdDrafter,
+    UnoDrafter,
     XPressDrafter,
 )
 

@@ -82,5 +82,6 @@ def read_adapter(folder: Path) -> dict[str, Any]:
     """
     config = read_json(folder / "adapter_config.json")
     if (kind := config.get("peft_type")) != "PPD":
-        raise ValueError(f"{folder} is a PEFT adapter of type {kind}, not a drafter: use PEFT's own PeftModel for it.")
+        uno = ", or UnoDrafter.from_pretrained if it is UNO's" if kind == "LORA" else ""
+        raise ValueError(f"{folder} is a PEFT adapter of type {kind}, not a drafter: use PEFT's own PeftModel for it{uno}.")
     return config

@@ -23,6 +23,7 @@ from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
 from ..drafter import SavedDrafter
 from ..pairs import last_target, remember_target
+from ..uno.model import UnoDrafter
 from ..variants import Variant
 from .config import PpdConfig, read_adapter
 from .drafting import PpdDrafting, default_rows, tree_rows
@@ -58,8 +59,8 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: Path) -> bool:
-        """Any adapter's: one of another kind is refused by name."""
-        return (folder / "adapter_config.json").exists()
+        """Any adapter's but UNO's: one of another kind is refused by name."""
+        return (folder / "adapter_config.json").exists() and not UnoDrafter.recognises(folder)
 
     @classmethod
     def load_folder(cls, folder: Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> PpdDrafter:

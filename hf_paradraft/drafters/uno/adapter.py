@@ -1,0 +1,85 @@
+"""An adapter that is on in noise alone: the first rows of every text pass the model's own layers, the others LoRA's too."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from torch import LongTensor, Tensor
+from transformers import PreTrainedModel
+
+NOISE = torch.randint(2**31, (4096,), generator=torch.Generator().manual_seed(0))  # by position, so that drafts can be repeated
+
+
+@dataclass
+class PlainRows:
+    """How many leading rows of every text pass without the adapter."""
+
+    count: int = 1
+
+
+def noise_at(positions: LongTensor, vocab_size: int) -> LongTensor:
+    """Noise tokens `(…)` for positions `(…)`, uniform over the vocabulary; a position always has the same one."""
+    return NOISE.to(positions.device)[positions % len(NOISE)] % vocab_size
+
+
+def spare(model: PeftModel, plain: PlainRows) -> None:
+    """Let leading rows of every text pass a model's LoRA layers as if there were no adapter.
+
+    Args:
+        model: with LoRA.
+        plain: how many rows; read at every forward.
+    """
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.forward = _spared(layer, plain)
+
+
+def _spared(layer: Any, plain: PlainRows) -> Callable[..., Tensor]:
+    adapted = type(layer).forward
+
+    def forward(rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        own, noise = rows[:, : plain.count].contiguous(), rows[:, plain.count :].contiguous()
+        return torch.cat([layer.base_layer(own, *args, **kwargs), adapted(layer, noise, *args, **kwargs)], dim=1)
+
+    return forward
+
+
+def with_adapter(target: PreTrainedModel, config: LoraConfig, tensors: dict[str, Tensor]) -> PreTrainedModel:
+    """A model of the target's own weights, shared with it, with an adapter in all rows of a text but the first; the target stays.
+
+    Args:
+        target: to which the adapter belongs.
+        config: of the adapter.
+        tensors: as PEFT saves it.
+
+    Raises:
+        ValueError: the adapter has no place in the target.
+    """
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*target.parameters(), *target.buffers())}
+    trained = {name for name, parameter in target.named_parameters() if parameter.requires_grad}
+    network = copy.deepcopy(target, shared)
+    try:
+        with torch.random.fork_rng():  # a caller's seed is for the text
+            adapted = get_peft_model(network, copy.deepcopy(config))
+        result = set_peft_model_state_dict(adapted, tensors)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"This UNO adapter does not fit {type(target).__name__}: it was made for another target. {str(error)[:300]}"
+        ) from error
+    finally:
+        for name, parameter in target.named_parameters():  # which PEFT froze
+            parameter.requires_grad_(name in trained)
+    missing = [name for name in result.missing_keys if ".lora_" in name]
+    if missing or result.unexpected_keys:
+        raise ValueError(
+            f"This UNO adapter does not fit {type(target).__name__}: {len(result.unexpected_keys)} of its weights have no place "
+            f"there, and {len(missing)} are missing."
+        )
+    spare(adapted, PlainRows())
+    return network.eval()

@@ -1,0 +1,37 @@
+"""One call's drafting by the target itself: the newest token and noise, over keys and values that the target has written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...protocol import GuessedLogits, Prefix
+from ..context import ContextDrafting
+
+
+class UnoDrafting(ContextDrafting):
+    """A row of noise for every token to be guessed but the first, behind what the target has read of each text.
+
+    Args:
+        drafter: beside its target; nothing of it changes.
+    """
+
+    def __init__(self, drafter: Any):
+        super().__init__(drafter)
+
+    @torch.no_grad()
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Guess the tokens after each row; nothing after a row whose features are not there."""
+        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
+        if self.cache is None:
+            return [nothing] * len(prefixes)
+        self.inject()
+        count = max(1, *(prefix.room for prefix in prefixes))
+        last = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
+        logits = self.drafter.read(last, count, self.masks["rows"], self.ends(), self.cache)
+        self.cache.keep([[]] * len(prefixes), count)
+        return [
+            GuessedLogits(guess[: prefix.room]) if end == prefix.ids.shape[1] - 1 else nothing
+            for guess, end, prefix in zip(logits, self.ends(), prefixes, strict=True)
+        ]

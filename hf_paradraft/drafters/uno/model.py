@@ -1,0 +1,253 @@
+"""UNO adapters as drafters: LoRA on a frozen model, which makes its rows over noise guess (s-sahoo/uno-qwen3-8B; SGLang).
+
+A round's first forward reads the newest token without the adapter, and noise behind it with the adapter: the first row gives the
+target's own next token, each further one guesses the token behind its own place. The second forward, the target's, verifies.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+from torch import LongTensor, Tensor
+from transformers import Cache, PreTrainedModel
+
+from ...decoding.cache import RaggedCache
+from ...decoding.features import layers_of
+from ...decoding.tree_attention import attention_windows, or_sdpa
+from ...files import names_of, read_json
+from ...hub.card import CardFields, provenance_of
+from ...names import with_cache
+from ...protocol import SpeculationConfig
+from ...protocol.drafter import FeatureKey, KeyValues
+from ...whole_files import write_json
+from ..cache import plain_cache
+from ..drafter import SavedDrafter
+from ..feature_drafting import logits_behind
+from ..layers import StackMasks
+from ..pairs import last_target, pair, remember_target
+from .adapter import noise_at, with_adapter
+from .drafting import UnoDrafting
+
+WEIGHTS, RECORD = "adapter_model.safetensors", "paradraft.json"
+DRAFTS = 5
+
+
+class UnoDrafter(SavedDrafter):
+    """A target that guesses by itself, with an adapter that is on in noise alone; its text stays its own.
+
+    Args:
+        config: of the LoRA adapter.
+        tensors: of it, as PEFT saves them.
+        speculation_config: default: `DRAFTS` tokens.
+
+    Attributes:
+        network: the target's own weights with the adapter; None: it is attached to none.
+        shapes: of each layer's cache: heads, and numbers of a key and of a value.
+    """
+
+    kind = "uno"
+    title = "UNO adapter"
+    about = "lets the model guess over noise, with LoRA that is on in noise alone, and verify by itself"
+    fits = "transformers with hf_paradraft and PEFT, SGLang"
+    training_options = "UnoTraining"
+
+    def __init__(self, config: LoraConfig, tensors: dict[str, Tensor], speculation_config: SpeculationConfig | None = None):
+        self.config, self.tensors, self.training = config, tensors, dict[str, Any]()
+        self.speculation_config = speculation_config or SpeculationConfig(DRAFTS)
+        self.network: PreTrainedModel | None = None
+        self.shapes: list[tuple[int, int, int]] = []
+
+    @classmethod
+    def recognises(cls, folder: Path) -> bool:
+        """By the record beside it: any LoRA adapter looks like it."""
+        record = folder / RECORD
+        return (folder / "adapter_config.json").exists() and record.exists() and read_json(record).get("kind") == cls.kind
+
+    @classmethod
+    def load_folder(cls, folder: Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> UnoDrafter:
+        """The adapter in a folder of any publisher; the target is not loaded.
+
+        Args:
+            folder: as PEFT writes it.
+            dtype: of the adapter; default, and `"auto"`: as it was saved.
+            kwargs: without a meaning for an adapter, which goes where the target is.
+
+        Raises:
+            OSError: nothing loadable there.
+            ValueError: another kind of adapter, or one that changes more than noise.
+        """
+        cls.check_folder(folder)
+        config, record = LoraConfig.from_pretrained(str(folder)), read_json(folder / RECORD) if cls.recognises(folder) else {}
+        tensors = load_file(folder / WEIGHTS)
+        if isinstance(wanted := getattr(torch, dtype, None) if isinstance(dtype, str) else dtype, torch.dtype):
+            tensors = {name: tensor.to(wanted) for name, tensor in tensors.items()}
+        saved = record.get("speculation_config")
+        drafter = cls(config, tensors, None if saved is None else SpeculationConfig.from_saved(saved))
+        drafter.remember(record.get("training") or {})
+        return drafter
+
+    @classmethod
+    def check_folder(cls, folder: Path) -> None:
+        """Refuse a folder that is not a whole LoRA adapter, or one that changes more than noise."""
+        config = read_json(folder / "adapter_config.json")
+        if config.get("peft_type") != "LORA":
+            raise ValueError(f"{folder} is a PEFT adapter of type {config.get('peft_type')}, and UNO's are of type LORA.")
+        changed = [name for name in ("modules_to_save", "trainable_token_indices", "alora_invocation_tokens") if config.get(name)]
+        if changed or config.get("bias", "none") != "none":
+            raise ValueError(f"{folder} changes more of a model than rows of noise ({', '.join(changed) or 'bias'}): not UNO's.")
+        if not (folder / WEIGHTS).exists():
+            raise OSError(f"{folder} has no {WEIGHTS}: save the adapter there again.")
+        names_of(folder / WEIGHTS)
+
+    def remember(self, record: dict[str, Any]) -> None:
+        """Implement `SavedDrafter.remember`."""
+        self.training = record
+
+    def write(self, folder: Path, **kwargs: Any) -> None:
+        """The adapter as PEFT writes it, and how to use it in `paradraft.json`."""
+        self.config.save_pretrained(str(folder))
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        options = json.loads(json.dumps(vars(self.speculation_config)))
+        write_json(folder / RECORD, {"kind": self.kind, "speculation_config": options, "training": self.training})
+
+    @classmethod
+    def card_fields(cls, folder: Path) -> CardFields:
+        """Implement `SavedDrafter.card_fields`, of an adapter."""
+        config, record = read_json(folder / "adapter_config.json"), read_json(folder / RECORD)
+        provenance = provenance_of({"paradraft": record})
+        return CardFields(
+            template=cls.template,
+            library_name="peft",
+            relation="adapter",
+            base_model=provenance["training"].get("base_model") or config.get("base_model_name_or_path"),
+            methods=(cls.kind,),
+            provenance=provenance,
+            values={"config": config, "title": cls.title, "about": cls.about},
+        )
+
+    @classmethod
+    def describe(cls, folder: Path) -> list[tuple[str, Any]]:
+        """Describe a folder with at least an `adapter_config.json`, as (name, value) pairs."""
+        config = read_json(folder / "adapter_config.json")
+        return [
+            ("kind", f"{cls.title} (LoRA that is on in noise alone)"),
+            ("base model", config.get("base_model_name_or_path") or "not recorded"),
+            ("rank", config.get("r", "?")),
+            ("fits", cls.fits),
+        ]
+
+    def eval(self) -> Self:
+        """Itself: drafting knows no training mode."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Itself, with an adapter of another dtype or on another device, as `Tensor.to`; it goes where a target is anyway."""
+        self.tensors = {name: tensor.to(*args, **kwargs) for name, tensor in self.tensors.items()}
+        return self
+
+    def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+        """All layers' keys and values."""
+        return tuple(KeyValues(layer) for layer in range(len(layers_of(target))))
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Put the adapter beside the target's own weights.
+
+        Raises:
+            ValueError: a target that it was not made for, or whose layers do not all keep keys and values of their own.
+        """
+        if attention_windows(target) is None:
+            raise ValueError(
+                f"A {self.title} reads keys and values of every layer behind a mask, and {type(target).__name__} has none that "
+                f"can be read so{or_sdpa(target)}."
+            )
+        if getattr(target.config.get_text_config(), "num_kv_shared_layers", None):
+            raise ValueError(f"{type(target).__name__} shares keys and values between layers, which a {self.title} cannot read.")
+        if self.speculation_config.compile:
+            raise ValueError(
+                f"A {self.title} reads the target's cache, which a compiled forward does not show: leave compile off."
+            )
+        view = pair(self, target)
+        if view.network is None:
+            network = with_adapter(target, self.config, self.tensors)
+            pair(self, target, network=network, shapes=_shapes(network))
+        remember_target(self, target)
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> UnoDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return UnoDrafting(pair(self, target))
+
+    def draft_logits(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """Compute logits of the next tokens after a whole prefix, in one forward.
+
+        Args:
+            input_ids: int64 `(B, n)`, n at least 2, without padding.
+            features: by key, `(B, n - 1, …)`: the newest token has none.
+            num_draft_tokens: K; default: as configured.
+
+        Returns:
+            `(B, K, V)`; row `d` guesses the token at distance `d + 1`, and the first one is the target's own.
+
+        Raises:
+            ValueError: it is attached to no target.
+        """
+        if (target := last_target(self)) is None:
+            raise ValueError(f"A {self.title} drafts with its target's weights: attach(target) first.")
+        count = num_draft_tokens or self.speculation_config.num_draft_tokens
+        return logits_behind(UnoDrafting(pair(self, target)), input_ids, features, count)
+
+    def empty_context(self, num_slots: int) -> Cache:
+        """Make a cache whose layers keep every token."""
+        return plain_cache(self.network)
+
+    def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
+        """Masks for rows whose first slot holds these positions."""
+        windows = attention_windows(self.network)
+        return {"rows": StackMasks(windows, offsets, self.network.dtype, self.network.device)}
+
+    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
+        """Put keys and values of all layers side by side, `(f, width)`."""
+        return torch.cat([states.to(self.network.device) for states in features.values()], dim=-1)
+
+    def inject(self, context: Tensor, positions: LongTensor, cache: Cache) -> None:
+        """Write them into the cache; positions are in the keys already."""
+        widths = [heads * size for heads, *both in self.shapes for size in both]
+        parts = iter(context.split(widths, dim=-1))
+        for index, (heads, *_) in enumerate(self.shapes):
+            keys, values = (next(parts).unflatten(-1, (heads, -1)).transpose(1, 2) for _ in range(2))
+            cache.update(keys, values, index)
+
+    def read(self, last: LongTensor, count: int, masks: StackMasks, ends: list[int], cache: RaggedCache) -> Tensor:
+        """Logits `(B, count, V)` behind the newest tokens and noise.
+
+        Args:
+            last: int64 `(B,)`, the newest tokens.
+            count: rows of each text, the newest token's included.
+            masks: of the rows.
+            ends: positions of the newest tokens.
+            cache: of what the target has read; grows by `count`.
+        """
+        rows, device = len(last), self.network.device
+        positions = torch.tensor(ends, device=device)[:, None] + torch.arange(count, device=device)
+        ids = noise_at(positions, self.network.config.get_text_config().vocab_size)
+        ids[:, 0] = last
+        sees = torch.ones((rows, count, count), dtype=torch.bool).tril()
+        depths = torch.arange(count).expand(rows, -1)
+        mask, positions = masks.inputs(cache.lengths, sees, depths, cache.num_slots)
+        given = with_cache(self.network, cache.cache)
+        return self.network(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **given).logits
+
+
+@torch.no_grad()
+def _shapes(model: PreTrainedModel) -> list[tuple[int, int, int]]:
+    """Read one token, and look at what each layer keeps: heads, and numbers of a key and of a value."""
+    cache, token = plain_cache(model), torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    model(input_ids=token, use_cache=True, **with_cache(model, cache))
+    return [(layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1]) for layer in cache.layers]

@@ -1,0 +1,213 @@
+"""UNO: a target that guesses over noise, with an adapter that nothing else passes."""
+
+import copy
+import json
+
+import pytest
+import torch
+from datasets import Dataset
+from lossless import assert_lossless
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from published import check_guesses, guesses_of_a_call
+from tiny import EOS, make_tokenizer, tiny_model
+from transformers import DynamicCache, TrainingArguments
+
+import hf_paradraft
+from hf_paradraft import AutoDrafter, SpeculationConfig, UnoDrafter
+from hf_paradraft.drafters.uno.adapter import noise_at
+from hf_paradraft.drafters.uno.training import UnoTrainer, UnoTraining
+from hf_paradraft.names import with_cache
+from hf_paradraft.protocol.drafter import KeyValues
+from hf_paradraft.training.run import train
+
+PROMPTS = torch.tensor([[0, 0, 0, 5, 9], [1, 2, 3, 4, 5], [0, 9, 8, 7, 6]])
+SEEN = (PROMPTS != 0).long()
+TARGETS = ["llama", "qwen3", "mistral-sliding", "gpt2"]
+
+
+def adapter(target, seed=3, **options):
+    """A random LoRA adapter that changes what the model says: its config and tensors as PEFT saves them."""
+    torch.manual_seed(seed)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM", **options)
+    model = get_peft_model(copy.deepcopy(target), config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model, UnoDrafter(config, get_peft_model_state_dict(model))
+
+
+@torch.no_grad()
+def two_forwards(target, adapted, ids, noise):
+    """The formula by PEFT alone: text and newest token without the adapter, then noise with it over their keys and values."""
+    cache = DynamicCache(config=target.config)
+    given = with_cache(target, cache)
+    logits = [target(ids, use_cache=True, **given).logits[:, -1:]]
+    if noise.shape[1]:
+        logits.append(adapted.get_base_model()(noise, use_cache=True, **given).logits)
+    return torch.cat(logits, dim=1)
+
+
+@torch.no_grad()
+def features_behind(target, ids):
+    cache = DynamicCache(config=target.config)
+    target(ids[:, :-1], use_cache=True, **with_cache(target, cache))
+    return {
+        KeyValues(index): torch.cat([part.transpose(1, 2).flatten(2) for part in (layer.keys, layer.values)], dim=-1)
+        for index, layer in enumerate(cache.layers)
+    }
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("length", [2, 9])
+def test_logits_are_those_of_peft(kind, length):
+    """The first row is the target's own, noise sees noise, and only noise passes the adapter."""
+    target = tiny_model(kind)
+    adapted, drafter = adapter(target)
+    drafter.attach(target)
+    ids = torch.randint(1, EOS, (2, length), generator=torch.Generator().manual_seed(length))
+    noise = noise_at(torch.arange(length, length + 3), target.config.vocab_size).expand(2, -1)
+    logits = drafter.draft_logits(ids, features_behind(target, ids), 4)
+    torch.testing.assert_close(logits, two_forwards(target, adapted, ids, noise))
+    # Others are told apart: the adapter in the newest token's row too, other noise, and noise that sees no noise.
+    everywhere = two_forwards(adapted.get_base_model(), adapted, ids, noise)
+    other = two_forwards(target, adapted, ids, noise + 1)
+    alone = two_forwards(target, adapted, ids, noise[:, 2:])
+    for wrong, right in ((everywhere, logits), (other[:, 1:], logits[:, 1:]), (alone[:, 1:], logits[:, 3:])):
+        assert (wrong - right).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("size", [None, 7, "auto"])
+@pytest.mark.parametrize("kind", TARGETS)
+def test_outputs_are_the_targets_and_guesses_those_of_whole_texts(kind, size):
+    target = tiny_model(kind)
+    before = {name: parameter.clone() for name, parameter in target.state_dict().items()}
+    _, drafter = adapter(target)
+    drafter.speculation_config = SpeculationConfig(4, size, never_slower=False)
+    options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "attention_mask": SEEN}
+    assert_lossless(target, drafter, PROMPTS, max_new_tokens=24, **options)
+    assert drafter.last_stats.acceptance_by_position[0] == 1  # the first guess is the target's own
+    assert all(torch.equal(before[name], parameter) for name, parameter in target.state_dict().items())
+    assert all(parameter.requires_grad for parameter in target.parameters())
+    if kind in ("llama", "qwen3"):
+        assert check_guesses(drafter, target, guesses_of_a_call(drafter, target, PROMPTS, **options)) > 5
+
+
+def test_a_seed_has_its_own_text():
+    target = tiny_model("llama")
+    _, drafter = adapter(target)
+    drafter.speculation_config = SpeculationConfig(4, 7, never_slower=False)
+    torch.manual_seed(11)
+    options = {"do_sample": True, "max_new_tokens": 24, "pad_token_id": 0, "eos_token_id": None}
+    plain, state = target.generate(PROMPTS[1:2], **options), torch.get_rng_state()
+    torch.manual_seed(11)
+    assert torch.equal(target.generate(PROMPTS[1:2], assistant_model=drafter, **options), plain)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_saved_and_loaded(tmp_path):
+    target = tiny_model("llama")
+    _, drafter = adapter(target)
+    drafter.speculation_config, drafter.training = SpeculationConfig(3, None), {"target": "user/model"}
+    drafter.save_pretrained(tmp_path)
+    again = AutoDrafter.from_pretrained(tmp_path)
+    assert isinstance(again, UnoDrafter)
+    assert again.speculation_config == drafter.speculation_config
+    ids = torch.tensor([[1, 2, 3]])
+    for one in (drafter, again):
+        one.attach(target)
+    features = features_behind(target, ids)
+    assert torch.equal(again.draft_logits(ids, features, 3), drafter.draft_logits(ids, features, 3))
+    assert ("rank", 4) in UnoDrafter.describe(tmp_path)
+    (tmp_path / "paradraft.json").unlink()  # as others publish it, an adapter does not say whose it is
+    with pytest.raises(ValueError, match=r"UnoDrafter\.from_pretrained if it is UNO's"):
+        AutoDrafter.from_pretrained(tmp_path)
+    assert UnoDrafter.from_pretrained(tmp_path).speculation_config == SpeculationConfig(5)
+
+
+def changed(folder, **values):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+REFUSED = {
+    "of type IA3": lambda folder: changed(folder, peft_type="IA3"),
+    r"rows of noise \(bias\)": lambda folder: changed(folder, bias="all"),
+    "modules_to_save": lambda folder: changed(folder, modules_to_save=["lm_head"]),
+    "has no adapter_model": lambda folder: (folder / "adapter_model.safetensors").unlink(),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_other_adapters_are_refused(message, tmp_path):
+    adapter(tiny_model("llama"))[1].save_pretrained(tmp_path)
+    REFUSED[message](tmp_path)
+    with pytest.raises((ValueError, OSError), match=message):
+        UnoDrafter.from_pretrained(tmp_path)
+
+
+def test_targets_that_it_was_not_made_for_are_refused():
+    _, drafter = adapter(tiny_model("llama"))
+    with pytest.raises(ValueError, match="was made for another target"):
+        drafter.attach(tiny_model("llama", hidden_size=16))
+    with pytest.raises(ValueError, match="shares keys and values between layers"):
+        drafter.attach(tiny_model("gemma4"))
+    with pytest.raises(ValueError, match="does not fit"):
+        drafter.attach(tiny_model("llama", num_hidden_layers=1))
+    drafter.speculation_config = SpeculationConfig(4, compile=True)
+    with pytest.raises(ValueError, match="leave compile off"):
+        drafter.attach(tiny_model("llama"))
+
+
+def samples(count, length=18):
+    texts = torch.randint(1, EOS, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
+    return Dataset.from_list([{"input_ids": ids, "labels": [-100] * 3 + ids[3:], "length": length} for ids in texts])
+
+
+def test_training_teaches_what_drafting_does(tmp_path, monkeypatch):
+    """One forward with noise at many places gives what drafting gives behind each."""
+    target = tiny_model("llama")
+    adapted, drafter = adapter(target)
+    drafter.attach(target)
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", per_device_train_batch_size=2)
+    trainer = UnoTrainer(adapted.double(), arguments, 3, 8, 0.8, train_dataset=samples(4))
+    ids, points = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4, 3, 2, 1]]), torch.tensor([[1, 4], [2, -1]])
+    places = points.clamp(min=0)[..., None] + torch.arange(1, 4)
+    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: noise_at(places, target.config.vocab_size).flatten(1))
+    with torch.no_grad():
+        guesses, teachers, _, _ = trainer.guess(adapted, ids, points)
+    monkeypatch.undo()
+    for index, (row, point) in enumerate([(0, 1), (0, 4), (1, 2)]):
+        text = ids[row : row + 1, : point + 1]
+        logits = drafter.draft_logits(text, features_behind(target, text), 4)[0]
+        torch.testing.assert_close(guesses[index], logits[1:].float(), rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            said = target(ids[row : row + 1]).logits[0, point + 1 : point + 4].float()
+        torch.testing.assert_close(teachers[index], said, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_training_makes_guesses_better(tmp_path):
+    folder, file = tmp_path / "target", tmp_path / "texts.jsonl"
+    tiny_model("llama", dtype=torch.float32).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    generator = torch.Generator().manual_seed(0)
+    texts = [make_tokenizer().decode(torch.randint(3, 20, (40,), generator=generator)) for _ in range(24)]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    losses = []
+    for steps in (1, 60):
+        out = tmp_path / str(steps)
+        options = {
+            "target": str(folder),
+            "train_file": str(file),
+            "eval_file": str(file),
+            "output_dir": out,
+            "rank": 8,
+            "max_length": 48,
+        }
+        drafter = train(UnoTraining, **options, max_steps=steps, learning_rate=1e-2, warmup_steps=0)
+        record = json.loads((out / "paradraft.json").read_text())["training"]
+        losses.append(record["eval"]["eval_loss"])
+        assert isinstance(drafter, UnoDrafter)
+        assert record["method"] == "uno"
+        assert isinstance(AutoDrafter.from_pretrained(out), hf_paradraft.UnoDrafter)
+    assert losses[1] < 0.9 * losses[0]
