@@ -1,7 +1,9 @@
 """Tiny models and tokenizers, made here; nothing is downloaded."""
 
+import copy
+
 import torch
-from peft import get_peft_model
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma4TextConfig,
@@ -95,6 +97,18 @@ def with_prompts(model, m: int = 2, e: int = 1, calibrated: bool = False, seed: 
     if calibrated:
         config.accuracy = [[0.4 * 0.8**distance * 0.6**rank for rank in range(16)] for distance in range(m)]
     return get_peft_model(model, config)
+
+
+def with_noise_adapter(target, seed: int = 3, std: float = 0.3):
+    """A copy of `target` with a random LoRA adapter that changes what it says, and the UNO drafter of that adapter."""
+    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = get_peft_model(copy.deepcopy(target), config)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=std)
+    return model, hf_paradraft.UnoDrafter(config, get_peft_model_state_dict(model))
 
 
 def make_tokenizer(words: str = "a b c d e f g h", size: int = VOCAB) -> PreTrainedTokenizerFast:

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy
 from numpy import ndarray
 from transformers import PreTrainedModel
 
+from ..notes import notes_on
 from ..protocol import Drafter, Round
 from .latency import RowLatency, row_latency
 from .race import Odds
@@ -199,13 +199,9 @@ class Budget:
                     self.came_true[depth] += right
 
 
-_pairs: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[Drafter, dict[tuple, Any]]] = WeakKeyDictionary()
-
-
-def of_pair(model: PreTrainedModel, drafter: Drafter) -> dict[tuple, Any]:
+def of_pair(model: PreTrainedModel, drafter: Drafter) -> dict[Any, Any]:
     """Look up the objects that all calls of a target and a drafter share while both live; none if the drafter is no key."""
-    drafters = _pairs.setdefault(model, WeakKeyDictionary())
-    return drafters.setdefault(drafter, {}) if type(drafter).__hash__ is not None else {}
+    return notes_on(model, drafter) if type(drafter).__hash__ is not None else {}
 
 
 def budget_of(

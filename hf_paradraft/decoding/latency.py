@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from weakref import WeakKeyDictionary
 
 import numpy
 import torch
@@ -15,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..hardware import device_name, input_device
 from ..names import attention_of, with_cache
+from ..notes import notes_on
 from ..whole_files import write_json
 from .cache import empty_cache, is_recurrent
 from .tree_attention import attention_windows
@@ -100,14 +100,11 @@ def measure(model: PreTrainedModel) -> RowLatency:
     return RowLatency(timed, numpy.maximum.accumulate([min(times[rows]) for rows in timed]).tolist())
 
 
-_known: WeakKeyDictionary[PreTrainedModel, dict[tuple, RowLatency]] = WeakKeyDictionary()
-
-
 def row_latency(model: PreTrainedModel) -> RowLatency:
     """The latencies of `model` here: from disk, or measured now and written there, where that is possible."""
     parts = sum(1 for _ in model.modules())  # adapters come and go
     key = model.dtype, model.device, parts, torch.get_num_threads(), attention_of(model)
-    tables = _known.setdefault(model, {})
+    tables = notes_on(model).setdefault("latencies", {})
     if key not in tables:
         file = _file(model)
         try:

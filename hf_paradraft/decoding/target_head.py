@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from torch import LongTensor, Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..hardware import input_device
+from ..notes import notes_on
 from .features import Features, decoder_of
 
 TOLERANCE = 0.1  # of all logits' size; bf16 is off by a hundredth, another scale by more
-_checked: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()  # targets whose logits are made as is known here
 
 
 def logit_scale(config: PreTrainedConfig) -> float:
@@ -68,7 +67,7 @@ class TargetHead:
     @torch.no_grad()
     def _check(self, target: PreTrainedModel) -> None:
         """Compare logits of states with those that the target gives itself."""
-        if target in _checked or any(parameter.is_meta for parameter in target.parameters()):
+        if "known head" in notes_on(target) or any(parameter.is_meta for parameter in target.parameters()):
             return
         ids = torch.arange(min(4, self.embedding.num_embeddings), device=self.device)[None]
         with Features(target, ("normed",)) as features:
@@ -80,7 +79,7 @@ class TargetHead:
                 f"{type(target).__name__} makes its logits of its last states in a way that is not known here (a scale, or "
                 "something between norm and head): a drafter that shares its head cannot be served."
             )
-        _checked.add(target)
+        notes_on(target)["known head"] = True
 
     def embed(self, ids: LongTensor) -> Tensor:
         """Embeddings `(…, hidden)` as the target's first layer reads them; ids that it does not have count as 0."""

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import BoolTensor, LongTensor, Tensor
@@ -15,6 +14,7 @@ from ..decoding.cache import SLOTS, RaggedCache, empty_cache, replace_layers, st
 from ..decoding.compiled import compiled_on
 from ..hardware import input_device
 from ..names import StaticLayer, with_cache
+from ..notes import notes_on
 from ..protocol import GuessedLogits, Prefix
 
 
@@ -68,9 +68,6 @@ def guesses_of(logits: Iterable[Tensor | None], prefixes: Sequence[Prefix], **op
     ]
 
 
-_continues: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-
-
 @torch.no_grad()
 def check_continues(model: PreTrainedModel) -> None:
     """Try once whether `model` reads several tokens behind a state as it reads them one after the other; not all can.
@@ -81,7 +78,8 @@ def check_continues(model: PreTrainedModel) -> None:
     Raises:
         ValueError: it does not.
     """
-    if model not in _continues:
+    notes = notes_on(model)
+    if "continues" not in notes:
         training = model.training
         model.eval()
         try:
@@ -89,13 +87,13 @@ def check_continues(model: PreTrainedModel) -> None:
         except torch.OutOfMemoryError:
             raise
         except Exception:  # whatever a model raises that was not written for it
-            _continues[model] = False
+            notes["continues"] = False
         else:
             tolerance = 1e-3 if model.dtype == torch.float32 else 0.3  # a forgotten state makes logits that have little in common
-            _continues[model] = bool((together - alone).abs().max() < tolerance * together.std())
+            notes["continues"] = bool((together - alone).abs().max() < tolerance * together.std())
         finally:
             model.train(training)
-    if not _continues[model]:
+    if not notes["continues"]:
         raise ValueError(
             f"{type(model).__name__} does not read several tokens behind its recurrent state as it does one by one, so it can "
             "not draft: use another one."

@@ -8,8 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-_pairs: weakref.WeakKeyDictionary[Any, weakref.WeakKeyDictionary[PreTrainedModel, Any]] = weakref.WeakKeyDictionary()
-_last: weakref.WeakKeyDictionary[Any, weakref.ref[PreTrainedModel]] = weakref.WeakKeyDictionary()
+from ..notes import notes_on
 
 
 def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
@@ -20,10 +19,10 @@ def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
         target: not kept alive.
         shared: what the pair has of its own; given where it is made, and again where that has changed.
     """
-    pairs = _pairs.setdefault(drafter, weakref.WeakKeyDictionary())
-    view = pairs.get(target)
+    notes = notes_on(drafter, target)
+    view = notes.get("view")
     if view is None or any(getattr(view, name) != value for name, value in shared.items()):
-        pairs[target] = view = copy.copy(drafter if view is None else view)
+        notes["view"] = view = copy.copy(drafter if view is None else view)
         view.__dict__.update(shared)
     view.__dict__["speculation_config"] = drafter.speculation_config
     return view
@@ -31,10 +30,10 @@ def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
 
 def remember_target(drafter: Any, target: PreTrainedModel) -> None:
     """Note what a drafter was attached to last, for `draft_logits`; neither keeps the other alive."""
-    _last[drafter] = weakref.ref(target)
+    notes_on(drafter)["target"] = weakref.ref(target)
 
 
 def last_target(drafter: Any) -> PreTrainedModel | None:
     """Look up the target that a drafter was attached to last, if it is still there."""
-    reference = _last.get(drafter)
+    reference = notes_on(drafter).get("target")
     return None if reference is None else reference()

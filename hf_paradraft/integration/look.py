@@ -12,7 +12,6 @@ import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from huggingface_hub.constants import HF_HOME
@@ -26,6 +25,7 @@ from ..decoding.noise import generator_of
 from ..drafters.feature_drafter import FeatureDrafter
 from ..hardware import device_name, input_device
 from ..names import ChangedTransformers, attention_of
+from ..notes import notes_on
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 from .setting import plainly
 
@@ -40,9 +40,7 @@ FOLDER = Path(HF_HOME) / "paradraft" / "reads"
 PLAIN = vars(torch.nn.Module()).keys()  # what every part has of its own
 LOOKS = 64  # verdicts that are kept of a target
 OURS = "hf_paradraft."  # hooks of calls in other threads
-_numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of functions and owners: an id is used again
 _count = itertools.count()
-_faults: WeakKeyDictionary[PreTrainedModel, dict[tuple, str]] = WeakKeyDictionary()
 
 
 def _file(model: PreTrainedModel, several: bool) -> Path:
@@ -117,7 +115,7 @@ def _covers(value: Any, owner: type, name: str) -> bool:
 def _identity(method: Any) -> tuple[int, ...]:
     """Identify a function, or a bound method by its function and owner: it is another object in every look at it."""
     parts = getattr(method, "__func__", method), getattr(method, "__self__", method)
-    return tuple(_numbers.setdefault(part, next(_count)) for part in parts)
+    return tuple(notes_on(part).setdefault("number", next(_count)) for part in parts)  # for an id is used again
 
 
 def check_reads(model: PreTrainedModel, several: bool) -> None:
@@ -142,7 +140,7 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
             "An adapter of this target is on from certain tokens on (aLoRA), and counts them from the end of each forward, which "
             "a draft moves: generate without a drafter."
         )
-    faults = _faults.setdefault(model, {})
+    faults = notes_on(model).setdefault("faults", {})
     kinds, changed = as_called(model)
     how = several, model.dtype, attention_of(model), kinds, changed
     if how not in faults:

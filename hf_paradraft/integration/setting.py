@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..decoding.checks import check_drafter
 from ..names import innermost
+from ..notes import notes_on
 from ..protocol import Drafter
 from .pairing import check_same_tokenizer
 
-_drafters: WeakKeyDictionary[PreTrainedModel, Any] = WeakKeyDictionary()  # copies, pickles and saved folders have nothing of it
 _thread = threading.local()
 
 
@@ -41,14 +39,14 @@ class set_drafter:
             check_drafter(drafter)
             check_same_tokenizer(self.target, drafter)
             drafter.attach(self.target)
-        self.drafter, self.before = drafter, _drafters.get(self.target)
+        self.drafter, self.before = drafter, notes_on(self.target).get("drafter")
         self._set(drafter)
 
     def _set(self, drafter: Drafter | None) -> None:
         if drafter is None:
-            _drafters.pop(self.target, None)
+            notes_on(self.target).pop("drafter", None)
         else:
-            _drafters[self.target] = drafter
+            notes_on(self.target)["drafter"] = drafter
 
     def __enter__(self) -> Drafter | None:
         return self.drafter
@@ -59,7 +57,7 @@ class set_drafter:
 
 def drafter_on(target: PreTrainedModel) -> Drafter | None:
     """Look up the drafter that is set on a model; None: there is none, or this thread is to decode plainly."""
-    return None if getattr(_thread, "plain", False) else _drafters.get(target)
+    return None if getattr(_thread, "plain", False) else notes_on(target).get("drafter")
 
 
 @contextmanager

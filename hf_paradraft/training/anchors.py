@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 
 from .data import IGNORED
 from .depth_trainer import DepthTrainer
-from .losses import cross_entropy, rejection
+from .losses import Loss, mixed, rejection
 from .optimiser import MuonAdamW
 from .target_states import TargetStates
 
@@ -72,7 +72,7 @@ def guesses_behind(ids: LongTensor, labels: LongTensor, anchors: LongTensor, cou
 
 
 class AnchorTrainer(DepthTrainer):
-    """0.1 cross-entropy, 0.9 of the chance of being rejected, and how well the drafter knows that chance; fading with depth.
+    """A loss that fades with depth, and how well the drafter knows the chance that it is rejected.
 
     Evaluation reports the chance of acceptance under rejection sampling.
 
@@ -84,6 +84,7 @@ class AnchorTrainer(DepthTrainer):
         count: K.
         fading: weight of each guess, of that before it.
         num_anchors: of a text, at most.
+        loss: by name.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 
@@ -97,11 +98,12 @@ class AnchorTrainer(DepthTrainer):
         count: int,
         fading: float,
         num_anchors: int,
+        loss: Loss = "tv",
         **kwargs: Any,
     ):
         super().__init__(model, args, AnchorCollator(num_anchors, count, args.seed), count, **kwargs)
         self.drafter: Any = model.drafter
-        self.states, self.fading = states, fading
+        self.states, self.fading, self.loss = states, fading, loss
         self.places: LongTensor | None = None
         if self.drafter.vocabulary is not None:
             self.places = torch.full((states.target.config.get_text_config().vocab_size,), IGNORED)
@@ -125,7 +127,7 @@ class AnchorTrainer(DepthTrainer):
             labels = torch.where(learned, self.places.to(labels.device)[labels.clamp(min=0)], IGNORED)
         logits, labels, where = outputs["logits"][learned], labels[learned], learned.nonzero(as_tuple=True)
         rejected = rejection(logits, self.states.probabilities(states, where[0], positions[learned]))
-        losses = 0.1 * cross_entropy(logits, labels) + 0.9 * rejected
+        losses = mixed(self.loss, logits, labels, rejected)
         if "confidence" in outputs:
             sure = outputs["confidence"][learned].float()
             losses = losses + F.binary_cross_entropy_with_logits(sure, (1 - rejected).detach().clamp(0, 1), reduction="none")

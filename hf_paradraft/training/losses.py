@@ -1,9 +1,14 @@
-"""Losses of drafters: a wrong token, or a guess that the target would reject."""
+"""Losses of drafters: a wrong token, a guess that the target would reject, or another distribution than the target's."""
+
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import LongTensor, Tensor
 
 from .data import IGNORED
+
+Loss = Literal["ce", "tv"]
+LOSSES = "ce: cross-entropy; tv: 0.1 of it and 0.9 of the chance that the target rejects a guess."
 
 
 def cross_entropy(logits: Tensor, labels: LongTensor) -> Tensor:
@@ -27,3 +32,21 @@ def rejection(logits: Tensor, probabilities: Tensor) -> Tensor:
     q = logits.float().softmax(-1)
     missing = 1 - probabilities.sum(-1)
     return 0.5 * ((probabilities - q).abs().sum(-1) + missing.clamp(min=0))
+
+
+def divergence(logits: Tensor, teachers: Tensor) -> Tensor:
+    """Compute `KL(p ‖ q)` of each row `(…)`, of the drafter's logits `(…, V)` from those of its teacher."""
+    return F.kl_div(logits.log_softmax(-1), teachers.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+
+
+def mixed(loss: Loss, logits: Tensor, labels: LongTensor, rejected: Tensor) -> Tensor:
+    """Compute the loss of each row `(n,)`, as it is called.
+
+    Args:
+        loss: its name.
+        logits: `(n, V')`.
+        labels: int64 `(n,)`.
+        rejected: `(n,)`, from `rejection`.
+    """
+    wrong = cross_entropy(logits, labels)
+    return wrong if loss == "ce" else 0.1 * wrong + 0.9 * rejected

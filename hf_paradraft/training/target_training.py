@@ -16,6 +16,7 @@ from transformers.utils import logging
 from ..files import hub_name
 from ..hardware import fast_dtype, trains_in_bf16
 from ..protocol.drafter import FeatureKey
+from .losses import LOSSES, Loss
 from .metrics import acceptance
 from .run import RunInputs, TrainingOptions, option
 from .target import open_model
@@ -33,6 +34,7 @@ class TargetTraining(TrainingOptions):
     target: str = option("The causal LM to speed up: folder, Hub id or .gguf file. It is not changed.")
     target_id: str | None = option("The target's name on the Hub, where it is loaded from a folder.", None)
     vocab: int | None = option("V': tokens that are guessed, the answers' most frequent; default: all.", None, least=1)
+    loss: Loss = option(LOSSES, "tv")
     cache_dir: Path | None = option("Keep the target's states of every text here: it runs once for all epochs.", None)
     cache_gb: float = option("Size of that folder in GB, at most.", 50.0, least=0)
 
@@ -79,7 +81,7 @@ class TargetTraining(TrainingOptions):
 
     def record(self) -> dict[str, Any]:
         """Implement `TrainingOptions.record`."""
-        return {"target": hub_name(self.target_id or self.target)}
+        return {"target": hub_name(self.target_id or self.target), "loss": self.loss}
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
         """The acceptance of chains on evaluation rows."""

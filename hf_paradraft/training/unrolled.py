@@ -99,6 +99,7 @@ class UnrolledTraining(TargetTraining):
             self.num_draft_tokens,
             self.fading,
             self.num_anchors,
+            self.loss,
             train_dataset=inputs.train_set,
             eval_dataset=inputs.eval_set,
         )

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import assert_lossless
-from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_prompts
+from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_noise_adapter, with_prompts
 from transformers import AutoModelForCausalLM
 
 import hf_paradraft
@@ -26,6 +26,7 @@ MAKE = {
     "autoregressive": lambda target: hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.05)),
     "ppd": lambda target: hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2)),
     "ppd, calibrated": lambda target: hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2, calibrated=True)),
+    "uno": lambda target: with_noise_adapter(target, std=0.05)[1],
     "prompted": lambda target: hf_paradraft.PromptedDrafter(with_prompts(near_copy(target, 0.05), 2)),
     "n-grams": lambda target: hf_paradraft.NgramDrafter(),
     "dspark": lambda target: hf_paradraft.DSparkDrafter.from_target(target, MASK, 1, 6, 2, markov_rank=4),
@@ -111,7 +112,7 @@ def test_drafting_with_caches_is_draft_logits(kind, name, prompt):
             torch.testing.assert_close(logits, expected[0], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["pard", "autoregressive", "ppd", "dspark", "dflash", "parallelspec"])
+@pytest.mark.parametrize("name", ["pard", "autoregressive", "ppd", "uno", "dspark", "dflash", "parallelspec"])
 def test_every_kind_saves_a_folder_that_is_recognised(name, tmp_path):
     target = TARGETS["llama"]
     drafter = MAKE[name](target)

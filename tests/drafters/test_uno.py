@@ -1,15 +1,13 @@
 """UNO: a target that guesses over noise, with an adapter that nothing else passes."""
 
-import copy
 import json
 
 import pytest
 import torch
 from datasets import Dataset
 from lossless import assert_lossless
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from published import check_guesses, guesses_of_a_call
-from tiny import EOS, make_tokenizer, tiny_model
+from tiny import EOS, make_tokenizer, tiny_model, with_noise_adapter
 from transformers import DynamicCache, TrainingArguments
 
 import hf_paradraft
@@ -23,17 +21,6 @@ from hf_paradraft.training.run import train
 PROMPTS = torch.tensor([[0, 0, 0, 5, 9], [1, 2, 3, 4, 5], [0, 9, 8, 7, 6]])
 SEEN = (PROMPTS != 0).long()
 TARGETS = ["llama", "qwen3", "mistral-sliding", "gpt2"]
-
-
-def adapter(target, seed=3, **options):
-    """A random LoRA adapter that changes what the model says: its config and tensors as PEFT saves them."""
-    torch.manual_seed(seed)
-    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM", **options)
-    model = get_peft_model(copy.deepcopy(target), config)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    return model, UnoDrafter(config, get_peft_model_state_dict(model))
 
 
 @torch.no_grad()
@@ -62,7 +49,7 @@ def features_behind(target, ids):
 def test_logits_are_those_of_peft(kind, length):
     """The first row is the target's own, noise sees noise, and only noise passes the adapter."""
     target = tiny_model(kind)
-    adapted, drafter = adapter(target)
+    adapted, drafter = with_noise_adapter(target)
     drafter.attach(target)
     ids = torch.randint(1, EOS, (2, length), generator=torch.Generator().manual_seed(length))
     noise = noise_at(torch.arange(length, length + 3), target.config.vocab_size).expand(2, -1)
@@ -81,7 +68,7 @@ def test_logits_are_those_of_peft(kind, length):
 def test_outputs_are_the_targets_and_guesses_those_of_whole_texts(kind, size):
     target = tiny_model(kind)
     before = {name: parameter.clone() for name, parameter in target.state_dict().items()}
-    _, drafter = adapter(target)
+    _, drafter = with_noise_adapter(target)
     drafter.speculation_config = SpeculationConfig(4, size, never_slower=False)
     options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "attention_mask": SEEN}
     assert_lossless(target, drafter, PROMPTS, max_new_tokens=24, **options)
@@ -94,7 +81,7 @@ def test_outputs_are_the_targets_and_guesses_those_of_whole_texts(kind, size):
 
 def test_a_seed_has_its_own_text():
     target = tiny_model("llama")
-    _, drafter = adapter(target)
+    _, drafter = with_noise_adapter(target)
     drafter.speculation_config = SpeculationConfig(4, 7, never_slower=False)
     torch.manual_seed(11)
     options = {"do_sample": True, "max_new_tokens": 24, "pad_token_id": 0, "eos_token_id": None}
@@ -106,7 +93,7 @@ def test_a_seed_has_its_own_text():
 
 def test_saved_and_loaded(tmp_path):
     target = tiny_model("llama")
-    _, drafter = adapter(target)
+    _, drafter = with_noise_adapter(target)
     drafter.speculation_config, drafter.training = SpeculationConfig(3, None), {"target": "user/model"}
     drafter.save_pretrained(tmp_path)
     again = AutoDrafter.from_pretrained(tmp_path)
@@ -139,14 +126,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_other_adapters_are_refused(message, tmp_path):
-    adapter(tiny_model("llama"))[1].save_pretrained(tmp_path)
+    with_noise_adapter(tiny_model("llama"))[1].save_pretrained(tmp_path)
     REFUSED[message](tmp_path)
     with pytest.raises((ValueError, OSError), match=message):
         UnoDrafter.from_pretrained(tmp_path)
 
 
 def test_targets_that_it_was_not_made_for_are_refused():
-    _, drafter = adapter(tiny_model("llama"))
+    _, drafter = with_noise_adapter(tiny_model("llama"))
     with pytest.raises(ValueError, match="was made for another target"):
         drafter.attach(tiny_model("llama", hidden_size=16))
     with pytest.raises(ValueError, match="shares keys and values between layers"):
@@ -166,7 +153,7 @@ def samples(count, length=18):
 def test_training_teaches_what_drafting_does(tmp_path, monkeypatch):
     """One forward with noise at many places gives what drafting gives behind each."""
     target = tiny_model("llama")
-    adapted, drafter = adapter(target)
+    adapted, drafter = with_noise_adapter(target)
     drafter.attach(target)
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", per_device_train_batch_size=2)
     trainer = UnoTrainer(adapted.double(), arguments, 3, 8, 0.8, train_dataset=samples(4))

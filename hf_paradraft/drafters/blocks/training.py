@@ -75,6 +75,7 @@ class BlockTraining(TargetTraining):
             drafter.block.num_drafts,
             math.exp(-1 / FADING),
             self.num_anchors,
+            self.loss,
             train_dataset=inputs.train_set,
             eval_dataset=inputs.eval_set,
         )

@@ -87,7 +87,7 @@ class Eagle3Config:
 
     @classmethod
     def for_target(cls, target: PreTrainedModel, num_layers: int, **options: Any) -> Eagle3Config:
-        """Make the config of an untrained drafter.
+        """Make the config of an untrained drafter, with a norm for each state that it reads and normed ones fed back (EAGLE-3.1).
 
         Args:
             target: a decoder-only causal LM of seven layers at least.
@@ -106,6 +106,8 @@ class Eagle3Config:
             vocab_size=config.vocab_size,
             features=(1, total // 2 - 1, total - 4),
             target_layers=total,
+            fc_norm=True,
+            norm_output=True,
             **options,
         )
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import TrainingArguments
 
 from ...training.data import IGNORED
-from ...training.losses import cross_entropy, rejection
+from ...training.losses import LOSSES, Loss, cross_entropy, mixed, rejection
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer
 from ...training.run import RunInputs, option
 from ...training.target_states import TargetStates
 from ...training.target_training import TargetTraining
 from .config import Style
 from .model import ParallelSpecDrafter
-
-Loss = Literal["ce", "tv"]
 
 
 class ParallelSpecTrainer(RowTrainer):
@@ -30,7 +28,7 @@ class ParallelSpecTrainer(RowTrainer):
         states: of the target.
         cod: which rows to keep in training; its `num_depths` is M + 1.
         decay: λ, of the weight `λ^d` of the guess at depth `d`.
-        loss: `ce`, or `tv`: 0.1 cross-entropy and 0.9 of the chance of being rejected.
+        loss: by name.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 
@@ -67,7 +65,7 @@ class ParallelSpecTrainer(RowTrainer):
             rows, places = learned[0], inputs["position_ids"][:, columns][learned]
             if self.loss == "tv":
                 rejected = rejection(logits[learned], self.states.probabilities(states, rows, places))
-                losses = (0.1 * losses).index_put(learned, 0.9 * rejected, accumulate=True)
+                losses = losses.index_put(learned, mixed("tv", logits[learned], labels[learned], rejected))
             if drafter.reads_features:
                 wanted = states["normed"][rows, places].float()
                 near = F.smooth_l1_loss(guessed[learned].float(), wanted, reduction="none").mean(-1)
@@ -89,7 +87,7 @@ class ParallelSpecTraining(TargetTraining):
     cod_ratio: float = option("r of conditional output dropping; 1 keeps every row.", 1.0, above=0, most=1)
     cod_min_ratio: float = option("r_min, the least share of rows of a depth.", 0.2, above=0, most=1)
     decay: float = option("λ: each further guess weighs λ times the one before.", 1.0, above=0, most=1)
-    loss: Loss = option("ce: cross-entropy; tv: the chance of being rejected.", "ce")
+    loss: Loss = option(LOSSES, "ce")
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -116,5 +114,5 @@ class ParallelSpecTraining(TargetTraining):
 
     def record(self) -> dict[str, Any]:
         """Implement `TrainingOptions.record`."""
-        names = ("style", "num_masks", "cod_ratio", "decay", "loss")
+        names = ("style", "num_masks", "cod_ratio", "decay")
         return {**super().record(), **{name: getattr(self, name) for name in names}}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
@@ -16,6 +15,7 @@ from transformers.utils import logging
 from ...decoding.tree_attention import additive, attention_windows
 from ...files import hub_name
 from ...names import attention_of, find_adapter_config_file
+from ...training.losses import cross_entropy
 from ...training.metrics import acceptance
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer, block_mask
 from ...training.run import RunInputs, TrainingOptions, option
@@ -53,8 +53,7 @@ class PardTrainer(RowTrainer):
         elif self.attention == "eager":  # adds its mask
             rows["attention_mask"] = additive(inputs["attention_mask"], self.model.dtype)
         outputs = model(**rows, use_cache=False, logits_to_keep=columns)
-        losses = F.cross_entropy(outputs.logits.float().flatten(0, 1), labels.flatten(), reduction="none")
-        return losses.view_as(labels), outputs
+        return cross_entropy(outputs.logits, labels), outputs
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from peft import PeftModel
@@ -19,11 +18,11 @@ from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import names_of, read_json
 from ...hub.card import CardFields, provenance_of
 from ...names import cache_in
+from ...notes import notes_on
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
 from ..drafter import SavedDrafter
 from ..pairs import last_target, remember_target
-from ..uno.model import UnoDrafter
 from ..variants import Variant
 from .config import PpdConfig, read_adapter
 from .drafting import PpdDrafting, default_rows, tree_rows
@@ -31,8 +30,6 @@ from .prompted import PromptedDrafter
 from .tuner import PpdModel, check_embeds_once, prompt_embedding
 
 logger = logging.get_logger(__name__)
-# One drafter in all calls of a model: what was learned of it stays, and its `last_stats` are found again.
-_adopted: WeakKeyDictionary[PeftModel, dict[tuple, Any]] = WeakKeyDictionary()
 
 
 class PpdDrafter(SavedDrafter):
@@ -59,8 +56,11 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: Path) -> bool:
-        """Any adapter's but UNO's: one of another kind is refused by name."""
-        return (folder / "adapter_config.json").exists() and not UnoDrafter.recognises(folder)
+        """Any adapter's, unless a record beside it names another kind; one of PEFT's other kinds is refused by name."""
+        record = folder / "paradraft.json"
+        if not (folder / "adapter_config.json").exists():
+            return False
+        return not record.exists() or read_json(record).get("kind", cls.kind) == cls.kind
 
     @classmethod
     def load_folder(cls, folder: Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> PpdDrafter:
@@ -160,7 +160,8 @@ class PpdDrafter(SavedDrafter):
         """Make the drafter of a model with a PPD adapter: the target's own, or a small model that guesses in parallel."""
         if not isinstance(assistant, PeftModel) or not isinstance(assistant.base_model, PpdModel):
             return None
-        drafters = _adopted.setdefault(assistant, {})
+        # One drafter in all calls of a model: what was learned of it stays, and its `last_stats` are found again.
+        drafters = notes_on(assistant)
         itself, prompts = assistant.get_base_model() is target, prompt_embedding(assistant.get_base_model()).prompts()
         key = itself, assistant.active_adapter
         if key not in drafters or drafters[key][0] is not prompts:

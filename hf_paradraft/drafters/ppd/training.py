@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from peft import PeftModel, get_peft_model
 from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
@@ -17,6 +16,7 @@ from transformers.utils import logging
 from ...files import hub_name
 from ...hardware import fast_dtype
 from ...training.epochs import CountEpochs, ResumableTrainer
+from ...training.losses import divergence
 from ...training.run import RunInputs, TrainingOptions, option
 from ...training.target import open_model, refuse_packed
 from ...whole_files import write_json
@@ -57,7 +57,7 @@ class DistanceTrainer(ResumableTrainer):
         """`Σ αⁱ KL(Pᵢ ‖ Qᵢ)`, a mean over points."""
         model.eval()  # a teacher without dropout; guesses have none
         guesses, teachers, _, _ = self.guess(model, inputs["input_ids"], inputs["points"])
-        losses = F.kl_div(guesses.log_softmax(-1), teachers.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+        losses = divergence(guesses, teachers)
         weights = self.decay ** torch.arange(losses.shape[1], device=losses.device)
         loss = (losses * weights).sum(1).sum() / max(1, len(losses))
         return (loss, (guesses, teachers)) if return_outputs else loss

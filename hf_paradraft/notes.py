@@ -1,0 +1,30 @@
+"""Notes on an object, kept beside it while it lives, so that its copies, pickles and saved folders have nothing of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+
+class Notes(dict[Hashable, Any]):
+    """A table, and tables of further objects beside the one that it is about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside: WeakKeyDictionary[Any, Notes] = WeakKeyDictionary()
+
+
+_everything = Notes()
+
+
+def notes_on(*owners: Any) -> Notes:
+    """Look up the table about an object, or about several together; it lives as long as all of them, and keeps none alive.
+
+    Args:
+        owners: hashable, and open to weak references.
+    """
+    notes = _everything
+    for owner in owners:
+        notes = notes.beside.setdefault(owner, Notes())
+    return notes
