@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..decoding.cache import RaggedCache
-from ..protocol import Drafting, Observation
+from ..protocol import Drafting, GuessedLogits, Observation, Prefix
 from .cache import compiled_method, make_room
 
 
@@ -60,6 +61,16 @@ class ContextDrafting(Drafting):
         self.cache.select(rows)
         for mask in self.masks.values():
             mask.select(rows)
+
+    def behind(self, prefixes: list[Prefix], guesses: Iterable[GuessedLogits] | None) -> list[GuessedLogits]:
+        """Keep guesses behind rows of which all but the newest token has been read; nothing behind others, or without guesses."""
+        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
+        if guesses is None:
+            return [nothing] * len(prefixes)
+        return [
+            guess if end == prefix.ids.shape[1] - 1 else nothing
+            for guess, end, prefix in zip(guesses, self.ends(), prefixes, strict=True)
+        ]
 
     def ends(self) -> list[int]:
         """Count each row's tokens up to the last one whose features are in the cache."""

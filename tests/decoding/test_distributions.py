@@ -6,10 +6,11 @@ Some thousand rows are drawn in one batch, so that a case takes seconds.
 import pytest
 import torch
 from scipy.stats import chisquare
-from tiny import MASK, near_copy, tiny_model, with_prompts
+from tiny import MASK, near_copy, tiny_model, with_noise_adapter, with_prompts
 from transformers import LlamaConfig
 
 import hf_paradraft
+from hf_paradraft.drafters.blocks.config import BlockConfig
 from hf_paradraft.drafters.eagle3.config import Eagle3Config
 
 VOCAB, ROWS = 32, 400
@@ -96,7 +97,22 @@ def eagle(parallel):
     return hf_paradraft.Eagle3Drafter(config, torch.arange(0, VOCAB, 2), own_embedding=parallel)
 
 
+def relative(kind, **options):
+    """An untrained relative of DFlash whose head has a say."""
+    config = BlockConfig.for_target(TARGET, 1, 2, block_size=4, mask_token_id=MASK, fill_in=True, **options)
+    torch.manual_seed(2)
+    drafter = kind(config).started_beside(TARGET)
+    for name, parameter in drafter.named_parameters():
+        if name.startswith(("selector", "refiner")):
+            torch.nn.init.normal_(parameter, std=0.5)
+    return drafter
+
+
+SELECTS = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 5}
 READERS = {
+    "dflash2": lambda: relative(hf_paradraft.DFlash2Drafter, **SELECTS),
+    "xpress": lambda: relative(hf_paradraft.XPressDrafter, refiner_rank=4, refiner_size=8),
+    "uno": lambda: with_noise_adapter(TARGET)[1],
     "dspark": blocks,
     "dspark, rnn, fewer tokens": lambda: blocks(markov_type="rnn", vocabulary=torch.arange(1, VOCAB, 2)),
     "eagle3": lambda: eagle(False),

@@ -26,15 +26,13 @@ class BlockDrafting(ContextDrafting):
     @torch.no_grad()
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Fill a block behind each row; nothing behind a row whose features are not there."""
-        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
         if self.cache is None:
-            return [nothing] * len(prefixes)
+            return self.behind(prefixes, None)
         self.inject()
-        ends = self.ends()
         anchors = torch.stack([prefix.ids[0, -1] for prefix in prefixes]).to(self.drafter.device)
         states = self.drafter.fill(anchors, self.masks, self.cache, self.compiled_width > 0)
         self.cache.keep([[]] * len(prefixes), states.shape[1])
-        return [
-            self.drafter.guess(rows, prefix.ids[0, -2:], prefix.room) if end == prefix.ids.shape[1] - 1 else nothing
-            for rows, end, prefix in zip(states, ends, prefixes, strict=True)
+        guesses = [
+            self.drafter.guess(rows, prefix.ids[0, -2:], prefix.room) for rows, prefix in zip(states, prefixes, strict=True)
         ]
+        return self.behind(prefixes, guesses)

@@ -46,19 +46,15 @@ class Gemma4Drafting(ContextDrafting):
     @torch.no_grad()
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the token after each row; nothing after a row whose features are not there."""
-        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
         if self.cache is None or not any(state is not None for state in self.last):
-            return [nothing] * len(prefixes)
+            return self.behind(prefixes, None)
         self.inject()
         some = next(state for state in self.last if state is not None)
         before = torch.stack([torch.zeros_like(some) if state is None else state for state in self.last])
         tokens = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
         logits, states = self._read(tokens[:, None], before[:, None])
         self.states = [[state] for state in states[:, 0]]
-        return [
-            GuessedLogits(guess, extend=self.extend) if end == prefix.ids.shape[1] - 1 else nothing
-            for guess, end, prefix in zip(logits, self.ends(), prefixes, strict=True)
-        ]
+        return self.behind(prefixes, [GuessedLogits(guess, extend=self.extend) for guess in logits])
 
     @torch.no_grad()
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:

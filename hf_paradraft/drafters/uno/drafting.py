@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...protocol import GuessedLogits, Prefix
+from ..cache import guesses_of
 from ..context import ContextDrafting
 
 
@@ -23,15 +24,11 @@ class UnoDrafting(ContextDrafting):
     @torch.no_grad()
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the tokens after each row; nothing after a row whose features are not there."""
-        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
         if self.cache is None:
-            return [nothing] * len(prefixes)
+            return self.behind(prefixes, None)
         self.inject()
         count = max(1, *(prefix.room for prefix in prefixes))
         last = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
         logits = self.drafter.read(last, count, self.masks["rows"], self.ends(), self.cache)
         self.cache.keep([[]] * len(prefixes), count)
-        return [
-            GuessedLogits(guess[: prefix.room]) if end == prefix.ids.shape[1] - 1 else nothing
-            for guess, end, prefix in zip(logits, self.ends(), prefixes, strict=True)
-        ]
+        return self.behind(prefixes, guesses_of(logits, prefixes))

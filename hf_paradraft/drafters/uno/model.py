@@ -172,8 +172,9 @@ class UnoDrafter(SavedDrafter):
             raise ValueError(
                 f"A {self.title} reads the target's cache, which a compiled forward does not show: leave compile off."
             )
-        view = pair(self, target)
-        if view.network is None:
+        buffers = None if (network := pair(self, target).network) is None else network.buffers()
+        # Moving a target moves its parameters, and puts other tensors in the place of its buffers.
+        if buffers is None or any(own is not theirs for own, theirs in zip(buffers, target.buffers(), strict=True)):
             network = with_adapter(target, self.config, self.tensors)
             pair(self, target, network=network, shapes=_shapes(network))
         remember_target(self, target)
