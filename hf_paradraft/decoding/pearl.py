@@ -32,29 +32,8 @@ from .cache import cache_of_call, is_recurrent
 from .call import Call
 from .loop import SpeculativeOutput, output, step
 from .questions import answered
-from .schedule import OverlapSchedule
+from .schedule import OverlapSchedule, check_overlap
 from .trees import likely_path, part
-
-
-def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> None:
-    """Refuse a drafter that cannot go on without the verification, and a target that cannot be overlapped.
-
-    Raises:
-        ValueError: with what to change.
-    """
-    who = type(drafter).__name__
-    if drafter.needs(model):
-        raise ValueError(
-            f"overlap=True: {who} reads the target's hidden states, so its next window needs this one's: set overlap=False."
-        )
-    if drafter.guesses_in_target:
-        raise ValueError(
-            f"overlap=True: {who} guesses in the target's own forward, and has nothing to do meanwhile: set it False."
-        )
-    if recurrent:
-        raise ValueError(
-            f"overlap=True: {type(model).__name__} has recurrent layers, which cannot be overlapped: set overlap=False."
-        )
 
 
 def device_of(drafter: Any) -> torch.device | None:

@@ -12,6 +12,9 @@ from math import hypot, inf, sqrt
 
 import numpy
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from ..protocol import Drafter
 
 Seconds = Callable[[NDArray], NDArray]
 
@@ -22,6 +25,27 @@ NEARLY = 0.98  # of the best promise is enough for a larger window, which needs 
 BLOCK = 16  # rounds that go one way, at least
 SLOWLY = 0.998  # of a round's weight, where the two ways are compared: tokens of single rounds differ much
 SHARE = 0.25  # of the seconds are spent overlapped while nobody knows whether that is faster
+
+
+def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> None:
+    """Refuse a drafter that cannot go on without the verification, and a target that cannot be overlapped.
+
+    Raises:
+        ValueError: with what to change.
+    """
+    who = type(drafter).__name__
+    if drafter.needs(model):
+        raise ValueError(
+            f"overlap=True: {who} reads the target's hidden states, so its next window needs this one's: set overlap=False."
+        )
+    if drafter.guesses_in_target:
+        raise ValueError(
+            f"overlap=True: {who} guesses in the target's own forward, and has nothing to do meanwhile: set it False."
+        )
+    if recurrent:
+        raise ValueError(
+            f"overlap=True: {type(model).__name__} has recurrent layers, which cannot be overlapped: set overlap=False."
+        )
 
 
 def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds, drafts_first: bool = False) -> NDArray:

@@ -238,14 +238,19 @@ class FeatureDrafter(ModuleDrafter):
 
     @property
     def shared(self) -> TargetHead:
-        """The target's embedding and head.
+        """The target's embedding and head."""
+        return shared_head(self)
 
-        Raises:
-            ValueError: it is attached to no target.
-        """
-        if self.target_head is None:
-            raise ValueError(f"This {self.title} shares its target's embedding or head: attach(target) first.")
-        return self.target_head
+
+def shared_head(drafter: Any) -> TargetHead:
+    """Look up the embedding and head of the target that a drafter was attached to last.
+
+    Raises:
+        ValueError: it is attached to no target.
+    """
+    if drafter.target_head is None:
+        raise ValueError(f"This {drafter.title} shares its target's embedding or head: attach(target) first.")
+    return drafter.target_head
 
 
 def guessed_ids(tensors: dict[str, Tensor], size: int | None, vocab_size: int, folder: Path) -> LongTensor | None:

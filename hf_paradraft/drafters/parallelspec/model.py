@@ -28,6 +28,7 @@ from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ...training.target import refuse_missing
 from ..drafter import SavedDrafter
+from ..feature_drafter import shared_head
 from ..feature_drafting import FeatureDrafting
 from ..feature_reader import FeatureModel
 from ..formats.values import read_config
@@ -46,7 +47,6 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
 
     Attributes:
         speculation_config: how to use it; saved with it.
-        last_stats: of the last `generate` call it assisted, or None.
     """
 
     kind = "parallelspec"
@@ -60,10 +60,9 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
 
     def __init__(self, config: ParallelSpecConfig):
         super().__init__(config)
-        hidden = config.hidden_size
         self.stack = decoder_stack(config.layer_config)
-        self.mask_embeddings = nn.Parameter(torch.randn(config.num_masks, hidden) * 0.02)
-        self.mix = nn.Linear(2 * hidden, hidden) if config.style == "eagle" else None
+        self.mask_embeddings = nn.Parameter(torch.randn(config.num_masks, config.hidden_size) * 0.02)
+        self.mix = nn.Linear(2 * config.hidden_size, config.hidden_size) if config.style == "eagle" else None
         if config.draft_vocab_size is not None:
             self.register_buffer("vocabulary_ids", torch.zeros(config.draft_vocab_size, dtype=torch.long))
         self.target_head: TargetHead | None = None
@@ -96,8 +95,8 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
             OSError, ValueError: it is damaged, incomplete, or something else.
         """
         cls.check_folder(folder)
-        load = super(SavedDrafter, cls).from_pretrained
-        drafter, info = load(folder, use_safetensors=True, output_loading_info=True, **kwargs)
+        options = {"use_safetensors": True, "output_loading_info": True, **kwargs}
+        drafter, info = super(SavedDrafter, cls).from_pretrained(folder, **options)
         refuse_missing(info, cls.__name__, folder)
         return drafter.eval()
 
@@ -275,14 +274,8 @@ class ParallelSpecDrafter(SavedDrafter, PreTrainedModel, FeatureModel):
 
     @property
     def shared(self) -> TargetHead:
-        """The target's embedding and head.
-
-        Raises:
-            ValueError: it is attached to no target.
-        """
-        if self.target_head is None:
-            raise ValueError("A ParallelSpec drafter shares its target's embedding and head: attach(target) first.")
-        return self.target_head
+        """The target's embedding and head."""
+        return shared_head(self)
 
     @torch.no_grad()
     def draft_logits(

@@ -11,13 +11,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import LongTensor
-from transformers import AutoConfig, Cache, LogitsProcessorList, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from ...decoding.cache import empty_cache, is_recurrent
-from ...decoding.sampling import sequential_choice
 from ...files import tensor_names
 from ...hub.card import provenance_of
-from ...names import MODEL_FOR_CAUSAL_LM_MAPPING, OUTPUT_CACHE, GenerateDecoderOnlyOutput, cache_in
+from ...names import MODEL_FOR_CAUSAL_LM_MAPPING
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..drafter import SavedDrafter
@@ -27,14 +25,15 @@ from ..formats.identify import PARD2, identify, refuse_foreign
 from ..formats.values import read_config, transformers_config
 from ..mask_drafting import MaskDrafting
 from ..pairs import last_target, remember_target
-from ..reader import check_drafts, logits_behind, read_with_masks
+from ..reader import check_drafts, logits_behind
+from .assistant import StockAssistant
 from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
 from .export import export
 from .load import load_whole
 from .pard2 import FILE, ProjectedFeatures, Projection
 
 
-class PardDrafter(SavedDrafter):
+class PardDrafter(StockAssistant, SavedDrafter):
     """A causal LM that drafts in parallel (PARD, section 3); mixed into the class of the model it is made from.
 
     The saved folder is a plain causal LM: `AutoModelForCausalLM`, vLLM, TensorRT-LLM and AMD's code load it as it is.
@@ -55,7 +54,6 @@ class PardDrafter(SavedDrafter):
     fits = "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same vocabulary size"
     model_tags: ClassVar[list[str]] = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft"]
 
-    mask_token_id: int
     config: PreTrainedConfig
     device: torch.device
     dtype: torch.dtype
@@ -243,39 +241,6 @@ class PardDrafter(SavedDrafter):
             drafting = FeatureDrafting(ProjectedFeatures(self, target), SpeculationConfig(), 0)
             return drafting.logits_behind(input_ids.to(self.device), features, count)
         return logits_behind(self, input_ids, [self.mask_token_id] * (count - 1))
-
-    def draft_chain(
-        self, ids: LongTensor, cache: Cache, count: int, processors: LogitsProcessorList, do_sample: bool
-    ) -> tuple[LongTensor, torch.Tensor]:
-        """`count` tokens behind a prefix, for loops that know chains and one vocabulary.
-
-        Args:
-            ids, cache: as for `read_with_masks`.
-            count: K, at least 1.
-            processors, do_sample: as for `sequential_choice`.
-
-        Returns:
-            Tokens int64 `(K,)` and their processed logits float32 `(K, V)`; one behind a recurrent drafter's very first token.
-        """
-        logits = read_with_masks(self, ids, cache, [self.mask_token_id] * (count - 1), self.mask_token_id)
-        return sequential_choice(logits, ids, processors, do_sample)
-
-    @torch.no_grad()
-    def generate(self, inputs: LongTensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Ordinary decoding; called by transformers' own assisted loop (`is_assistant`), one parallel draft."""
-        config = kwargs.get("generation_config")
-        if config is None or not config.is_assistant:
-            return super().generate(inputs, *args, **kwargs)
-        check_drafts(self)
-        ids = kwargs["input_ids"] if inputs is None else inputs
-        past = cache_in(kwargs)
-        past = empty_cache(self) if past is None or is_recurrent(past) else past
-        count = max(1, kwargs["max_new_tokens"])
-        tokens, scores = self.draft_chain(ids, past, count, kwargs["logits_processor"], config.do_sample)
-        past = None if is_recurrent(past) else past  # that loop would crop it, and a state cannot be cropped
-        return GenerateDecoderOnlyOutput(
-            sequences=torch.cat([ids, tokens[None]], dim=1), scores=tuple(scores.split(1)), **{OUTPUT_CACHE: past}
-        )
 
     def __reduce__(self) -> tuple:
         return _rebuild, (type(self.config), self.__dict__)
