@@ -10,7 +10,6 @@ from hf_paradraft.drafters.mtp.training import MtpTraining
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTraining
 from hf_paradraft.drafters.pard.training import PardTraining
 from hf_paradraft.drafters.ppd.training import PpdTraining
-from hf_paradraft.drafters.uno.training import UnoTraining
 from hf_paradraft.training.answers import Target
 from hf_paradraft.training.regenerate import regenerate as write_answers
 from hf_paradraft.training.run import TrainingOptions, train
@@ -36,7 +35,6 @@ def run_of(kind: type[TrainingOptions], source: str = "target") -> Callable[...,
 
 train_pard = run_of(PardTraining, "model")
 train_ppd = run_of(PpdTraining)
-train_uno = run_of(UnoTraining)
 train_parallelspec = run_of(ParallelSpecTraining)
 train_dspark = run_of(DSparkTraining)
 train_dflash = run_of(DFlashTraining)

@@ -4,19 +4,15 @@ import json
 
 import pytest
 import torch
-from datasets import Dataset
 from lossless import assert_lossless
 from published import check_guesses, guesses_of_a_call
-from tiny import EOS, make_tokenizer, tiny_model, with_noise_adapter
-from transformers import DynamicCache, TrainingArguments
+from tiny import EOS, tiny_model, with_noise_adapter
+from transformers import DynamicCache
 
-import hf_paradraft
 from hf_paradraft import AutoDrafter, SpeculationConfig, UnoDrafter
 from hf_paradraft.drafters.uno.adapter import noise_at
-from hf_paradraft.drafters.uno.training import UnoTrainer, UnoTraining
 from hf_paradraft.names import with_cache
 from hf_paradraft.protocol.drafter import KeyValues
-from hf_paradraft.training.run import train
 
 PROMPTS = torch.tensor([[0, 0, 0, 5, 9], [1, 2, 3, 4, 5], [0, 9, 8, 7, 6]])
 SEEN = (PROMPTS != 0).long()
@@ -94,7 +90,7 @@ def test_a_seed_has_its_own_text():
 def test_saved_and_loaded(tmp_path):
     target = tiny_model("llama")
     _, drafter = with_noise_adapter(target)
-    drafter.speculation_config, drafter.training = SpeculationConfig(3, None), {"target": "user/model"}
+    drafter.speculation_config = SpeculationConfig(3, None)
     drafter.save_pretrained(tmp_path)
     again = AutoDrafter.from_pretrained(tmp_path)
     assert isinstance(again, UnoDrafter)
@@ -143,58 +139,3 @@ def test_targets_that_it_was_not_made_for_are_refused():
     drafter.speculation_config = SpeculationConfig(4, compile=True)
     with pytest.raises(ValueError, match="leave compile off"):
         drafter.attach(tiny_model("llama"))
-
-
-def samples(count, length=18):
-    texts = torch.randint(1, EOS, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
-    return Dataset.from_list([{"input_ids": ids, "labels": [-100] * 3 + ids[3:], "length": length} for ids in texts])
-
-
-def test_training_teaches_what_drafting_does(tmp_path, monkeypatch):
-    """One forward with noise at many places gives what drafting gives behind each."""
-    target = tiny_model("llama")
-    adapted, drafter = with_noise_adapter(target)
-    drafter.attach(target)
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", per_device_train_batch_size=2)
-    trainer = UnoTrainer(adapted.double(), arguments, 3, 8, 0.8, train_dataset=samples(4))
-    ids, points = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4, 3, 2, 1]]), torch.tensor([[1, 4], [2, -1]])
-    places = points.clamp(min=0)[..., None] + torch.arange(1, 4)
-    monkeypatch.setattr(torch, "randint", lambda *args, **kwargs: noise_at(places, target.config.vocab_size).flatten(1))
-    with torch.no_grad():
-        guesses, teachers, _, _ = trainer.guess(adapted, ids, points)
-    monkeypatch.undo()
-    for index, (row, point) in enumerate([(0, 1), (0, 4), (1, 2)]):
-        text = ids[row : row + 1, : point + 1]
-        logits = drafter.draft_logits(text, features_behind(target, text), 4)[0]
-        torch.testing.assert_close(guesses[index], logits[1:].float(), rtol=1e-4, atol=1e-4)
-        with torch.no_grad():
-            said = target(ids[row : row + 1]).logits[0, point + 1 : point + 4].float()
-        torch.testing.assert_close(teachers[index], said, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_training_makes_guesses_better(tmp_path):
-    folder, file = tmp_path / "target", tmp_path / "texts.jsonl"
-    tiny_model("llama", dtype=torch.float32).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    generator = torch.Generator().manual_seed(0)
-    texts = [make_tokenizer().decode(torch.randint(3, 20, (40,), generator=generator)) for _ in range(24)]
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    losses = []
-    for steps in (1, 60):
-        out = tmp_path / str(steps)
-        options = {
-            "target": str(folder),
-            "train_file": str(file),
-            "eval_file": str(file),
-            "output_dir": out,
-            "rank": 8,
-            "max_length": 48,
-        }
-        drafter = train(UnoTraining, **options, max_steps=steps, learning_rate=1e-2, warmup_steps=0)
-        record = json.loads((out / "paradraft.json").read_text())["training"]
-        losses.append(record["eval"]["eval_loss"])
-        assert isinstance(drafter, UnoDrafter)
-        assert record["method"] == "uno"
-        assert isinstance(AutoDrafter.from_pretrained(out), hf_paradraft.UnoDrafter)
-    assert losses[1] < 0.9 * losses[0]

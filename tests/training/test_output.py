@@ -120,7 +120,6 @@ def test_outputs_that_are_or_hold_a_source_are_refused(tmp_path):
 KINDS = {
     "pard": ["--model", "{model}", "--mask-token-id", "31"],
     "ppd": ["--target", "{model}"],
-    "uno": ["--target", "{model}"],
     "eagle3": ["--target", "{model}"],
     "parallelspec": ["--target", "{model}"],
     "dspark": ["--target", "{model}"],

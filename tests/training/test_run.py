@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import MASK, tiny_model
-from trained import train_dflash, train_dspark, train_eagle3, train_parallelspec, train_pard, train_ppd, train_uno
+from trained import train_dflash, train_dspark, train_eagle3, train_parallelspec, train_pard, train_ppd
 from transformers import Trainer
 from typer.testing import CliRunner
 
@@ -18,7 +18,6 @@ OPTIONS = {"per_device_train_batch_size": 4, "use_cpu": True, "max_length": 64, 
 RUNS = {
     "pard": (train_pard, {"mask_token_id": MASK, "num_depths": 3}),
     "ppd": (train_ppd, {"num_prompt_tokens": 2}),
-    "uno": (train_uno, {"num_draft_tokens": 3, "rank": 2}),
     "parallelspec": (train_parallelspec, {"style": "eagle", "num_masks": 2}),
     "dspark": (train_dspark, {"block_size": 3, "num_features": 2}),
     "dflash": (train_dflash, {"block_size": 3, "num_features": 2}),

@@ -14,7 +14,7 @@ from ...decoding.tree_attention import additive, attention_windows, or_sdpa
 from ...names import keeps_logits
 from .config import PpdConfig
 from .rows import prompt_rows
-from .tuner import PromptEmbedding, prompt_embedding
+from .tuner import prompt_embedding
 
 
 def check_takes_masks(model: PreTrainedModel) -> None:
@@ -43,29 +43,8 @@ def guess_at(
         For the T points there are: the prompts' guesses and their teachers, logits float32 `(T, m, V)`, the latter without
         gradient, the texts' own tokens `(T, m)`, and whether the token directly behind is the model's own choice, `(T,)`.
     """
-    prompts = prompt_embedding(base).prompts()
-    prompts = prompts.repeat(points.shape[1], 1).expand(len(ids), -1, -1)
-    return ask_at(forward, base, ids, points, prompts, config.num_prompt_tokens, config.num_ensembles)
-
-
-def ask_at(
-    forward: Callable, base: PreTrainedModel, ids: LongTensor, points: LongTensor, prompts: Tensor, m: int, e: int = 1
-) -> tuple[Tensor, Tensor, LongTensor, BoolTensor]:
-    """Insert rows that ask for tokens behind every point and run the model once; the texts' own rows come first.
-
-    Args:
-        forward, base: as for `guess_at`.
-        ids: int64 `(B, n)`.
-        points: int64 `(B, P)`, -1 for none.
-        prompts: `(B, P·m·E, hidden)`, what stands there.
-        m: how far ahead is asked.
-        e: E, rows that ask for the same token, whose guesses are averaged.
-
-    Returns:
-        As `guess_at`.
-    """
-    length, embedding = ids.shape[1], base.get_input_embeddings()
-    embedding = embedding.base_layer if isinstance(embedding, PromptEmbedding) else embedding
+    m, e, length = config.num_prompt_tokens, config.num_ensembles, ids.shape[1]
+    embedding = prompt_embedding(base)
     there = points >= 0
     row = there.nonzero()[:, :1]  # (T, 1), which text
     column = points[there][:, None] + torch.arange(m + 1, device=ids.device)  # (T, m + 1), positions in it
@@ -75,7 +54,8 @@ def ask_at(
     new_column = order.argsort(dim=1)[row, column]
     max_asked = int(asked.sum(1).max())  # K rows of every text: those that are asked, and some before them where others have more
     positions, sees = prompt_rows(order, points.clamp(min=0), m, e)
-    texts = embedding(ids.gather(1, order))
+    texts = embedding.base_layer(ids.gather(1, order))
+    prompts = embedding.prompts().repeat(points.shape[1], 1).expand(len(ids), -1, -1)
     apart = positions[:, :, None] - positions[:, None]
     masks = {
         kind: additive(sees if window is None else sees & (apart < window), texts.dtype)[:, None]

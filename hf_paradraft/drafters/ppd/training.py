@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from peft import PeftModel, get_peft_model
-from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
@@ -29,34 +27,37 @@ from .rows import PromptCollator
 logger = logging.get_logger(__name__)
 
 
-class DistanceTrainer(ResumableTrainer):
-    """KL from the model's own distributions to its guesses some tokens ahead, teacher and student in one forward.
+class PpdTrainer(ResumableTrainer):
+    """KL from the model's own distributions to the prompts' guesses, teacher and student in one forward.
 
     Args:
-        model: with an adapter; all else is frozen.
+        model: with an active PPD adapter; all else is frozen.
         args: any `TrainingArguments`.
-        distances: m, how far ahead is guessed.
-        points: from which is guessed in each text, at most.
+        points: where prompts are inserted in each text, at most.
         decay: α, the weight of distance `i` (from 0) is `αⁱ`.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 
-    def __init__(self, model: PeftModel, args: TrainingArguments, distances: int, points: int, decay: float, **kwargs: Any):
+    def __init__(
+        self,
+        model: PeftModel,
+        args: TrainingArguments,
+        points: int = 32,
+        decay: float = 0.8,
+        **kwargs: Any,
+    ):
         args.remove_unused_columns = False
-        self.m, self.decay = distances, decay
+        self.decay, self.config = decay, model.active_peft_config
         check_takes_masks(model.get_base_model())
-        collator = PromptCollator(distances, points, args.seed)
+        collator = PromptCollator(self.config.num_prompt_tokens, points, args.seed)
         super().__init__(model=model, args=args, data_collator=collator, **kwargs)
         self.add_callback(CountEpochs(collator))
 
-    @abstractmethod
-    def guess(self, model: Any, ids: LongTensor, points: LongTensor) -> tuple[Tensor, Tensor, LongTensor, BoolTensor]:
-        """Guess behind points of texts; arguments and results as those of `guess_at`."""
-
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Any = None):
         """`Σ αⁱ KL(Pᵢ ‖ Qᵢ)`, a mean over points."""
-        model.eval()  # a teacher without dropout; guesses have none
-        guesses, teachers, _, _ = self.guess(model, inputs["input_ids"], inputs["points"])
+        base = self.accelerator.unwrap_model(model).get_base_model()
+        model.eval()  # a teacher without dropout; prompts have none
+        guesses, teachers, _, _ = guess_at(model, base, self.config, inputs["input_ids"], inputs["points"])
         losses = divergence(guesses, teachers)
         weights = self.decay ** torch.arange(losses.shape[1], device=losses.device)
         loss = (losses * weights).sum(1).sum() / max(1, len(losses))
@@ -81,32 +82,21 @@ class DistanceTrainer(ResumableTrainer):
         return metrics
 
 
-class PpdTrainer(DistanceTrainer):
-    """Teaches prompts.
-
-    Args:
-        model: with an active PPD adapter; all else is frozen.
-        args, points, decay, kwargs: as for `DistanceTrainer`.
-    """
-
-    def __init__(self, model: PeftModel, args: TrainingArguments, points: int = 32, decay: float = 0.8, **kwargs: Any):
-        self.config = model.active_peft_config
-        super().__init__(model, args, self.config.num_prompt_tokens, points, decay, **kwargs)
-
-    def guess(self, model: Any, ids: LongTensor, points: LongTensor) -> tuple[Tensor, Tensor, LongTensor, BoolTensor]:
-        """Implement `DistanceTrainer.guess`."""
-        return guess_at(model, self.accelerator.unwrap_model(model).get_base_model(), self.config, ids, points)
-
-
 @dataclass(kw_only=True)
-class AdapterTraining(TrainingOptions):
-    """Options of an adapter that lets a frozen model guess by itself."""
+class PpdTraining(TrainingOptions):
+    """Train prompt tokens that let a model draft for itself: a PEFT adapter of a few kilobytes."""
+
+    kind: ClassVar[str] = "ppd"
+    example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT"
 
     target: str = option("The causal LM to speed up: folder or Hub id. It is not changed.")
-    points: int = option("Places in each text from which it guesses, at most.", 32, least=1)
+    num_prompt_tokens: int = option("m: how far ahead is guessed.", 3, least=1)
+    num_ensembles: int = option("E: embeddings per prompt token.", 1, least=1)
+    points: int = option("Insertion points in each text, at most.", 32, least=1)
     decay: float = option("α, of the weight of each further distance.", 0.8, above=0, most=1)
     num_train_epochs: float = option("Times that every sample is read.", 1.0, above=0)
     per_device_train_batch_size: int = option("Samples of a forward.", 4, least=1)
+    learning_rate: float = option("Peak learning rate.", 1e-2, above=0)
 
     @property
     def source(self) -> str:
@@ -116,29 +106,13 @@ class AdapterTraining(TrainingOptions):
     def check(self) -> None:
         """Implement `TrainingOptions.check`."""
         super().check()
-        refuse_packed(self.target, "adapters are trained for ordinary ones")
+        refuse_packed(self.target, "prompt tokens are trained for ordinary ones")
 
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
         """The target, in the number format that this hardware is fast at."""
         dtype = fast_dtype()
         logger.warning("The model is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
         return open_model(self.target, dtype=dtype)
-
-    def record(self) -> dict[str, Any]:
-        """Implement `TrainingOptions.record`."""
-        return {"base_model": hub_name(self.target), "points": self.points, "decay": self.decay}
-
-
-@dataclass(kw_only=True)
-class PpdTraining(AdapterTraining):
-    """Train prompt tokens that let a model draft for itself: a PEFT adapter of a few kilobytes."""
-
-    kind: ClassVar[str] = "ppd"
-    example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT"
-
-    num_prompt_tokens: int = option("m: how far ahead is guessed.", 3, least=1)
-    num_ensembles: int = option("E: embeddings per prompt token.", 1, least=1)
-    learning_rate: float = option("Peak learning rate.", 1e-2, above=0)
 
     def prepare(self, inputs: RunInputs) -> tuple[PeftModel, PpdTrainer]:
         """Implement `TrainingOptions.prepare`."""
@@ -148,6 +122,11 @@ class PpdTraining(AdapterTraining):
             adapted.active_peft_config.base_model_name_or_path = str(Path(self.target).resolve())
         sets = {"train_dataset": inputs.train_set, "eval_dataset": inputs.eval_set}
         return adapted, PpdTrainer(adapted, inputs.arguments, self.points, self.decay, **sets)
+
+    def record(self) -> dict[str, Any]:
+        """Implement `TrainingOptions.record`."""
+        names = ("points", "decay")
+        return {"base_model": hub_name(self.target), **{name: getattr(self, name) for name in names}}
 
     def save(self, drafter: PeftModel, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
         """The adapter as PEFT saves it, without PEFT's card."""

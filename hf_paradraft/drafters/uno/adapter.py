@@ -1,14 +1,13 @@
-"""An adapter that is on in noise alone: the first rows of every text pass the model's own layers, the others LoRA's too."""
+"""An adapter that is on in noise alone: the first row of every text passes the model's own layers, the others LoRA's too."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
@@ -16,35 +15,17 @@ from transformers import PreTrainedModel
 NOISE = torch.randint(2**31, (4096,), generator=torch.Generator().manual_seed(0))  # by position, so that drafts can be repeated
 
 
-@dataclass
-class PlainRows:
-    """How many leading rows of every text pass without the adapter."""
-
-    count: int = 1
-
-
 def noise_at(positions: LongTensor, vocab_size: int) -> LongTensor:
     """Noise tokens `(…)` for positions `(…)`, uniform over the vocabulary; a position always has the same one."""
     return NOISE.to(positions.device)[positions % len(NOISE)] % vocab_size
 
 
-def spare(model: PeftModel, plain: PlainRows) -> None:
-    """Let leading rows of every text pass a model's LoRA layers as if there were no adapter.
-
-    Args:
-        model: with LoRA.
-        plain: how many rows; read at every forward.
-    """
-    for layer in model.modules():
-        if isinstance(layer, LoraLayer):
-            layer.forward = _spared(layer, plain)
-
-
-def _spared(layer: Any, plain: PlainRows) -> Callable[..., Tensor]:
+def _behind_the_first(layer: Any) -> Callable[..., Tensor]:
+    """Make the forward of a LoRA layer that the first row of every text passes as if there were no adapter."""
     adapted = type(layer).forward
 
     def forward(rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        own, noise = rows[:, : plain.count].contiguous(), rows[:, plain.count :].contiguous()
+        own, noise = rows[:, :1].contiguous(), rows[:, 1:].contiguous()
         return torch.cat([layer.base_layer(own, *args, **kwargs), adapted(layer, noise, *args, **kwargs)], dim=1)
 
     return forward
@@ -81,5 +62,7 @@ def with_adapter(target: PreTrainedModel, config: LoraConfig, tensors: dict[str,
             f"This UNO adapter does not fit {type(target).__name__}: {len(result.unexpected_keys)} of its weights have no place "
             f"there, and {len(missing)} are missing."
         )
-    spare(adapted, PlainRows())
+    for layer in adapted.modules():
+        if isinstance(layer, LoraLayer):
+            layer.forward = _behind_the_first(layer)
     return network.eval()

@@ -54,10 +54,9 @@ class UnoDrafter(SavedDrafter):
     title = "UNO adapter"
     about = "lets the model guess over noise, with LoRA that is on in noise alone, and verify by itself"
     fits = "transformers with hf_paradraft and PEFT, SGLang"
-    training_options = "UnoTraining"
 
     def __init__(self, config: LoraConfig, tensors: dict[str, Tensor], speculation_config: SpeculationConfig | None = None):
-        self.config, self.tensors, self.training = config, tensors, dict[str, Any]()
+        self.config, self.tensors = config, tensors
         self.speculation_config = speculation_config or SpeculationConfig(DRAFTS)
         self.network: PreTrainedModel | None = None
         self.shapes: list[tuple[int, int, int]] = []
@@ -87,9 +86,7 @@ class UnoDrafter(SavedDrafter):
         if isinstance(wanted := getattr(torch, dtype, None) if isinstance(dtype, str) else dtype, torch.dtype):
             tensors = {name: tensor.to(wanted) for name, tensor in tensors.items()}
         saved = record.get("speculation_config")
-        drafter = cls(config, tensors, None if saved is None else SpeculationConfig.from_saved(saved))
-        drafter.remember(record.get("training") or {})
-        return drafter
+        return cls(config, tensors, None if saved is None else SpeculationConfig.from_saved(saved))
 
     @classmethod
     def check_folder(cls, folder: Path) -> None:
@@ -104,17 +101,13 @@ class UnoDrafter(SavedDrafter):
             raise OSError(f"{folder} has no {WEIGHTS}: save the adapter there again.")
         names_of(folder / WEIGHTS)
 
-    def remember(self, record: dict[str, Any]) -> None:
-        """Implement `SavedDrafter.remember`."""
-        self.training = record
-
     def write(self, folder: Path, **kwargs: Any) -> None:
         """The adapter as PEFT writes it, and how to use it in `paradraft.json`."""
         self.config.save_pretrained(str(folder))
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         options = json.loads(json.dumps(vars(self.speculation_config)))
-        write_json(folder / RECORD, {"kind": self.kind, "speculation_config": options, "training": self.training})
+        write_json(folder / RECORD, {"kind": self.kind, "speculation_config": options})
 
     @classmethod
     def card_fields(cls, folder: Path) -> CardFields:
@@ -125,7 +118,7 @@ class UnoDrafter(SavedDrafter):
             template=cls.template,
             library_name="peft",
             relation="adapter",
-            base_model=provenance["training"].get("base_model") or config.get("base_model_name_or_path"),
+            base_model=config.get("base_model_name_or_path"),
             methods=(cls.kind,),
             provenance=provenance,
             values={"config": config, "title": cls.title, "about": cls.about},
