@@ -13,7 +13,7 @@ DAMAGED = {
     "num_draft_tokens is -1, and has to be": ("pard", {"paradraft": {"speculation_config": {"num_draft_tokens": -1}}}),
     "other sizes than the config says": ("pard", {"hidden_size": 64}),
     "style is 'x'": ("parallelspec", {"style": "x"}),
-    "have other sizes": ("parallelspec", {"num_masks": 3}),
+    "its config asks for": ("parallelspec", {"num_masks": 3}),
     "has a head on the token before": ("parallelspec", {"markov_rank": 4}),
     "acceptance must be": (
         "autoregressive",
