@@ -138,6 +138,34 @@ print("OUT " + json.dumps([list(o.outputs[0].token_ids) for o in llm.chat(chats,
         assert target.generate(ids, do_sample=False, max_new_tokens=64)[0, ids.shape[1] :].tolist() == output
 
 
+@pytest.mark.vllm
+@pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no Python with vLLM")
+def test_vllm_drafts_with_an_eagle3_drafter_as_it_is_saved(tmp_path):
+    """Untrained, so few guesses are right; what is loaded, and that outputs are the target's own, is seen all the same."""
+    import subprocess
+
+    from hf_paradraft.demo import FAMILY
+
+    target = AutoModelForCausalLM.from_pretrained(FAMILY / "target").eval()
+    hf_paradraft.Eagle3Drafter.from_target(target, 3).save_pretrained(tmp_path / "head")
+    prompts = torch.randint(10, 200, (4, 12), generator=torch.Generator().manual_seed(0)).tolist()
+    script = f"""
+import json
+from vllm import LLM, SamplingParams
+speculation = {{"method": "eagle3", "num_speculative_tokens": 3, "model": {str(tmp_path / "head")!r}}}
+llm = LLM({str(FAMILY / "target")!r}, dtype="float32", max_model_len=256, speculative_config=speculation, gpu_memory_utilization=0.2)
+prompts = [{{"prompt_token_ids": ids}} for ids in {prompts!r}]
+outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
+print("OUT " + json.dumps([list(o.outputs[0].token_ids) for o in outputs]))
+"""
+    result = subprocess.run([os.environ["VLLM_PYTHON"], "-c", script], capture_output=True, text=True, timeout=1800)
+    assert result.returncode == 0, result.stderr[-2000:]
+    outputs = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("OUT "))[4:])
+    for ids, said in zip(prompts, outputs, strict=True):
+        text = target.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=24, eos_token_id=None)
+        assert text[0, len(ids) :].tolist() == said
+
+
 def test_feature_drafters_are_not_exported(tmp_path):
     target = tiny_model("llama", num_hidden_layers=4)
     hf_paradraft.DSparkDrafter.from_target(target, 31, 1, 4, 2, markov_rank=4).save_pretrained(tmp_path / "drafter")

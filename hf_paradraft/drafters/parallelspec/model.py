@@ -81,7 +81,8 @@ class ParallelSpecDrafter(FeatureDrafter, FeatureModel):
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Its own layout: config, layers, masks and mix."""
         tensors = self.state_dict() if self.vocabulary is None else {**self.state_dict(), VOCABULARY: self.vocabulary}
-        return {**self.config.to_dict(), "dtype": str(self.dtype).removeprefix("torch.")}, tensors
+        said = {name: getattr(self.config, name) for name in ("model_type", "layers", "style", "num_masks")}
+        return {**self.config.to_diff_dict(), **said, "dtype": str(self.dtype).removeprefix("torch.")}, tensors
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `ModuleDrafter.contents`: no other engine reads its layout."""
