@@ -101,11 +101,10 @@ class FeatureDrafter(ModuleDrafter):
 
     @classmethod
     def export(cls, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
-        """Refused: what `save_pretrained` writes is read elsewhere too."""
-        raise ValueError(
-            f"A {cls.title} has no other form to be exported to: save_pretrained writes the speculators layout, which vLLM "
-            "reads where it serves that kind, and transformers needs no export."
-        )
+        """Implement `SavedDrafter.export`, for vLLM; as `feature_export.export`."""
+        from .feature_export import export  # training's packages
+
+        return export(cls, folder, output, engine, target)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast as a module, but for rotary tables: bf16 is off by radians after some hundred tokens."""

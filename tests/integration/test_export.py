@@ -156,6 +156,26 @@ def test_vllm_drafts_with_an_eagle3_drafter_as_it_is_saved(tmp_path):
     assert_vllm_says_what_the_target_says(method="eagle3", model=str(tmp_path / "head"), num_speculative_tokens=3)
 
 
+def test_a_drafter_of_fewer_tokens_gets_its_rows_of_the_targets_head(tmp_path):
+    """vLLM had taken the target's whole head for its own, and accepted 2 of 1,329 guesses."""
+    target = tiny_model("llama", num_hidden_layers=8, dtype=torch.float32)
+    target.save_pretrained(tmp_path / "target")
+    drafter = hf_paradraft.Eagle3Drafter.from_target(target, 3, vocabulary=torch.arange(0, 32, 2))
+    drafter.save_pretrained(tmp_path / "head")
+    with pytest.raises(ValueError, match="pass --target"):
+        export(tmp_path / "head", tmp_path / "out", Engine.vllm)
+    command = export(tmp_path / "head", tmp_path / "out", Engine.vllm, target=str(tmp_path / "target"))
+    assert '"method": "eagle3"' in command
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(saved["lm_head.weight"], target.lm_head.weight[::2])
+    again, ids = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out"), torch.tensor([[1, 2, 3, 4]])
+    again.attach(target)
+    features = {key: torch.randn(1, 3, 32) for key in again.features}
+    torch.testing.assert_close(again.draft_logits(ids, features, 3), drafter.draft_logits(ids, features, 3))
+    with pytest.raises(ValueError, match="no other form"):
+        export(tmp_path / "out", tmp_path / "twice", Engine.vllm, target=str(tmp_path / "target"))
+
+
 def test_feature_drafters_are_not_exported(tmp_path):
     target = tiny_model("llama", num_hidden_layers=4)
     hf_paradraft.DSparkDrafter.from_target(target, 31, 1, 4, 2, markov_rank=4).save_pretrained(tmp_path / "drafter")

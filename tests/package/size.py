@@ -21,7 +21,7 @@ LAYOUT = {
 }
 # A hover shows a docstring's first line alone: it begins with a verb, and a class's with a noun.
 ODD_BEGINNINGS = {"What", "Of", "As", "That", "Where", "Who"}
-LIMITS = {"loop files": 35, "loop tokens": 36_450, "package tokens": 157_800}
+LIMITS = {"loop files": 35, "loop tokens": 36_450, "package tokens": 158_000}
 
 
 def docstrings(tree: ast.Module) -> set[tuple[int, int]]:
