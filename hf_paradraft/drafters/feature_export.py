@@ -17,7 +17,7 @@ KINDS = ("dflash", "dspark", "eagle3")  # that vLLM reads in the speculators lay
 
 
 def export(kind: Any, folder: Path, output: Path, engine: str, target: str | None) -> str:
-    """Write a drafter that guesses fewer tokens than its target, which shares the target's head elsewhere, with its own rows of it.
+    """Write a drafter that guesses fewer tokens than its target, with the rows of the target's head that it guesses by.
 
     Without them vLLM takes the target's whole head, and the drafter's ids for rows of it: then nothing is accepted.
 
