@@ -76,8 +76,8 @@ def test_eagle3_learns(folder):
     drafter = train_eagle3(folder / "deep", rows, folder / "out", max_steps=60, cache_dir=folder / "states", **options)
     record = drafter.paradraft["training"]
     assert record["method"] == "eagle3"
-    assert record["eval"]["eval_acceptance_depth_2"] > 0.15
-    assert record["acceptance"]["mean_emitted"] > 1.05
+    assert record["eval"]["eval_acceptance_depth_2"] > 0.6  # 0.50 after one step: the target is sure of little
+    assert record["acceptance"]["mean_emitted"] > 1
     again = hf_paradraft.AutoDrafter.from_pretrained(folder / "out")
     assert isinstance(again, hf_paradraft.Eagle3Drafter)
     assert again.speculation_config.num_draft_tokens == 3

@@ -136,6 +136,10 @@ def test_targets_that_it_was_not_made_for_are_refused():
         drafter.attach(tiny_model("gemma4"))
     with pytest.raises(ValueError, match="does not fit"):
         drafter.attach(tiny_model("llama", num_hidden_layers=1))
+    tensors = {name.replace(".mlp.", ".mlp.experts.0."): tensor for name, tensor in drafter.tensors.items()}
+    routed = UnoDrafter(drafter.config, tensors)
+    with pytest.raises(ValueError, match="changes experts"):
+        routed.attach(tiny_model("llama"))
     drafter.speculation_config = SpeculationConfig(4, compile=True)
     with pytest.raises(ValueError, match="leave compile off"):
         drafter.attach(tiny_model("llama"))

@@ -42,6 +42,8 @@ def with_adapter(target: PreTrainedModel, config: LoraConfig, tensors: dict[str,
     Raises:
         ValueError: the adapter has no place in the target.
     """
+    if any(".experts." in name for name in tensors):
+        raise ValueError("This UNO adapter changes experts, which see tokens without their places: such adapters are not served.")
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*target.parameters(), *target.buffers())}
     trained = {name for name, parameter in target.named_parameters() if parameter.requires_grad}
     network = copy.deepcopy(target, shared)

@@ -6,7 +6,7 @@ target's own next token, each further one guesses the token behind its own place
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -106,8 +106,7 @@ class UnoDrafter(SavedDrafter):
         self.config.save_pretrained(str(folder))
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        options = json.loads(json.dumps(vars(self.speculation_config)))
-        write_json(folder / RECORD, {"kind": self.kind, "speculation_config": options})
+        write_json(folder / RECORD, {"kind": self.kind, "speculation_config": asdict(self.speculation_config)})
 
     @classmethod
     def card_fields(cls, folder: Path) -> CardFields:
