@@ -173,7 +173,7 @@ def untrained(kind: Kind, recipe: Recipe, target: PreTrainedModel, tokenizer: An
         layer, module = drafter.stack.layers[0], Unrolled(drafter, MtpStep(drafter, drafter.layers[0]), recipe.guesses)
     elif kind == "eagle3":
         size = None if vocabulary is None else len(vocabulary)
-        config = Eagle3Config.for_target(target, recipe.layers, draft_vocab_size=size, num_draft_tokens=recipe.guesses)
+        config = Eagle3Config.for_target(target, 1, draft_vocab_size=size, num_draft_tokens=recipe.guesses)
         config.fc_norm = config.norm_output = recipe.norms
         if recipe.last:
             config.features = (*config.features[:-1], len(target.model.layers) - 1)

@@ -30,7 +30,6 @@ class Recipe:
         prompts: whether the user's turns are learned too.
         norms: whether EAGLE-3 has a norm for each state that it reads and feeds back a normed one (EAGLE-3.1).
         last: whether the last layer is the high one that EAGLE-3 reads.
-        layers: of EAGLE-3.
     """
 
     guesses: int
@@ -51,7 +50,6 @@ class Recipe:
     prompts: bool = False
     norms: bool = False
     last: bool = False
-    layers: int = 1
 
 
 KINDS: dict[str, Recipe] = {
@@ -101,5 +99,4 @@ CHANGES: dict[str, dict[str, Any]] = {
     "user's turns too": {"prompts": True},
     "norms": {"norms": True},
     "norms, last layer": {"norms": True, "last": True},
-    "norms, last layer, two layers": {"norms": True, "last": True, "layers": 2},
 }

@@ -40,7 +40,7 @@ def divergence(logits: Tensor, teachers: Tensor) -> Tensor:
 
 
 def mixed(loss: Loss, logits: Tensor, labels: LongTensor, rejected: Tensor) -> Tensor:
-    """Compute the loss of each row `(n,)`, as it is called.
+    """Compute the loss of that name, of each row `(n,)`.
 
     Args:
         loss: its name.

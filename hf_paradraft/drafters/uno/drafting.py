@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ...protocol import GuessedLogits, Prefix
@@ -17,9 +15,6 @@ class UnoDrafting(ContextDrafting):
     Args:
         drafter: beside its target; nothing of it changes.
     """
-
-    def __init__(self, drafter: Any):
-        super().__init__(drafter)
 
     @torch.no_grad()
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:

@@ -178,15 +178,8 @@ class UnoDrafter(SavedDrafter):
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
     ) -> Tensor:
-        """Compute logits of the next tokens after a whole prefix, in one forward.
-
-        Args:
-            input_ids: int64 `(B, n)`, n at least 2, without padding.
-            features: by key, `(B, n - 1, …)`: the newest token has none.
-            num_draft_tokens: K; default: as configured.
-
-        Returns:
-            `(B, K, V)`; row `d` guesses the token at distance `d + 1`, and the first one is the target's own.
+        """Compute logits `(B, K, V)` of the next tokens in one forward, as `FeatureDrafter.draft_logits`; the first row's are the
+        target's own.
 
         Raises:
             ValueError: it is attached to no target.
