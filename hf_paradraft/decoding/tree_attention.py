@@ -142,8 +142,8 @@ class TreeAttention:
             everything; and positions int64 `(B, M)`.
         """
         end, (_, size, columns), device = max(lengths), sees.shape, self.prompt_mask.device
-        if self.sees_all and size == columns == 1 and num_slots is None:
-            return None, torch.tensor([lengths], device=device) + self.offsets
+        if self.sees_all and size == 1 and num_slots is None and bool(sees.all()):
+            return None, depths[:, -1:].to(device) + lengths[0] + self.offsets
         slots = torch.arange(num_slots or end + columns, device=device)
         ends = torch.tensor(lengths, device=device)[:, None]
         visible = (slots < ends)[:, None].repeat(1, size, 1)

@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ..decoding.tree_attention import attention_windows, or_sdpa
 from ..files import local_folder, tensor_names
 from ..hub.card import provenance_of
-from ..protocol import GuessedLogits, Prefix, SpeculationConfig
+from ..protocol import Drafting, SpeculationConfig
 from ..training.target import refuse_missing
 from ..whole_files import write_json
+from .causal import CausalRows, check_drafts, logits_after
 from .drafter import SavedDrafter
 from .formats.values import read_config
 from .pard.config import mend_sampling
-from .reader import LmReader, check_drafts, logits_behind
 from .reading import ReadingDrafting
 
 
@@ -114,9 +114,9 @@ class AutoregressiveDrafter(SavedDrafter):
         config["paradraft"] = {"kind": self.kind, "speculation_config": asdict(self.speculation_config)}
         write_json(folder / "config.json", config)
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> AutoregressiveDrafting:
-        """Begin a `generate` call; its state is its own."""
-        return AutoregressiveDrafting(self.model, max_length)
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
+        """Begin a `generate` call; its state is its own. No round is compiled."""
+        return ReadingDrafting(CausalRows(self.model), SpeculationConfig(), max_length, extends=True)
 
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
         """Compute logits of the next tokens after a whole prefix, each after the most probable one, without caches.
@@ -131,25 +131,6 @@ class AutoregressiveDrafter(SavedDrafter):
         """
         ids, rows = input_ids, []
         for _ in range(num_draft_tokens or self.speculation_config.num_draft_tokens):
-            rows.append(logits_behind(self.model, ids, []))
+            rows.append(logits_after(self.model, ids, []))
             ids = torch.cat([ids, rows[-1].max(-1).indices.to(ids.device)], dim=1)
         return torch.cat(rows, dim=1)
-
-
-class AutoregressiveDrafting(ReadingDrafting):
-    """One call's drafting: a cache over the prefixes, and behind them over the nodes that the engine asked about.
-
-    Args:
-        model: shared with other calls.
-        max_length: tokens of a row at most.
-    """
-
-    def __init__(self, model: PreTrainedModel, max_length: int):
-        self.reader = LmReader(model, max_length, [], 0)
-
-    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Guess one token after each row; `extend` goes on from there."""
-        logits = self.reader.read(prefixes, 1, max(prefix.room for prefix in prefixes))
-        if logits is None:
-            return [GuessedLogits(prefix.ids.new_zeros((0, 1)).float()) for prefix in prefixes]
-        return [GuessedLogits(row, extend=self.reader.read_nodes) for row in logits]

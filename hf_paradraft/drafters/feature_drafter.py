@@ -190,7 +190,7 @@ class FeatureDrafter(ModuleDrafter):
 
     @abstractmethod
     def drafting(self, config: SpeculationConfig, max_length: int) -> Any:
-        """One call's drafting beside the target that it was attached to last; arguments as for `FeatureDrafting`."""
+        """One call's drafting beside the target that it was attached to last; arguments as for `ReadingDrafting`."""
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own."""

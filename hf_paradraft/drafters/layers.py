@@ -169,7 +169,7 @@ def behind_attention(layer: nn.Module, states: Tensor, attended: Tensor) -> Tens
 
 
 class StackMasks(TreeAttention):
-    """Masks over a ragged cache whose slot `s` holds position `offsets[row] + s`; always explicit.
+    """Masks over a ragged cache whose slot `s` holds position `offsets[row] + s`.
 
     Args:
         windows: by the kind of layer, as from `attention_windows`.
@@ -180,9 +180,6 @@ class StackMasks(TreeAttention):
     def __init__(self, windows: dict[str, int | None], offsets: list[int], dtype: torch.dtype, device: torch.device):
         nothing = torch.ones((len(offsets), 0), dtype=torch.bool, device=device)
         super().__init__(windows, nothing, torch.tensor(offsets, device=device) - 1, dtype)
-
-    def _look(self) -> None:
-        self.sees_all = False  # a stack makes masks of its own where it gets none
 
     def select(self, rows: list[int]) -> int:
         """Go on with some of the sequences; no columns are padding for all, for each row begins with the first slot."""

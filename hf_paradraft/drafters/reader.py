@@ -1,299 +1,324 @@
-"""A causal LM that reads ragged rows, with masks behind: what PARD, prompted and autoregressive drafters stand on."""
+"""The one ragged reader: texts token by token, by their ids alone or each with the target's features of the token before it.
+
+The newest token has no feature yet, but the one before it has. So row `t` is made of token `t` and of what is known of token
+`t - 1` (EAGLE-3, P-EAGLE, ParallelSpec, PARD-2), or of token `t` alone (a causal LM). Behind the text stand masks, or guessed
+tokens, whose "feature" is the drafter's own state.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
+from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 from transformers.utils import logging
 
-from ..decoding.cache import (
-    MOST_UNREAD,
-    RaggedCache,
-    check_forgets,
-    copy_states,
-    empty_cache,
-    end_windows,
-    is_recurrent,
-    put_back,
-)
-from ..decoding.compiled import compiled_forward
-from ..decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
-from ..names import DynamicLayer, stores_nothing, with_cache
-from ..protocol import Prefix
-from .cache import Nodes, check_continues, make_room, plain_cache, ragged_rows
+from ..decoding.cache import RaggedCache
+from ..decoding.growing import WIDTH
+from ..decoding.tree_attention import attention_windows
+from ..protocol import Observation, Prefix, SpeculationConfig
+from ..protocol.drafter import FeatureKey
+from .cache import Nodes, compiled_method, make_room, plain_cache, ragged_rows
+from .layers import StackMasks, run
 
 logger = logging.get_logger(__name__)
+PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
 
 
-def check_drafts(model: PreTrainedModel) -> None:
-    """Refuse a model that cannot draft, whatever it was taught.
+class RowModel(ABC):
+    """A network that reads texts token by token, as a `Reader` runs it.
 
-    Raises:
-        ValueError: it cannot forget masks that it has read.
+    Attributes:
+        stack: the transformer.
+        shift: how much earlier a row stands than its token: 0 where the text's first token is read, with nothing before it; 1
+            where rows begin with the second one.
+        reads_features: whether it needs any; if not, a guessed token that became text has been read for good.
+        context: tokens that it has positions for, of which it reads the newer half where a text is longer; None: no end is known.
     """
-    if attention_windows(model) is not None:
-        return
-    check_forgets(model)
-    cache = empty_cache(model)
-    if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
-        raise ValueError(f"{type(model).__name__} has no attention layers, so nothing counts what it has read: it cannot draft.")
-    if is_recurrent(cache):
-        check_continues(model)
+
+    stack: PreTrainedModel
+    shift: int = 0
+    reads_features: bool = True
+    context: int | None = None
+
+    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
+        """Fuse tokens' features to `(f, F)`; by default the normed last state."""
+        return features["normed"].to(self.stack.device, self.stack.dtype)
+
+    @abstractmethod
+    def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
+        """Inputs `(B, M, hidden)` of tokens `(B, M)`, with what is kept of those before them, `(B, M, F)`; or ids `(B, M)`."""
+
+    def masks(self, fused: Tensor, count: int) -> Tensor:
+        """Inputs of the masks behind a text whose last row had `fused` `(B, F)`, as of `text`: `count`, or as many as it has."""
+        raise NotImplementedError(f"{type(self).__name__} guesses one token at a time.")
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits `(…, V')` of normed states."""
+        raise NotImplementedError(f"{type(self).__name__} has no logits(states), and no forward_rows that does without.")
+
+    def run(self, inputs: Tensor, mask: Tensor | dict[str, Tensor] | None, positions: LongTensor, cache: Cache) -> Tensor:
+        """The layers' output `(B, M, hidden)`, normed; the cache grows by M."""
+        return run(self.stack, inputs, mask, positions, cache)
+
+    def states_behind(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Split the output of `run` into the head's input and the nodes' features, `(B, M, hidden)` each."""
+        return states, states
+
+    def forward_rows(
+        self, inputs: Tensor, mask: Tensor | dict[str, Tensor] | None, positions: LongTensor, cache: Cache, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Logits `(B, count, V')` behind the last `count` rows, and states `(B, m, hidden)` of those or more, as nodes are fed
+        with."""
+        normed, fed = self.states_behind(self.run(inputs, mask, positions, cache))
+        return self.logits(normed[:, -count:]), fed
+
+    def nothing(self, size: int) -> Tensor:
+        """Make the features before the first token, `(size, F)`: zeros, of no width if none are read."""
+        width = self.stack.config.hidden_size if self.reads_features else 0
+        return torch.zeros((size, width), device=self.stack.device, dtype=self.stack.dtype)
+
+    def reads_like(self, other: RowModel) -> bool:
+        """Whether another one's texts may be read beside its own, in one forward."""
+        return other.stack is self.stack
+
+    def reader(self, config: SpeculationConfig, max_length: int) -> Any:
+        """Begin one call's reading; arguments as for `Reader`."""
+        return Reader(self, config, max_length)
 
 
-@torch.no_grad()
-def logits_behind(model: PreTrainedModel, input_ids: LongTensor, masks: Sequence[int]) -> Tensor:
-    """Logits behind each prefix and each mask, from one forward without caches; what caches are tested against.
+def newer_halves(
+    rows: list[LongTensor], starts: list[int], count: int, prefixes: list[Prefix], context: int | None
+) -> tuple[int, list[int]]:
+    """Move on where texts begin to be read, once positions run out, and guess no more than there are positions for.
 
     Args:
-        model: a causal LM.
-        input_ids: int64 `(B, n)`.
-        masks: ids of the K - 1 places to be guessed.
+        rows: the texts, int64 `(n,)` each.
+        starts: of each, the first token that is read so far.
+        count: distances that are wanted, K.
+        prefixes: with the room that is wanted behind each.
+        context: positions; None: no end is known.
 
     Returns:
-        `(B, K, V')` in the model's dtype.
+        K, and the new starts.
     """
-    behind = input_ids.new_tensor([list(masks)]).expand(len(input_ids), -1)
-    fed = torch.cat([input_ids, behind], dim=1).to(model.device)
-    return model(input_ids=fed, use_cache=False, logits_to_keep=len(masks) + 1).logits
+    if context is None:
+        return count, starts
+    count = min(count, context // 2)
+    room = max(count, min(max(prefix.room for prefix in prefixes), context // 2))
+    if all(len(ids) - start + room <= context for ids, start in zip(rows, starts, strict=True)):
+        return count, starts
+    logger.warning_once(
+        f"The text is longer than the {context} tokens that the drafter has positions for: it reads the newer half of them "
+        "alone, and fewer of its guesses may be right."
+    )
+    return count, [max(start, len(ids) - context // 2) for ids, start in zip(rows, starts, strict=True)]
 
 
-def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks: Sequence[int], unknown: int) -> Tensor:
-    """Logits behind one prefix and each mask; then the cache holds `ids`, or leading tokens of it where layers are recurrent.
-
-    Args:
-        model: run once, or twice where many tokens wait to be read behind a recurrent state.
-        ids: int64 `(1, n)` on the model's device, the whole prefix.
-        cache: holds fewer than `n` leading tokens of it, and no masks.
-        masks: ids of the K - 1 places to be guessed.
-        unknown: stands for ids that the model has no embedding of.
-
-    Returns:
-        `(K, V')` in the model's dtype; row `d` guesses the token at distance `d + 1`. `(1, V')` behind a recurrent drafter's
-        very first token.
-    """
-    vocab_size = model.get_input_embeddings().num_embeddings
-    length, recurrent = cache.get_seq_length(), is_recurrent(cache)
-    new = ids[:, length:].where(ids[:, length:] < vocab_size, unknown)
-
-    def read(fed: LongTensor, logits_to_keep: int) -> Tensor:
-        positions = torch.arange(length, length + fed.shape[1], device=fed.device)[None]
-        inputs = {"input_ids": fed, "position_ids": positions, "use_cache": True, **with_cache(model, cache)}
-        return model(**inputs, logits_to_keep=logits_to_keep).logits[0]
-
-    if recurrent and new.shape[1] > (MOST_UNREAD if length else 1):
-        read(new[:, :-1], 1)
-        end_windows(cache)
-        length, new = ids.shape[1] - 1, new[:, -1:]
-    if recurrent and length == 0:
-        masks = []  # there is no state yet that could be put back
-    fed = torch.cat([new, ids.new_tensor([list(masks)])], dim=1)
-    states = copy_states(cache)
-    logits = read(fed, len(masks) + 1)
-    if not recurrent:
-        cache.crop(-len(masks))
-    elif masks:
-        put_back(cache, states, fed.shape[1])
-    else:
-        end_windows(cache)
-    return logits
-
-
-class LmReader:
-    """One call's reading: a cache over the prefixes, refilled when the model's context runs out.
+class Reader:
+    """One call's reading of ragged rows.
 
     Args:
         model: shared with other calls; nothing of it changes.
-        max_length: tokens of a row at most.
-        masks: ids of the K - 1 places to be guessed at most, in their order.
-        unknown: stands for ids that the model has no embedding of.
-        compiled_width: tokens that a compiled forward reads in every round behind the prompt, masks too; 0: none is compiled.
+        config: how it is used; where it says so, rounds behind the prompt are compiled.
+        max_length: tokens of a row at most, for these.
+
+    Attributes:
+        follower: another reader, whose features are this one's states; None: there is none.
     """
 
-    def __init__(self, model: PreTrainedModel, max_length: int, masks: Sequence[int], unknown: int, compiled_width: int = 0):
-        self.model, self.max_length, self.masks, self.unknown = model, max_length, list(masks), unknown
-        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self.windows = attention_windows(model)
-        self.compiled_width = 0 if self.windows is None else compiled_width
-        self.cache: RaggedCache | Cache | None = None
-        self.begins: list[int] = []  # of each row, the first token that the cache knows
-        self.lengths: list[int] = []  # of each row, the tokens before this one are in the cache
-        self.nodes = Nodes(0)  # what was read behind them
+    follower: Reader | None = None
 
-    def read(self, prefixes: list[Prefix], count: int, room: int = 0) -> Tensor | None:
-        """Read what is new of each prefix, and masks behind; the cache keeps the prefixes alone.
+    def __init__(self, model: RowModel, config: SpeculationConfig, max_length: int):
+        self.model = model
+        self.compiled_width = config.compiled_width  # tokens that such a round reads
+        self.width = 0 if not config.compile else 1 if config.tree_size is None else WIDTH  # nodes, likewise
+        self.num_slots = self.compiled_width and max_length + self.compiled_width * (1 + self.width)
+        self.cache: RaggedCache | None = None
+        self.starts: list[int] = []  # of each row, the first token that is read
+        self.fused: list[Tensor] = []  # of each row, what is kept of the tokens from `lengths - 1` on
+        self.nodes = Nodes(0)
+        self.states: list[list[Tensor]] = []  # of each row, of its last token and of its nodes
+
+    def _begin(self, starts: list[int]) -> None:
+        """Set up for rows that are read from these tokens on."""
+        model, stack = self.model, self.model.stack
+        self.starts, self.nodes = starts, Nodes(len(starts))
+        self.fused = [model.nothing(1 if start == 0 else 0) for start in starts]
+        self.cache = RaggedCache(plain_cache(stack, self.num_slots), len(starts), 0)
+        self.states = [[model.nothing(1)[0]] for _ in starts]  # of a text that nothing can be read of yet
+        # A later start is where features begin; or where a text is read anew, from the first position on.
+        offsets = [start - model.shift if model.reads_features else 0 for start in starts]
+        self.attention = StackMasks(attention_windows(stack) or {}, offsets, stack.dtype, stack.device)
+        if self.follower is not None:
+            self.follower._begin([start + 1 for start in starts])
+
+    def observe(self, observations: Sequence[Observation | None]) -> None:
+        """Keep what the target's forward brought of each row."""
+        if self.cache is None:
+            begins = [0 if seen is None else seen.begin for seen in observations]
+            self._begin([0 if begin == 0 and self.model.shift == 0 else begin + 1 for begin in begins])
+        for row, seen in enumerate(observations):
+            if seen is not None and seen.features:
+                self.fused[row] = torch.cat([self.fused[row], self.model.fuse(seen.features)])
+
+    @torch.no_grad()
+    def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:
+        """Read what is new of each text, and masks behind; the cache keeps the texts alone.
 
         Args:
             prefixes: of the rows.
             count: distances that are wanted, K.
-            room: positions that are to be left behind each prefix, if that is more.
 
         Returns:
-            Logits `(B, k, V')`, k being at most K, or all of a compiled drafter; None where the context is too short for any.
+            For each row logits `(K, V')`; None where the features of its last token but one are not there.
         """
-        rows = [self._readable(prefix.ids[0]) for prefix in prefixes]
-        count = len(self.masks) + 1 if self.compiled_width else min(count, len(self.masks) + 1)
-        self.begins = self.begins or [0] * len(rows)
-        self.forget([min(prefix.kept, len(ids) - 1) for prefix, ids in zip(prefixes, rows, strict=True)])
-        self._keep_nodes(rows)
-        if self.context is not None:
-            count = min(count, self.context // 2)
-            room = max(count, min(room, self.context // 2))
-            if any(len(ids) - begin + room > self.context for ids, begin in zip(rows, self.begins, strict=True)):
-                # Keep the newer half, and go on from there.
-                logger.warning_once(
-                    f"The text is longer than the {self.context} tokens that the drafter has positions for: it reads the newer "
-                    "half of them alone, and fewer of its guesses may be right."
-                )
-                self.begins = [max(begin, len(ids) - self.context // 2) for ids, begin in zip(rows, self.begins, strict=True)]
-                self.cache = None
+        model = self.model
+        if self.cache is None:
+            if model.reads_features:
+                return [None] * len(prefixes)
+            self._begin([0] * len(prefixes))
+        rows = [prefix.ids[0].to(model.stack.device) for prefix in prefixes]
+        anew = 0 if model.reads_features else 1  # the newest token is read for its logits
+        self._forget([min(prefix.kept, len(ids) - anew) for prefix, ids in zip(prefixes, rows, strict=True)])
+        self._settle_nodes(rows)
+        count, starts = newer_halves(rows, self.starts, count, prefixes, model.context)
         if count < 1:
-            return None
-        logits = self._read(rows, self.masks[: count - 1])
-        self.lengths = [len(ids) for ids in rows]
-        return logits
+            return [None] * len(rows)
+        if starts != self.starts:
+            self._begin(starts)
+        new = [ids[length:] for ids, length in zip(rows, self.lengths, strict=True)]
+        if not model.reads_features:
+            self.fused = [model.nothing(len(ids)) for ids in new]
+        new = [ids if len(fused) >= len(ids) else ids[:0] for ids, fused in zip(new, self.fused, strict=True)]
+        if not any(map(len, new)):
+            return [None] * len(rows)
+        while max(map(len, new)) > PIECE:  # all but the last piece of each row
+            pieces = [ids[:PIECE] if len(ids) > PIECE else ids[:0] for ids in new]
+            self._run(pieces, 0, [0] * len(rows))
+            new = [ids[len(piece) :] for ids, piece in zip(new, pieces, strict=True)]
+        logits = self._run(new, count, [min(count, prefix.room) for prefix in prefixes])
+        return [row_logits if len(ids) else None for row_logits, ids in zip(logits, new, strict=True)]
 
-    def read_nodes(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
-        """Read guessed tokens behind the prefixes; the model must take explicit masks.
-
-        Args:
-            tokens: of each row, int64 `(n,)`.
-            parents: of each: indices into what was read so of its row since the last `read`, -1 for the prefix's last token.
-
-        Returns:
-            For each row logits `(n, V')` behind its tokens.
-        """
-        tokens = [self._readable(new) for new in tokens]
-        sees, depths = self.nodes.add(tokens, parents)
-        fed = torch.full((len(tokens), sees.shape[1]), self.unknown, device=self.model.device)
-        for row, new in enumerate(tokens):
-            fed[row, : len(new)] = new
-        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
-        if self.context is not None:
-            positions = positions.clamp(max=self.context - 1)
-        logits = self._forward(fed, mask, positions, 0)
-        return [read[: len(new)] for read, new in zip(logits, tokens, strict=True)]
-
-    def _readable(self, ids: LongTensor) -> LongTensor:
-        """Ids on the model's device, those that it has no embedding of as `unknown`."""
-        ids = ids.to(self.model.device)
-        return ids.where(ids < self.model.get_input_embeddings().num_embeddings, self.unknown)
-
-    def _keep_nodes(self, rows: list[LongTensor]) -> None:
-        """Keep the nodes that became text, and drop the others."""
-        if self.cache is not None and self.nodes.columns:
-            # The newest token is read for its logits.
+    def _settle_nodes(self, rows: list[LongTensor] | None = None) -> None:
+        """Forget guessed tokens, but for those that became text, if texts are given and a token's features were not its own."""
+        paths: list[list[int]] = [[]] * len(self.starts)
+        if self.nodes.columns and rows is not None and not self.model.reads_features:
             paths = [
                 self.nodes.path(row, ids[length:-1].tolist())
                 for row, (ids, length) in enumerate(zip(rows, self.lengths, strict=True))
             ]
-            self.lengths = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
+        if self.nodes.columns:
             self.cache.keep(paths, self.nodes.columns)
-        self.nodes = Nodes(len(rows))
+        self.nodes = Nodes(len(self.starts))
 
-    def forget(self, lengths: list[int]) -> None:
-        """Drop what was read behind so many tokens of each row; where that is not in the cache alone, all is read anew."""
-        dropped = [max(0, before - after) for before, after in zip(self.lengths, lengths, strict=False)]
-        if self.cache is None or not any(dropped):
-            return
-        self.drop_nodes()  # nodes behind what is forgotten are no part of any text
-        self.lengths = [length - count for length, count in zip(self.lengths, dropped, strict=True)]
-        if any(length < begin for length, begin in zip(self.lengths, self.begins, strict=True)):
-            self.begins, self.cache = [0] * len(self.begins), None
-        elif isinstance(self.cache, RaggedCache):
-            self.cache.forget(dropped)
-        elif (more := self.begins[0] + self.cache.get_seq_length() - self.lengths[0]) > 0:
-            if all(type(layer) is DynamicLayer or stores_nothing(layer) for layer in self.cache.layers):
-                self.cache.crop(-more)
-            else:  # a state cannot go back so far, and a window has dropped what it would need
-                self.cache = None
-
-    def join(self, other: LmReader) -> bool:
-        """Read another one's rows too, behind these, and tell whether it can be: both have read their prompts, alike."""
-        alike = other.model is self.model and other.masks == self.masks and not self.compiled_width
-        if not alike or not isinstance(self.cache, RaggedCache) or not isinstance(other.cache, RaggedCache):
+    def join(self, other: Reader) -> bool:
+        """Read another one's rows too, behind these, and tell whether it can be: both have begun, alike."""
+        if not self.model.reads_like(other.model) or self.compiled_width or self.cache is None or other.cache is None:
             return False
         for reader in (self, other):
-            reader.drop_nodes()
+            reader._settle_nodes()
         self.cache.join(other.cache)
         self.attention.join(other.attention)
-        self.begins, self.lengths = self.begins + other.begins, self.lengths + other.lengths
-        self.nodes = Nodes(len(self.lengths))
+        self.starts, self.fused, self.states = self.starts + other.starts, self.fused + other.fused, self.states + other.states
+        self.nodes = Nodes(len(self.starts))
         return True
 
     def select(self, rows: list[int]) -> None:
         """Go on with some of the rows, in this order."""
-        self.drop_nodes()
-        self.begins, self.lengths = [self.begins[row] for row in rows], [self.lengths[row] for row in rows]
+        self._settle_nodes()
+        self.starts, self.fused = [self.starts[row] for row in rows], [self.fused[row] for row in rows]
+        self.states = [self.states[row] for row in rows]
         self.nodes = Nodes(len(rows))
-        if isinstance(self.cache, RaggedCache):
+        if self.cache is not None:
             self.cache.select(rows)
             self.cache.crop_left(self.attention.select(rows))
 
-    def drop_nodes(self) -> None:
-        """Forget what was read behind the texts."""
-        if self.nodes.columns:
-            self.cache.keep([[]] * len(self.lengths), self.nodes.columns)
-            self.nodes = Nodes(len(self.lengths))
+    @property
+    def lengths(self) -> list[int]:
+        """Count the tokens of each row that have been read."""
+        return [start + count for start, count in zip(self.starts, self.cache.lengths, strict=True)]
 
-    def _read(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
-        """Logits `(B, K, V')` for what follows each row."""
-        if self.windows is None:
-            return self._read_compiled(rows, masks)
-        if self.cache is not None:
-            return self._read_new([ids[length:] for ids, length in zip(rows, self.lengths, strict=True)], masks)
-        return self._read_prefixes([ids[begin:] for ids, begin in zip(rows, self.begins, strict=True)], masks)
+    def _forget(self, lengths: list[int]) -> None:
+        """Drop what was read behind so many tokens; their features went with them, and ids before the start are read anew."""
+        if not self.model.reads_features and any(after < start for after, start in zip(lengths, self.starts, strict=True)):
+            return self._begin([0] * len(lengths))
+        dropped = [
+            max(0, before - max(after, start)) for before, after, start in zip(self.lengths, lengths, self.starts, strict=True)
+        ]
+        if any(dropped):
+            self._settle_nodes()  # nodes behind what is forgotten are no part of any text
+            self.cache.forget(dropped)
+            self.fused = [fused[:0] if count else fused for fused, count in zip(self.fused, dropped, strict=True)]
 
-    def _fed(self, rows: list[LongTensor], masks: list[int], longest: int) -> tuple[LongTensor, LongTensor]:
-        """The rows' ids `(B, longest + K - 1)`, padded on the left, with masks behind; and how long each row's padding is."""
-        fed = rows[0].new_full((len(rows), longest + len(masks)), self.unknown)
-        fed[:, longest:] = fed.new_tensor(masks)
-        for index, ids in enumerate(rows):
-            fed[index, longest - len(ids) : longest] = ids
-        return fed, torch.tensor([longest - len(ids) for ids in rows], device=fed.device)[:, None]
+    def _run(self, rows: list[LongTensor], count: int, rooms: list[int]) -> Tensor:
+        """Read `rows`, each the next tokens of its text, and up to `count - 1` masks behind; logits `(B, k, V')`.
 
-    def _forward(self, ids: LongTensor, mask: Any, positions: LongTensor, count: int, compiled: bool = False) -> Tensor:
-        forward = compiled_forward(self.model) if compiled else self.model
-        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **with_cache(self.model, self.cache.cache)}
-        return forward(**inputs, use_cache=True, logits_to_keep=count).logits
-
-    def _read_compiled(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
-        """For models that take no explicit masks; logits `(1, K, V')`."""
-        if len(rows) > 1:
-            raise ValueError(
-                f"{type(self.model).__name__} as it is loaded here takes no explicit masks, so it drafts for one prompt at a "
-                f"time: call generate once per prompt{or_sdpa(self.model)}."
-            )
-        self.cache = self.cache or empty_cache(self.model)
-        return read_with_masks(self.model, rows[0][None, self.begins[0] :], self.cache, masks, self.unknown)[None]
-
-    def _read_prefixes(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
-        """Fill a new cache; logits `(B, K, V')`."""
-        length = max(map(len, rows))
-        fed, padding = self._fed(rows, masks, length)
-        slots = torch.arange(fed.shape[1], device=fed.device)[None]
-        seen = slots >= padding
-        cache = plain_cache(self.model, self.max_length + 2 * self.compiled_width if self.compiled_width else 0)
-        self.cache = RaggedCache(cache, len(rows), length)
-        self.attention = TreeAttention(self.windows, seen[:, :length], length - 1 - padding[:, 0], self.model.dtype)
-        mask = None if bool(seen.all()) else seen.long()
-        logits = self._forward(fed, mask, (slots - padding).clamp(min=0), len(masks) + 1)
-        self.cache.keep([[]] * len(rows), len(masks))
-        return logits
-
-    def _read_new(self, rows: list[LongTensor], masks: list[int]) -> Tensor:
-        """Read what was accepted since; logits `(B, K, V')`."""
-        longest = max(map(len, rows))
-        compiled = longest <= self.compiled_width
-        fed, padding = self._fed(rows, masks, self.compiled_width if compiled else longest)
-        size = fed.shape[1]
+        Args:
+            rows: int64 `(m,)` each.
+            count: K.
+            rooms: of each row, the guesses that are wanted.
+        """
+        model, longest = self.model, max(map(len, rows))
+        compiled = longest <= self.compiled_width and self.cache.end > 0
+        longest = self.compiled_width if compiled else longest
+        padding = torch.tensor([longest - len(ids) for ids in rows])[:, None]
+        ids = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
+        fused = torch.stack(
+            [pad(features[: len(row)], (0, 0, longest - len(row), 0)) for row, features in zip(rows, self.fused, strict=True)]
+        )
+        inputs = model.text(ids, fused)
+        if count > 1:
+            masks = model.masks(fused[:, -1], count - 1)
+            inputs, count = torch.cat([inputs, masks], dim=1), 1 + masks.shape[1]
+        size = inputs.shape[1]
         make_room(self.cache, size)
         mask, positions = self.attention.inputs(self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots)
-        logits = self._forward(fed, mask, positions, len(masks) + 1, compiled)
-        longest = size - len(masks)
-        self.cache.keep([list(range(longest - len(ids), longest)) for ids in rows], size)
+        # What nobody reads, masks beyond a row's own room and padding, stays where the model may have a position.
+        lasts = [
+            length + len(row) - 1 + max(0, room - 1) for length, row, room in zip(self.cache.lengths, rows, rooms, strict=True)
+        ]
+        positions = positions.minimum(positions.new_tensor(lasts)[:, None] + self.attention.offsets).clamp(min=0)
+        forward = compiled_method(model.forward_rows, compiled)
+        logits, states = forward(inputs, mask, positions, self.cache.cache, max(1, count))
+        self.cache.keep([list(range(longest - len(row), longest)) for row in rows], size)
+        self.fused = [features[len(row) :] for features, row in zip(self.fused, rows, strict=True)]
+        self.states = [[state] for state in states[:, -max(1, count)]]
+        if self.follower is not None:  # reads each token with what this reader made of the one before
+            new = [read[len(read) - len(ids) :] for ids, read in zip(rows, states, strict=True)]
+            self.follower.fused = [torch.cat(both) for both in zip(self.follower.fused, new, strict=True)]
         return logits
+
+    @torch.no_grad()
+    def read_nodes(
+        self, tokens: list[LongTensor], parents: list[list[int]], states: Sequence[Sequence[Tensor]] | None = None
+    ) -> list[Tensor]:
+        """Read guessed tokens behind the texts; as `Extend`.
+
+        Args:
+            tokens, parents: as there.
+            states: `(hidden,)` each, of their parents; default: those that this reader made of them.
+        """
+        sees, depths = self.nodes.add(tokens, parents, self.width)
+        make_room(self.cache, self.nodes.columns)
+        size, device = sees.shape[1], self.model.stack.device
+        ids = torch.zeros((len(tokens), size), dtype=torch.long, device=device)
+        if states is None:
+            states = [[made[parent + 1] for parent in above] for made, above in zip(self.states, parents, strict=True)]
+        before = self.fused[0].new_zeros((len(tokens), size, self.fused[0].shape[-1]))
+        for row, (new, above) in enumerate(zip(tokens, states, strict=True)):
+            ids[row, : len(new)] = new
+            if above:
+                before[row, : len(new)] = torch.stack([*above])
+        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
+        if self.model.context is not None:  # padding may stand deeper than any node
+            positions = positions.clamp(max=self.model.context - 1)
+        forward = compiled_method(self.model.forward_rows, size == self.width)
+        logits, made = forward(self.model.text(ids, before), mask, positions, self.cache.cache, size)
+        for row, new in enumerate(tokens):
+            self.states[row] += list(made[row, : len(new)])
+        return [read[: len(new)] for read, new in zip(logits, tokens, strict=True)]

@@ -25,7 +25,7 @@ from transformers import (
 import hf_paradraft
 from hf_paradraft.decoding import recurrent
 from hf_paradraft.decoding.cache import empty_cache
-from hf_paradraft.drafters.reader import read_with_masks
+from hf_paradraft.drafters.causal import read_with_masks
 from hf_paradraft.integration import look
 from hf_paradraft.integration.look import check_reads
 

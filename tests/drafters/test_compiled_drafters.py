@@ -13,7 +13,7 @@ from tiny import near_copy
 import hf_paradraft
 from hf_paradraft.decoding import cache, compiled, verify
 from hf_paradraft.drafters import cache as drafter_cache
-from hf_paradraft.drafters import feature_reader
+from hf_paradraft.drafters import reader
 
 PROMPTS = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 0, 8, 9]])
 SEEN = (PROMPTS != 0).long()
@@ -84,7 +84,7 @@ def test_rounds_have_one_shape(kind, size, make, calls):
     for shapes in calls.values():
         assert len(shapes) == (2 if extends else 1)  # of the text and, one or several at a time, of nodes
         assert sum(shapes.values()) > 5
-    parts = {"inject", "forward_block"} if kind in PUBLISHED[:3] else {"_forward"} if kind == "PARD" else {"forward_rows"}
+    parts = {"inject", "forward_block"} if kind in PUBLISHED[:3] else {"forward_rows"}
     assert calls.keys() == parts
 
 
@@ -93,7 +93,7 @@ def test_a_cache_that_is_too_short_grows(kind, make, calls, monkeypatch):
     """It grows; long prompts in pieces, of ragged rows."""
     monkeypatch.setattr(cache, "SLOTS", 4)
     monkeypatch.setattr(drafter_cache, "SLOTS", 4)
-    monkeypatch.setattr(feature_reader, "PIECE", 4)
+    monkeypatch.setattr(reader, "PIECE", 4)
     static_cache = cache.static_cache
     monkeypatch.setattr(drafter_cache, "static_cache", lambda model, num_slots: static_cache(model, 20))
     drafter = make(kind, 9)

@@ -19,8 +19,6 @@ from ...names import with_cache
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
-from ..feature_drafting import FeatureDrafting
-from ..feature_reader import FeatureModel
 from ..formats.common import neighbours_to_halves
 from ..formats.files import check_width, load_strictly, weights_in
 from ..formats.identify import EAGLE3, PEAGLE
@@ -31,10 +29,12 @@ from ..formats.tensors import published, renamed
 from ..formats.values import read_config
 from ..layers import GEMMA4, behind_attention, decoder_stack, embedding_of, turns
 from ..pairs import pair
+from ..reader import RowModel
+from ..reading import ReadingDrafting
 from .config import Eagle3Config, eagle3_config
 
 
-class Eagle3Drafter(FeatureDrafter, FeatureModel):
+class Eagle3Drafter(FeatureDrafter, RowModel):
     """EAGLE-3, or P-EAGLE, as `assistant_model`.
 
     Args:
@@ -170,9 +170,9 @@ class Eagle3Drafter(FeatureDrafter, FeatureModel):
         """Implement `FeatureDrafter.beside`, with the layers that it reads of `target`."""
         return pair(self, target, features=self.needed_of(target))
 
-    def drafting(self, config: SpeculationConfig, max_length: int) -> FeatureDrafting:
+    def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
         """One call's drafting: with P-EAGLE's masks, or token after token."""
-        return FeatureDrafting(self, config, max_length, self.vocabulary, extends=not self.eagle.parallel)
+        return ReadingDrafting(self, config, max_length, self.vocabulary, extends=not self.eagle.parallel)
 
     def _normed(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:

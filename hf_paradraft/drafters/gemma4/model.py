@@ -22,9 +22,9 @@ from ...training.target import refuse_missing
 from ...whole_files import write_json
 from ..drafter import SavedDrafter
 from ..feature_drafter import PADDING
-from ..feature_drafting import logits_behind
 from ..formats.values import read_config
 from ..pairs import last_target, pair, remember_target
+from ..reading import logits_behind
 from .drafting import Gemma4Drafting
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")

@@ -9,8 +9,8 @@ import torch
 from torch import LongTensor, Tensor
 
 from ...protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
-from ..feature_drafting import FeatureDrafting
-from ..feature_reader import FeatureModel, FeatureReader
+from ..reader import Reader, RowModel
+from ..reading import ReadingDrafting
 
 
 @dataclass
@@ -26,21 +26,21 @@ class GuessedNode:
     indices: dict[int, int] = field(default_factory=dict)
 
 
-class StepDrafting(FeatureDrafting):
+class StepDrafting(ReadingDrafting):
     """Layer `k` reads each token beside what layer `k - 1` made of the token before; the first one, what the target did.
 
     Args:
         models: the D layers, in their order.
-        config, max_length, vocabulary: as for `FeatureDrafting`.
+        config, max_length, vocabulary: as for `ReadingDrafting`.
     """
 
     def __init__(
-        self, models: Sequence[FeatureModel], config: SpeculationConfig, max_length: int, vocabulary: LongTensor | None = None
+        self, models: Sequence[RowModel], config: SpeculationConfig, max_length: int, vocabulary: LongTensor | None = None
     ):
         super().__init__(models[0], config, max_length, vocabulary, extends=True)
         self.readers = [self.reader]
         for model in models[1:]:
-            self.readers[-1].follower = follower = FeatureReader(model, config, max_length)
+            self.readers[-1].follower = follower = Reader(model, config, max_length)
             self.readers.append(follower)
         self.nodes: list[list[GuessedNode]] = []
 

@@ -21,8 +21,6 @@ from ...files import names_folder
 from ...names import commit_of
 from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
-from ..feature_drafting import FeatureDrafting
-from ..feature_reader import FeatureModel
 from ..formats.files import vocabulary_of, weights_in
 from ..formats.identify import MTP
 from ..formats.keys import without
@@ -30,6 +28,8 @@ from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_coun
 from ..formats.speculators import mtp_config as saved_config
 from ..formats.values import read_config
 from ..layers import decoder_stack
+from ..reader import RowModel
+from ..reading import ReadingDrafting
 from .config import MtpConfig, mtp_config
 from .drafting import StepDrafting
 
@@ -71,7 +71,7 @@ class MtpLayer(nn.Module):
         return self.eh_proj(torch.cat([states, embedded] if self.hidden_first else [embedded, states], dim=-1))
 
 
-class MtpStep(FeatureModel):
+class MtpStep(RowModel):
     """A layer as it reads texts beside one target.
 
     Args:
@@ -257,9 +257,9 @@ class MtpDrafter(FeatureDrafter):
         """D, where there are several layers."""
         return None if len(self.layers) == 1 else len(self.layers)
 
-    def drafting(self, config: SpeculationConfig, max_length: int) -> FeatureDrafting:
+    def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
         """One call's drafting: by one layer again and again, or by each at its own step."""
         steps = [MtpStep(self, layer) for layer in self.layers]
         if len(steps) == 1:
-            return FeatureDrafting(steps[0], config, max_length, self.vocabulary, extends=True)
+            return ReadingDrafting(steps[0], config, max_length, self.vocabulary, extends=True)
         return StepDrafting(steps, config, max_length, self.vocabulary)

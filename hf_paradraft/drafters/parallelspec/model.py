@@ -26,18 +26,18 @@ from ...names import attention_of
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter
-from ..feature_drafting import FeatureDrafting
-from ..feature_reader import FeatureModel
 from ..formats.files import load_strictly, weights_in
 from ..formats.values import read_config
 from ..layers import decoder_stack, describe_layers
+from ..reader import RowModel
+from ..reading import ReadingDrafting
 from .config import ParallelSpecConfig, Style, differences, identity
 
 logger = logging.get_logger(__name__)
 VOCABULARY = "vocabulary_ids"  # a tensor of its files
 
 
-class ParallelSpecDrafter(FeatureDrafter, FeatureModel):
+class ParallelSpecDrafter(FeatureDrafter, RowModel):
     """A layer that guesses in parallel, as `assistant_model` of the target that it was made for.
 
     Args:
@@ -163,9 +163,9 @@ class ParallelSpecDrafter(FeatureDrafter, FeatureModel):
                 "; ".join(differing),
             )
 
-    def drafting(self, config: SpeculationConfig, max_length: int) -> FeatureDrafting:
+    def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
         """One call's drafting: masks behind each text."""
-        return FeatureDrafting(self, config, max_length, self.vocabulary)
+        return ReadingDrafting(self, config, max_length, self.vocabulary)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Embeddings, EAGLE-style mixed with features."""

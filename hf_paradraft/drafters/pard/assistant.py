@@ -11,7 +11,7 @@ from transformers import Cache, LogitsProcessorList
 from ...decoding.cache import empty_cache, is_recurrent
 from ...decoding.sampling import sequential_choice
 from ...names import OUTPUT_CACHE, GenerateDecoderOnlyOutput, cache_in
-from ..reader import check_drafts, read_with_masks
+from ..causal import check_drafts, read_with_masks
 
 
 class StockAssistant:

@@ -18,14 +18,13 @@ from ...hub.card import provenance_of
 from ...names import MODEL_FOR_CAUSAL_LM_MAPPING
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ..causal import CausalRows, check_drafts, logits_after
 from ..drafter import SavedDrafter
-from ..feature_drafting import FeatureDrafting
 from ..formats.files import names_in
 from ..formats.identify import PARD2, identify, refuse_foreign
 from ..formats.values import read_config, transformers_config
-from ..mask_drafting import MaskDrafting
 from ..pairs import last_target, remember_target
-from ..reader import check_drafts, logits_behind
+from ..reading import ReadingDrafting
 from .assistant import StockAssistant
 from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
 from .export import export
@@ -217,9 +216,9 @@ class PardDrafter(StockAssistant, SavedDrafter):
         """
         check_drafts(self)
         if self.projection is not None:
-            return FeatureDrafting(ProjectedFeatures(self, target), self.speculation_config, max_length)
+            return ReadingDrafting(ProjectedFeatures(self, target), self.speculation_config, max_length)
         masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
-        return MaskDrafting(self, self.speculation_config, masks, self.mask_token_id, max_length)
+        return ReadingDrafting(CausalRows(self, masks, self.mask_token_id), self.speculation_config, max_length)
 
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, torch.Tensor] | None = None, num_draft_tokens: int | None = None
@@ -238,9 +237,9 @@ class PardDrafter(StockAssistant, SavedDrafter):
         if self.projection is not None:
             if (target := last_target(self)) is None:
                 raise ValueError("A PARD-2 drafter reads its target's hidden states: attach(target) first.")
-            drafting = FeatureDrafting(ProjectedFeatures(self, target), SpeculationConfig(), 0)
+            drafting = ReadingDrafting(ProjectedFeatures(self, target), SpeculationConfig(), 0)
             return drafting.logits_behind(input_ids.to(self.device), features, count)
-        return logits_behind(self, input_ids, [self.mask_token_id] * (count - 1))
+        return logits_after(self, input_ids, [self.mask_token_id] * (count - 1))
 
     def __reduce__(self) -> tuple:
         return _rebuild, (type(self.config), self.__dict__)

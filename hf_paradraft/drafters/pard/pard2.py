@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...decoding.features import layers_of
-from ...names import with_cache
 from ...protocol.drafter import FeatureKey
-from ..feature_reader import FeatureModel
+from ..causal import CausalRows
 from ..formats.files import unpickled
 
 FILE, PICKLE = "warp_model.safetensors", "warp_model.bin"
@@ -97,7 +96,7 @@ class Projection:
         return tuple("normed" if index == num_layers else index - 1 for index in indices)
 
 
-class ProjectedFeatures(FeatureModel):
+class ProjectedFeatures(CausalRows):
     """A PARD drafter's texts, with features.
 
     Args:
@@ -105,8 +104,11 @@ class ProjectedFeatures(FeatureModel):
         target: whose features they are.
     """
 
+    reads_features = True
+
     def __init__(self, drafter: Any, target: PreTrainedModel):
-        self.stack, self.projection, self.keys = drafter, drafter.projection, drafter.projection.keys(target)
+        super().__init__(drafter, [drafter.mask_token_id], drafter.mask_token_id)
+        self.projection, self.keys, self.context = drafter.projection, drafter.projection.keys(target), None
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Compute the additions to embeddings, `(…, hidden)`."""
@@ -121,24 +123,9 @@ class ProjectedFeatures(FeatureModel):
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Embeddings with what is added; an id without an embedding counts as a mask."""
-        embedding = self.stack.get_input_embeddings()
-        return embedding(ids.where(ids < embedding.num_embeddings, self.stack.mask_token_id)) + fused
+        return self.stack.get_input_embeddings()(super().text(ids, fused)) + fused
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
         """Masks, which carry the last token's features."""
-        ids = torch.full((len(fused), count), self.stack.mask_token_id, device=self.stack.device)
+        ids = torch.full((len(fused), count), self.unknown, device=self.stack.device)
         return self.text(ids, fused[:, None])
-
-    def forward_rows(
-        self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache, count: int
-    ) -> tuple[Tensor, Tensor]:
-        """Implement `FeatureModel.forward_rows`."""
-        logits = self.stack(
-            inputs_embeds=inputs,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=count,
-            **with_cache(self.stack, cache),
-        ).logits
-        return logits, inputs[:, -count:]

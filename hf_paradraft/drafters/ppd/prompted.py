@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from ...protocol import Drafting, SpeculationConfig
 from ...protocol.config import TreeSize
-from ..mask_drafting import MaskDrafting
-from ..reader import check_drafts, logits_behind
+from ..causal import CausalRows, check_drafts, logits_after
+from ..reading import ReadingDrafting
 from ..variants import NamedDrafter, Variant
 from .tuner import prompt_embedding
 
@@ -75,7 +75,7 @@ class PromptedDrafter(NamedDrafter):
             raise ValueError("The model's PPD adapter was disabled or changed since this drafter was made: make it anew.")
         check_drafts(self.model)
         masks = self.prompts[: max(0, config.num_draft_tokens - 1)]
-        return MaskDrafting(self.model, config, masks, self.prompts[0], max_length)
+        return ReadingDrafting(CausalRows(self.model, masks, self.prompts[0]), config, max_length)
 
     def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
         """Compute the logits of one forward after a whole prefix, without caches.
@@ -95,4 +95,4 @@ class PromptedDrafter(NamedDrafter):
         count = num_draft_tokens or most
         if count > most:
             raise ValueError(f"num_draft_tokens={count}: {len(self.prompts)} prompt tokens guess {most} at most.")
-        return logits_behind(self.model, input_ids, self.prompts[: count - 1])
+        return logits_after(self.model, input_ids, self.prompts[: count - 1])

@@ -27,9 +27,9 @@ from ...protocol.drafter import FeatureKey, KeyValues
 from ...whole_files import write_json
 from ..cache import plain_cache
 from ..drafter import SavedDrafter
-from ..feature_drafting import logits_behind
 from ..layers import StackMasks
 from ..pairs import last_target, pair, remember_target
+from ..reading import logits_behind
 from .adapter import noise_at, with_adapter
 from .drafting import UnoDrafting
 

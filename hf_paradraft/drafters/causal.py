@@ -1,0 +1,187 @@
+"""A causal LM that drafts: its texts, with masks behind, as a `Reader` runs it; and without one, where it takes no masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import Cache, PreTrainedModel
+
+from ..decoding.cache import MOST_UNREAD, check_forgets, copy_states, empty_cache, end_windows, is_recurrent, put_back
+from ..decoding.tree_attention import attention_windows, or_sdpa
+from ..names import DynamicLayer, stores_nothing, with_cache
+from ..protocol import Prefix, SpeculationConfig
+from .cache import check_continues
+from .reader import Reader, RowModel, newer_halves
+
+
+def check_drafts(model: PreTrainedModel) -> None:
+    """Refuse a model that cannot draft, whatever it was taught.
+
+    Raises:
+        ValueError: it cannot forget masks that it has read.
+    """
+    if attention_windows(model) is not None:
+        return
+    check_forgets(model)
+    cache = empty_cache(model)
+    if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
+        raise ValueError(f"{type(model).__name__} has no attention layers, so nothing counts what it has read: it cannot draft.")
+    if is_recurrent(cache):
+        check_continues(model)
+
+
+@torch.no_grad()
+def logits_after(model: PreTrainedModel, input_ids: LongTensor, masks: Sequence[int]) -> Tensor:
+    """Logits behind each prefix and each mask, from one forward without caches; what caches are tested against.
+
+    Args:
+        model: a causal LM.
+        input_ids: int64 `(B, n)`.
+        masks: ids of the K - 1 places to be guessed.
+
+    Returns:
+        `(B, K, V')` in the model's dtype.
+    """
+    behind = input_ids.new_tensor([list(masks)]).expand(len(input_ids), -1)
+    fed = torch.cat([input_ids, behind], dim=1).to(model.device)
+    return model(input_ids=fed, use_cache=False, logits_to_keep=len(masks) + 1).logits
+
+
+class CausalRows(RowModel):
+    """A causal LM's texts by their ids, and masks behind (PARD, section 3.2).
+
+    Args:
+        model: shared with other calls; nothing of it changes.
+        masks: ids of the K - 1 places to be guessed at most, in their order.
+        unknown: stands for ids that the model has no embedding of.
+    """
+
+    reads_features = False
+
+    def __init__(self, model: PreTrainedModel, masks: Sequence[int] = (), unknown: int = 0):
+        self.stack, self.mask_ids, self.unknown = model, list(masks), unknown
+        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+    def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
+        """The ids that the model knows, int64 `(B, M)`."""
+        return ids.where(ids < self.stack.get_input_embeddings().num_embeddings, self.unknown)
+
+    def masks(self, fused: Tensor, count: int) -> Tensor:
+        """Ids of the first `count` masks, or of all."""
+        return torch.tensor(self.mask_ids[:count], dtype=torch.long, device=self.stack.device).expand(len(fused), -1)
+
+    def forward_rows(
+        self, inputs: Tensor, mask: Tensor | dict[str, Tensor] | None, positions: LongTensor, cache: Cache, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Implement `RowModel.forward_rows`, by the model's own forward; nodes are fed with nothing but their ids."""
+        fed = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs, "attention_mask": mask}
+        given = {"position_ids": positions, "use_cache": True, **with_cache(self.stack, cache)}
+        logits = self.stack(**fed, **given, logits_to_keep=count).logits
+        return logits, logits[..., :0]
+
+    def reads_like(self, other: RowModel) -> bool:
+        """Implement `RowModel.reads_like`: the same model and masks."""
+        return isinstance(other, CausalRows) and other.stack is self.stack and other.mask_ids == self.mask_ids
+
+    def reader(self, config: SpeculationConfig, max_length: int) -> Any:
+        """Implement `RowModel.reader`; a model that takes no explicit masks reads one text at a time."""
+        if attention_windows(self.stack) is None:
+            return OneTextReader(self)
+        return Reader(self, config, max_length)
+
+
+def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks: Sequence[int], unknown: int) -> Tensor:
+    """Logits behind one prefix and each mask; then the cache holds `ids`, or leading tokens of it where layers are recurrent.
+
+    Args:
+        model: run once, or twice where many tokens wait to be read behind a recurrent state.
+        ids: int64 `(1, n)` on the model's device, the whole prefix.
+        cache: holds fewer than `n` leading tokens of it, and no masks.
+        masks: ids of the K - 1 places to be guessed.
+        unknown: stands for ids that the model has no embedding of.
+
+    Returns:
+        `(K, V')` in the model's dtype; row `d` guesses the token at distance `d + 1`. `(1, V')` behind a recurrent drafter's
+        very first token.
+    """
+    vocab_size = model.get_input_embeddings().num_embeddings
+    length, recurrent = cache.get_seq_length(), is_recurrent(cache)
+    new = ids[:, length:].where(ids[:, length:] < vocab_size, unknown)
+
+    def read(fed: LongTensor, logits_to_keep: int) -> Tensor:
+        positions = torch.arange(length, length + fed.shape[1], device=fed.device)[None]
+        inputs = {"input_ids": fed, "position_ids": positions, "use_cache": True, **with_cache(model, cache)}
+        return model(**inputs, logits_to_keep=logits_to_keep).logits[0]
+
+    if recurrent and new.shape[1] > (MOST_UNREAD if length else 1):
+        read(new[:, :-1], 1)
+        end_windows(cache)
+        length, new = ids.shape[1] - 1, new[:, -1:]
+    if recurrent and length == 0:
+        masks = []  # there is no state yet that could be put back
+    fed = torch.cat([new, ids.new_tensor([list(masks)])], dim=1)
+    states = copy_states(cache)
+    logits = read(fed, len(masks) + 1)
+    if not recurrent:
+        cache.crop(-len(masks))
+    elif masks:
+        put_back(cache, states, fed.shape[1])
+    else:
+        end_windows(cache)
+    return logits
+
+
+class OneTextReader:
+    """One call's reading by a causal LM that takes no explicit masks: flash attention's, or one with a recurrent state.
+
+    Args:
+        model: the causal LM, and its masks.
+    """
+
+    compiled_width = 0
+
+    def __init__(self, model: CausalRows):
+        self.model, self.cache, self.start, self.length = model, empty_cache(model.stack), 0, 0
+
+    @torch.no_grad()
+    def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:
+        """Read as `Reader.read`.
+
+        Raises:
+            ValueError: there are several texts.
+        """
+        model, network = self.model, self.model.stack
+        if len(prefixes) > 1:
+            raise ValueError(
+                f"{type(network).__name__} as it is loaded here takes no explicit masks, so it drafts for one prompt at a "
+                f"time: call generate once per prompt{or_sdpa(network)}."
+            )
+        ids = prefixes[0].ids[0].to(network.device)
+        self._forget(min(prefixes[0].kept, len(ids) - 1))
+        count, starts = newer_halves([ids], [self.start], count, prefixes, model.context)
+        if count < 1:
+            return [None]
+        if starts != [self.start]:
+            self.cache, self.start = empty_cache(network), starts[0]
+        masks = model.mask_ids[: count - 1]
+        self.length = len(ids)
+        return [read_with_masks(network, ids[None, self.start :], self.cache, masks, model.unknown)]
+
+    def _forget(self, length: int) -> None:
+        """Drop what was read behind so many tokens; where that is not in the cache alone, all is read anew."""
+        self.length = min(self.length, length)
+        more = self.start + self.cache.get_seq_length() - self.length
+        if self.length < self.start:
+            self.cache, self.start = empty_cache(self.model.stack), 0
+        elif more > 0:
+            if all(type(layer) is DynamicLayer or stores_nothing(layer) for layer in self.cache.layers):
+                self.cache.crop(-more)
+            else:  # a state cannot go back so far, and a window has dropped what it would need
+                self.cache = empty_cache(self.model.stack)
+
+    def join(self, other: Any) -> bool:
+        """Tell that another one's texts cannot be read beside its own."""
+        return False
