@@ -208,3 +208,20 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{file}, line {number}: wanted an object, but found {row!r:.60}.")
             yield row
+
+
+def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:
+    """Refuse a model some of whose weights were not there: they would be random numbers.
+
+    Args:
+        info: from `from_pretrained(…, output_loading_info=True)`.
+        name, folder: of its class, and where it lies.
+
+    Raises:
+        OSError: weights are missing.
+    """
+    if missing := sorted(info["missing_keys"]):
+        raise OSError(
+            f"The {name} in {folder} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, …): the download or "
+            "the conversion is incomplete."
+        )

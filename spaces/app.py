@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paradraft import AutoDrafter, PpdDrafter, SpeculationConfig
 from hf_paradraft.bench.questions import load_questions
+from hf_paradraft.bench.variants import variants_of
 from hf_paradraft.chat import encode_question
 from hf_paradraft.demo import FAMILY, GENERAL, PUBLIC, QUESTIONS
 from hf_paradraft.demo.differences import explain, first_difference
@@ -143,7 +144,7 @@ def compare(
     size: TreeSize = "auto" if int(tree_size) == AUTO else min(max(1, int(tree_size)), 64)
     if method.endswith((TREE, CHAIN)):
         length = min(max(1, int(num_draft_tokens)), 16)
-        chain, tree = drafter.variants((length,), (size,))  # no longer than it can guess
+        chain, tree = variants_of(drafter, (length,), (size,))  # no longer than it can guess
         shape = (tree if method.endswith(TREE) else chain).config
         config = replace(
             drafter.speculation_config, num_draft_tokens=shape.num_draft_tokens, tree_size=shape.tree_size, trace=True

@@ -28,7 +28,7 @@ from hf_paradraft.bench.measure import Settings, bench
 from hf_paradraft.bench.methods import drafted, plain, prompt_lookup
 from hf_paradraft.bench.questions import Question, ask
 from hf_paradraft.bench.results import environment, records
-from hf_paradraft.drafters.variants import Variant
+from hf_paradraft.bench.variants import Variant
 from hf_paradraft.hardware import fast_dtype
 from hf_paradraft.report.tables import table
 

@@ -5,17 +5,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from ..drafters.autoregressive import AutoregressiveDrafter
 from ..drafters.ngram import NgramDrafter
+from ..drafters.pard.model import PardDrafter
 from ..drafters.process import ProcessDrafter
-from ..drafters.variants import NamedDrafter, Variant, with_prompt_lookup
 from ..names import ASSISTS_COMPILED
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
 from .methods import Method, assisted, drafted, on_cores, plain, prompt_lookup
+from .variants import Variant, variants_of, with_prompt_lookup
 
 
 class Case(StrEnum):
@@ -33,10 +36,18 @@ class Case(StrEnum):
     overlap = "overlap"
 
 
-def _named(drafter: Drafter) -> NamedDrafter:
-    if not isinstance(drafter, NamedDrafter):
-        raise ValueError(f"{type(drafter).__name__} is of no kind that this library measures by itself: build Methods of it.")
-    return drafter
+def _untrained(drafter: Drafter) -> Drafter:
+    """Make a drafter of the same shape, dtype and place with random weights.
+
+    Raises:
+        ValueError: it is no PARD drafter.
+    """
+    if not isinstance(drafter, PardDrafter):
+        raise ValueError(f"An untrained {drafter.title} cannot be made: the case 'hopeless' is for PARD drafters.")
+    torch.manual_seed(0)
+    made: Any = type(drafter)
+    fresh = made(drafter.config).to(drafter.device, drafter.dtype).eval()
+    return PardDrafter.from_causal_lm(fresh, drafter.mask_token_id)
 
 
 def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
@@ -89,16 +100,18 @@ def methods_of(
     Raises:
         ValueError: a case that this drafter cannot serve.
     """
-    named = _named(drafter)
     if case == Case.overlap:
-        overlapped = _overlapped(named.kind, drafter, max(draft_lengths))
+        overlapped = _overlapped(drafter.kind, drafter, max(draft_lengths))
         if parent is not None:
             overlapped += _overlapped("autoregressive", AutoregressiveDrafter(parent), 5)
         return [plain(), *overlapped]
     compiled = case == Case.compiled
     if case == Case.hopeless:
         length = max(draft_lengths)
-        chains = [(f"{named.kind}-chain-k{length}", drafter), (f"{named.kind}-chain-untrained-k{length}", named.untrained())]
+        chains = [
+            (f"{drafter.kind}-chain-k{length}", drafter),
+            (f"{drafter.kind}-chain-untrained-k{length}", _untrained(drafter)),
+        ]
         return [plain(), *(drafted(Variant(name, candidate, SpeculationConfig(length, None))) for name, candidate in chains)]
     peers = []
     if compiled and parent is not None and ASSISTS_COMPILED and not recurrent:
@@ -106,9 +119,9 @@ def methods_of(
     if case == Case.methods and not recurrent:
         peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
         peers.append(prompt_lookup())
-    variants = named.variants(draft_lengths, tree_sizes)
+    variants = variants_of(drafter, draft_lengths, tree_sizes)
     if case == Case.methods:
-        more = (variant for other in others for variant in _named(other).variants(draft_lengths, tree_sizes))
+        more = (variant for other in others for variant in variants_of(other, draft_lengths, tree_sizes))
         variants = _told_apart([*variants, *more])
     if lookup:
         peers.append(drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None))))

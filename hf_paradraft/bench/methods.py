@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
-from ..drafters.variants import Variant
 from ..names import compiles_everywhere
 from ..protocol import Drafter
+from .variants import Variant
 
 
 @dataclass

@@ -7,11 +7,11 @@ import numpy
 from transformers import PreTrainedModel
 
 from ..decoding.latency import row_latency
-from ..drafters.variants import Variant
 from ..protocol import Drafter, SpeculationConfig, SpeculationStats
 from .measure import Runner, Settings
 from .methods import drafted
 from .questions import Prompt
+from .variants import Variant
 
 ROUNDS = 4  # of each prompt by which drafting is timed, where the acceptance is assumed
 

@@ -13,9 +13,9 @@ from ..bench.measure import Settings
 from ..bench.methods import drafted
 from ..bench.plan import plan as forecast
 from ..bench.questions import Question, ask, load_questions, random_prompts
+from ..bench.variants import Variant
 from ..demo import GENERAL, QUESTIONS
 from ..drafters.ngram import NgramDrafter
-from ..drafters.variants import Variant
 from ..names import is_recurrent_model
 from ..protocol import SpeculationConfig
 from ..report.records import read_bench

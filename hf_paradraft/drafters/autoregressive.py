@@ -11,14 +11,12 @@ from torch import LongTensor, Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..decoding.tree_attention import attention_windows, or_sdpa
-from ..files import local_folder, tensor_names
-from ..hub.card import provenance_of
+from ..files import local_folder, refuse_missing, tensor_names
 from ..protocol import Drafting, SpeculationConfig
-from ..training.target import refuse_missing
 from ..whole_files import write_json
 from .causal import CausalRows, check_drafts, logits_after
 from .drafter import SavedDrafter
-from .formats.values import read_config
+from .formats.values import provenance_of, read_config
 from .pard.config import mend_sampling
 from .reading import ReadingDrafting
 

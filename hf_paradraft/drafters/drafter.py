@@ -1,44 +1,57 @@
-"""A drafter with files: how any kind is recognised, loaded, saved, published and described."""
+"""The one base of drafters with files: how a kind is recognised, loaded, saved and published."""
 
 from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
+import torch
 from huggingface_hub import CommitInfo
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..files import names_folder, share_weights, tensor_names
-from ..hub.card import CardFields, provenance_of
+from ..files import names_folder, read_json, share_weights, tensor_names
 from ..hub.push import push_drafter
-from ..protocol import Drafter
-from .formats.files import check_files, names_in
-from .formats.identify import drafter_folder, identify
-from .formats.values import read_config
-from .variants import NamedDrafter
+from ..protocol import Drafter, SpeculationConfig
+from ..whole_files import write_json
+from .card import ADAPTER, card_fields
+from .formats.files import check_files
+from .formats.identify import drafter_folder
+from .formats.values import provenance_of, read_config
 
 
-class SavedDrafter(NamedDrafter, ABC):
-    """A kind of drafter with files: how it is recognised, loaded, saved, published and described.
+class SavedDrafter(Drafter, ABC):
+    """A kind of drafter with files.
+
+    One that is an `nn.Module` says how its folder is read and what is written into it (`read_folder`, `contents`); another one
+    how it is loaded and written (`load_folder`, `write`).
 
     Attributes:
         template: of its model card, in `hub_cards/`.
         about: what it does, for that card: behind "it".
         made_from: what the record of its training calls the model that it came of.
         has_tokenizer: whether a tokenizer lies beside it.
+        is_adapter: whether it is one of PEFT's, with a config of that name.
         fits: what its folder works with.
         training_options: the dataclass of its run's options, by name, in `training.py` beside its class; None: it is not trained
-            here. Who has one is an `nn.Module`, and has `remember`.
+            here. Who has one is an `nn.Module`.
+        paradraft: how it was trained.
     """
 
     template: ClassVar[str] = "drafter.jinja"
     about: ClassVar[str] = "guesses tokens"
     made_from: ClassVar[str] = "target"
     has_tokenizer: ClassVar[bool] = False
+    is_adapter: ClassVar[bool] = False
     fits: ClassVar[str] = "transformers with hf_paradraft, attached to its target"
     training_options: ClassVar[str | None] = None
+    paradraft: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
     @abstractmethod
@@ -46,17 +59,112 @@ class SavedDrafter(NamedDrafter, ABC):
         """Whether a folder holds one. Of all kinds at most one may say so."""
 
     @classmethod
-    @abstractmethod
-    def load_folder(cls, folder: Path, **kwargs: Any) -> Self:
-        """The drafter in a folder; arguments as for `from_pretrained`.
+    def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> Self:
+        """Read the drafter that lies in a folder, in fp32 or as it was saved.
+
+        Args:
+            folder: with its files.
+            ignore_keys: keys of its config that make no difference, for which it would be refused otherwise; a kind whose configs
+                are its own needs no such argument.
 
         Raises:
             OSError, ValueError: it is damaged, incomplete, or something else.
         """
+        raise NotImplementedError(f"{cls.__name__} has no read_folder(folder), and no load_folder that does without.")
 
-    @abstractmethod
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Config and tensors, as they are written into a folder."""
+        raise NotImplementedError(f"{type(self).__name__} has no contents(), and no write(folder) that does without.")
+
+    @classmethod
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """List what `paradraft info` tells of this kind alone, as (name, value) pairs.
+
+        Args:
+            config: as `read_description` gives it.
+            names: of all tensors; none where the weights are elsewhere.
+        """
+        return []
+
+    @classmethod
+    def read_description(cls, folder: Path) -> dict[str, Any]:
+        """Read the config beside its weights."""
+        return read_json(folder / ADAPTER) if cls.is_adapter else read_config(folder)
+
+    @classmethod
+    def load_folder(cls, folder: Path, **kwargs: Any) -> Self:
+        """Load the drafter in a folder, in any layout of its kind.
+
+        Args:
+            folder: with its files.
+            kwargs: as for `placed`; and `ignore_keys`, keys of its config that nothing obeys, and of which the caller knows that
+                they make no difference.
+
+        Raises:
+            OSError, ValueError: it is damaged, incomplete, or something else.
+        """
+        ignore_keys = kwargs.pop("ignore_keys", ())
+        drafter = cls.read_folder(folder, ignore_keys) if ignore_keys else cls.read_folder(folder)
+        drafter.paradraft = provenance_of(read_config(folder))
+        if saved := drafter.paradraft.get("speculation_config"):
+            drafter.speculation_config = SpeculationConfig.from_saved(saved)
+        return drafter.placed(**kwargs)
+
+    def placed(
+        self: Any,
+        dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        speculation_config: SpeculationConfig | None = None,
+        attn_implementation: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Itself, as a caller wants to have it.
+
+        Args:
+            dtype: of its weights; default, and `"auto"`: as they were saved.
+            device_map: a device, or `"auto"`.
+            speculation_config: how to use it; default: as saved.
+            attn_implementation: `sdpa` or `eager`.
+            kwargs: `torch_dtype`, and what makes no difference here.
+
+        Raises:
+            ValueError: an argument that cannot be meant.
+        """
+        who = type(self).__name__
+        if more := sorted(kwargs.keys() - {"torch_dtype", "use_safetensors", "low_cpu_mem_usage"}):
+            raise ValueError(f"{who}.from_pretrained does not know {', '.join(more)}.")
+        if speculation_config is not None:
+            self.speculation_config = speculation_config
+        dtype = kwargs.get("torch_dtype") or dtype
+        if isinstance(dtype, str):
+            if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+                raise ValueError(f"There is no dtype {dtype!r}: pass torch.bfloat16, 'bfloat16', 'auto' or the like.")
+            dtype = None if dtype == "auto" else getattr(torch, dtype)
+        if attn_implementation not in (None, "sdpa", "eager"):
+            raise ValueError(
+                f"A {self.title} takes explicit masks: attn_implementation is sdpa or eager, not {attn_implementation}."
+            )
+        for part in self.modules() if attn_implementation else ():
+            if isinstance(part, PreTrainedModel):
+                part.set_attn_implementation(attn_implementation)
+        if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+            device_map = "cuda" if torch.cuda.is_available() else None
+        elif isinstance(device_map, dict):
+            device_map = next(iter(device_map.values()))
+        return self.to(device=device_map, dtype=dtype).eval()
+
+    def remember(self, record: dict[str, Any]) -> None:
+        """Keep how it was trained; `write` puts that into `config.json`, as `{"paradraft": {"training": record}}`."""
+        self.paradraft = {**self.paradraft, "training": record}
+
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """Write it into a folder, with how to use it and how it was trained, and nothing of its target."""
+        """Write it into a folder, with how to use it and how it was trained, and nothing of its target; each file whole."""
+        config, tensors = self.contents()
+        config["paradraft"] = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
+        new = folder / ".model.safetensors.new"
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, new, metadata={"format": "pt"})
+        new.replace(folder / "model.safetensors")
+        write_json(folder / "config.json", config)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Save it, readable for all who may read the folder's other files.
@@ -72,10 +180,6 @@ class SavedDrafter(NamedDrafter, ABC):
         folder.mkdir(parents=True, exist_ok=True)
         self.write(folder, **kwargs)
         share_weights(folder)
-
-    def remember(self, record: dict[str, Any]) -> None:
-        """Note how it was trained; `write` puts that into `config.json`, as `{"paradraft": {"training": record}}`."""
-        raise NotImplementedError(f"A {self.title} is not trained here.")
 
     @classmethod
     @names_folder
@@ -122,7 +226,7 @@ class SavedDrafter(NamedDrafter, ABC):
             if self.has_tokenizer:
                 tokenizer.save_pretrained(folder)
             self.check_folder(folder)
-            return push_drafter(folder, repo_id, self.card_fields(folder), **kwargs)
+            return push_drafter(folder, repo_id, card_fields(type(self), folder), **kwargs)
 
     @classmethod
     def check_folder(cls, folder: Path) -> None:
@@ -134,53 +238,3 @@ class SavedDrafter(NamedDrafter, ABC):
         """
         check_files(folder, cls.has_tokenizer)
         tensor_names(folder)
-
-    @classmethod
-    def card_fields(cls, folder: Path) -> CardFields:
-        """Collect the fields of its model card that are its own."""
-        config = read_config(folder)
-        provenance = provenance_of(config)
-        return CardFields(
-            template=cls.template,
-            library_name="transformers" if cls.has_tokenizer else "hf-paradraft",
-            relation="finetune",
-            base_model=provenance["training"].get(cls.made_from),
-            methods=(cls.kind,),
-            provenance=provenance,
-            values={"config": config, "title": cls.title, "about": cls.about},
-        )
-
-    @classmethod
-    def describe(cls, folder: Path) -> list[tuple[str, Any]]:
-        """Describe a folder with at least its config, as (name, value) pairs."""
-        config, names = read_config(folder), names_in(folder)
-        return [
-            ("kind", identify(config, names) or cls.title),
-            *cls.details(config, names),
-            ("trained for", provenance_of(config)["training"].get("target") or "not recorded"),
-            ("fits", cls.fits),
-        ]
-
-    @classmethod
-    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List the kind's own part of `describe`, as (name, value) pairs.
-
-        Args:
-            config: of `config.json`.
-            names: of all tensors; none where the weights are elsewhere.
-        """
-        return []
-
-    @classmethod
-    def adopt(cls, target: PreTrainedModel, assistant: object) -> Drafter | None:
-        """The drafter of this kind that a model given as `assistant_model` is for `target`; None: it is none."""
-        return None
-
-    @classmethod
-    def export(cls, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
-        """Write a folder for another engine; arguments as for `integration.export.export`.
-
-        Raises:
-            ValueError: no other engine has such a drafter.
-        """
-        raise ValueError(f"A {cls.title} is of use in transformers alone, and there as it is: {engine} has nothing of the kind.")

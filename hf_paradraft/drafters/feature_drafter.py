@@ -15,17 +15,17 @@ from ..decoding.features import layers_of
 from ..decoding.target_head import TargetHead, final_norm, final_scale, finished
 from ..protocol import Drafting, SpeculationConfig
 from ..protocol.drafter import FeatureKey
+from .drafter import SavedDrafter
 from .formats.files import offset_tables, vocabulary_of
 from .formats.identify import kind_in
 from .formats.speculators import proposal
-from .module import ModuleDrafter
 from .pairs import pair
 
 logger = logging.get_logger(__name__)
 PADDING = 512  # rows by which tables of one vocabulary differ, padded to this or that multiple
 
 
-class FeatureDrafter(ModuleDrafter):
+class FeatureDrafter(nn.Module, SavedDrafter):
     """A network that reads features of a target, and shares its embedding and head where it has none of its own.
 
     Attributes:
@@ -99,13 +99,6 @@ class FeatureDrafter(ModuleDrafter):
         super().check_folder(folder)
         cls.read_folder(folder)
 
-    @classmethod
-    def export(cls, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
-        """Implement `SavedDrafter.export`, for vLLM; as `feature_export.export`."""
-        from .feature_export import export  # training's packages
-
-        return export(cls, folder, output, engine, target)
-
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast as a module, but for rotary tables: bf16 is off by radians after some hundred tokens."""
         computed = [part for name, part in self.named_modules() if name.endswith(("rotary_emb", "embedding"))]  # Gemma scales it
@@ -114,6 +107,16 @@ class FeatureDrafter(ModuleDrafter):
         for part, name, buffer in exact:
             setattr(part, name, buffer.to(self.device))
         return self
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its weights."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its weights."""
+        return next(self.parameters()).dtype
 
     @property
     def num_guesses(self) -> int:

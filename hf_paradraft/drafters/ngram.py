@@ -6,11 +6,10 @@ from transformers import PreTrainedModel
 
 from ..decoding.lookup import PromptLookup, with_copied
 from ..decoding.memory import LONGEST, Memory
-from ..protocol import Draft, Drafting, GuessedTokens, Prefix, SpeculationConfig
-from .variants import NamedDrafter
+from ..protocol import Draft, Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
 
-class NgramDrafter(NamedDrafter):
+class NgramDrafter(Drafter):
     """Copies what followed where the text, or a memory, went like the text's end: the longest match, and of those the newest.
 
     Args:

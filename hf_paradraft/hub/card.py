@@ -37,24 +37,6 @@ class CardFields:
     values: Mapping[str, Any]
 
 
-def provenance_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a config's `paradraft` section, with dicts under `training`, its `acceptance`, and `speculation_config`.
-
-    Whatever else stands there counts as nothing.
-    """
-    section = _named(config.get("paradraft"))
-    training = _named(section.get("training"))
-    if "acceptance" in training:
-        training["acceptance"] = _named(training["acceptance"])
-    if "speculation_config" in section:
-        section["speculation_config"] = _named(section["speculation_config"])
-    return {**section, "training": training}
-
-
-def _named(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
 def _plain(values: Any) -> Any:
     """Numbers and single words: texts of somebody else's config could be anything in a card's Markdown."""
     if isinstance(values, Mapping):

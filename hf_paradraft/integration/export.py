@@ -6,9 +6,13 @@ from pathlib import Path
 import torch
 
 from ..drafters import kind_of_folder
+from ..drafters.feature_drafter import FeatureDrafter
+from ..drafters.pard.model import PardDrafter
 from ..files import local_folder
 from ..training.output import replace_model
 from ..training.target import is_packed, open_model, open_tokenizer
+from .feature_export import export_features
+from .pard_export import export_pard
 
 
 class Engine(StrEnum):
@@ -41,7 +45,12 @@ def export(source: str | Path, output: Path, engine: Engine, target: str | None 
     if is_packed(source):
         return _unpack(source, output)
     folder = local_folder(source, {}, also=("*.bin",))
-    return kind_of_folder(folder).export(folder, output, str(engine), target, pad)
+    kind = kind_of_folder(folder)
+    if issubclass(kind, PardDrafter):
+        return export_pard(kind, folder, output, str(engine), target, pad)
+    if issubclass(kind, FeatureDrafter):
+        return export_features(kind, folder, output, str(engine), target)
+    raise ValueError(f"A {kind.title} is of use in transformers alone, and there as it is: {engine} has nothing of the kind.")
 
 
 def _unpack(source: str | Path, output: Path) -> str:

@@ -19,7 +19,7 @@ from .. import protocol
 from ..decoding import loop, pearl
 from ..decoding.begin import NOTES, Notes
 from ..decoding.checks import Refused, check_drafter
-from ..drafters import KINDS
+from ..drafters.ppd.model import PpdDrafter
 from ..names import (
     CACHE_NAMES,
     WRAPPED,
@@ -75,8 +75,7 @@ class _Set:
 def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | None:
     """The assistant if it is a drafter, or the drafter that it is for this target; else None."""
     assistant = assistant.drafter if isinstance(assistant, _Set) else assistant
-    adopted = (kind.adopt(target, assistant) for kind in KINDS)
-    if (drafter := next((candidate for candidate in adopted if candidate is not None), None)) is not None:
+    if (drafter := PpdDrafter.adopt(target, assistant)) is not None:
         return drafter
     return assistant if is_drafter(assistant) else None
 

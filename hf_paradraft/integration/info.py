@@ -13,6 +13,10 @@ from huggingface_hub.errors import HFValidationError, HTTPError
 from safetensors.torch import save_file
 
 from ..drafters import kind_of_folder
+from ..drafters.drafter import SavedDrafter
+from ..drafters.formats.files import names_in
+from ..drafters.formats.identify import identify
+from ..drafters.formats.values import provenance_of
 from ..drafters.mtp.model import MtpDrafter
 from ..files import names_folder, read_json
 
@@ -67,8 +71,21 @@ def describe(repo_or_dir: str) -> list[tuple[str, Any]]:
 def _described(folder: Path) -> list[tuple[str, Any]]:
     """A drafter's folder; or a target's, if it brings MTP layers."""
     try:
-        return kind_of_folder(folder).describe(folder)
+        kind = kind_of_folder(folder)
     except ValueError:
         if not (brought := MtpDrafter.describe_target(folder)):
             raise
         return brought
+    return describe_kind(kind, folder)
+
+
+def describe_kind(kind: type[SavedDrafter], folder: Path) -> list[tuple[str, Any]]:
+    """Describe the folder of a drafter of this kind, as (name, value) pairs; its config is enough."""
+    config, names = kind.read_description(folder), names_in(folder)
+    made_for = provenance_of(config)["training"].get("target") or config.get("base_model_name_or_path")
+    return [
+        ("kind", identify(config, names) or kind.title),
+        *kind.details(config, names),
+        ("trained for", made_for or "not recorded"),
+        ("fits", kind.fits),
+    ]

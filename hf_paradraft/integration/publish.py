@@ -6,6 +6,7 @@ from typing import Any
 from huggingface_hub import CommitInfo
 
 from ..drafters import kind_of_folder
+from ..drafters.card import card_fields
 from ..hub.push import push_drafter
 
 
@@ -24,4 +25,4 @@ def push_folder(folder: str | Path, repo_id: str, **kwargs: Any) -> CommitInfo:
     folder = Path(folder)
     kind = kind_of_folder(folder)
     kind.check_folder(folder)
-    return push_drafter(folder, repo_id, kind.card_fields(folder), **kwargs)
+    return push_drafter(folder, repo_id, card_fields(kind, folder), **kwargs)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
@@ -93,6 +93,8 @@ class Drafter:
     """A drafter, as the loop of this library takes it for `assistant_model`.
 
     Attributes:
+        kind: its name, as in `paradraft train NAME` and in benchmarks; "" for one that is not measured there.
+        title: for people.
         speculation_config: how the engine uses it.
         last_stats: of the last `generate` call it assisted, or None.
         name_or_path: where its tokenizer lies, if it has one of its own.
@@ -104,6 +106,8 @@ class Drafter:
         apart: the same drafter in a process of its own, which drafts while the target verifies (PEARL); None: there is none.
     """
 
+    kind: ClassVar[str] = ""
+    title: ClassVar[str] = "drafter"
     speculation_config: SpeculationConfig
     last_stats: SpeculationStats | None = None
     name_or_path: str = ""

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..files import names_folder
+from ..files import names_folder, refuse_missing
 from ..names import find_adapter_config_file
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.*", "tokenizer_config.json")
@@ -114,23 +114,6 @@ def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreT
     if not adapted:
         refuse_missing(info, type(model).__name__, name)
     return model.eval()
-
-
-def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:
-    """Refuse a model some of whose weights were not there: they would be random numbers.
-
-    Args:
-        info: from `from_pretrained(…, output_loading_info=True)`.
-        name, folder: of its class, and where it lies.
-
-    Raises:
-        OSError: weights are missing.
-    """
-    if missing := sorted(info["missing_keys"]):
-        raise OSError(
-            f"The {name} in {folder} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, …): the download or "
-            "the conversion is incomplete."
-        )
 
 
 @contextmanager

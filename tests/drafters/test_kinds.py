@@ -17,7 +17,10 @@ from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_noise_ad
 from transformers import AutoModelForCausalLM
 
 import hf_paradraft
+from hf_paradraft.bench.variants import variants_of
 from hf_paradraft.drafters import KINDS, kind_of_folder
+from hf_paradraft.drafters.card import card_fields
+from hf_paradraft.integration.info import describe_kind
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
 TARGETS = {name: tiny_model(name) for name in NAMES}
@@ -123,9 +126,9 @@ def test_every_kind_saves_a_folder_that_is_recognised(name, tmp_path):
     kind = kind_of_folder(folder)
     assert kind.kind == drafter.kind == hf_paradraft.AutoDrafter.from_pretrained(folder).kind == name
     kind.check_folder(folder)
-    assert dict(kind.describe(folder))["kind"]
-    assert kind.card_fields(folder).template.endswith(".jinja")
-    for variant in drafter.variants((2,), (6, "auto")):
+    assert dict(describe_kind(kind, folder))["kind"]
+    assert card_fields(kind, folder).template.endswith(".jinja")
+    for variant in variants_of(drafter, (2,), (6, "auto")):
         assert variant.name.startswith(name)
 
 

@@ -10,6 +10,7 @@ from tiny import MASK, VOCAB, make_tokenizer, near_copy, pard_folder, tiny_model
 
 import hf_paradraft
 from hf_paradraft.drafters import kind_of_folder
+from hf_paradraft.integration.info import describe_kind
 from hf_paradraft.training.vocabulary import most_frequent
 
 TARGET = tiny_model("llama", num_hidden_layers=4, dtype=torch.float32)
@@ -83,7 +84,7 @@ def test_pard2_saved_again(tmp_path):
     assert torch.equal(again.projection.weight, tensors["target_proj.weight"])
     assert again.projection.scale == 0.3
     assert again.config.spd_type == "pard2"
-    assert dict(kind_of_folder(tmp_path / "second").describe(tmp_path / "second"))["kind"] == "PARD-2 drafter"
+    assert dict(describe_kind(kind_of_folder(tmp_path / "second"), tmp_path / "second"))["kind"] == "PARD-2 drafter"
 
 
 def test_pard2_on_the_hub(hub, tmp_path):

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from hf_paradraft import AutoDrafter, SpeculationConfig, UnoDrafter
 from hf_paradraft.drafters.uno.adapter import noise_at
+from hf_paradraft.integration.info import describe_kind
 from hf_paradraft.names import with_cache
 from hf_paradraft.protocol.drafter import KeyValues
 
@@ -100,7 +101,7 @@ def test_saved_and_loaded(tmp_path):
         one.attach(target)
     features = features_behind(target, ids)
     assert torch.equal(again.draft_logits(ids, features, 3), drafter.draft_logits(ids, features, 3))
-    assert ("rank", 4) in UnoDrafter.describe(tmp_path)
+    assert ("rank", 4) in describe_kind(UnoDrafter, tmp_path)
     (tmp_path / "paradraft.json").unlink()  # as others publish it, an adapter does not say whose it is
     with pytest.raises(ValueError, match=r"UnoDrafter\.from_pretrained if it is UNO's"):
         AutoDrafter.from_pretrained(tmp_path)

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_paradraft
 from hf_paradraft.bench import Prompt, Settings, bench, drafted, plain, records
+from hf_paradraft.bench.variants import Variant
 from hf_paradraft.decoding.latency import measure
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.pard.training import PardTrainer
-from hf_paradraft.drafters.variants import Variant
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator
 
 pytestmark = [

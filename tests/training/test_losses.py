@@ -19,6 +19,7 @@ def test_losses_are_their_formulas():
     wrong = -q[[0, 1], LABELS].log()
     rejected = 1 - torch.minimum(P, q).sum(-1)
     torch.testing.assert_close(cross_entropy(LOGITS, LABELS), wrong)
+    assert cross_entropy(LOGITS, torch.tensor([1, -100])).tolist() == [wrong[0].item(), 0.0]
     torch.testing.assert_close(rejection(LOGITS, P), rejected)
     torch.testing.assert_close(mixed("ce", LOGITS, LABELS, rejected), wrong)
     torch.testing.assert_close(mixed("tv", LOGITS, LABELS, rejected), 0.1 * wrong + 0.9 * rejected)

@@ -13,16 +13,14 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, PreTrainedMo
 from ...decoding.cache import RaggedCache
 from ...decoding.features import layers_of
 from ...decoding.tree_attention import additive
-from ...files import tensor_names
-from ...hub.card import provenance_of
+from ...files import refuse_missing, tensor_names
 from ...names import DynamicLayer
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
-from ...training.target import refuse_missing
 from ...whole_files import write_json
 from ..drafter import SavedDrafter
 from ..feature_drafter import PADDING
-from ..formats.values import read_config
+from ..formats.values import provenance_of, read_config
 from ..pairs import last_target, pair, remember_target
 from ..reading import logits_behind
 from .drafting import Gemma4Drafting

@@ -85,7 +85,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         return {**self.config.to_diff_dict(), **said, "dtype": str(self.dtype).removeprefix("torch.")}, tensors
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `ModuleDrafter.contents`: no other engine reads its layout."""
+        """Implement `SavedDrafter.contents`: no other engine reads its layout."""
         return self.written()
 
     @classmethod

@@ -6,8 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ...files import INDEX, WHOLE
-from ...training.target import refuse_missing
+from ...files import INDEX, WHOLE, refuse_missing
 
 
 def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict) -> Any:

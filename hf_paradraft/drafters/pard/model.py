@@ -14,20 +14,18 @@ from torch import LongTensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...files import tensor_names
-from ...hub.card import provenance_of
 from ...names import MODEL_FOR_CAUSAL_LM_MAPPING
-from ...protocol import Drafter, Drafting, SpeculationConfig
+from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..causal import CausalRows, check_drafts, logits_after
 from ..drafter import SavedDrafter
 from ..formats.files import names_in
 from ..formats.identify import PARD2, identify, refuse_foreign
-from ..formats.values import read_config, transformers_config
+from ..formats.values import provenance_of, read_config, transformers_config
 from ..pairs import last_target, remember_target
 from ..reading import ReadingDrafting
 from .assistant import StockAssistant
 from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
-from .export import export
 from .load import load_whole
 from .pard2 import FILE, ProjectedFeatures, Projection
 
@@ -170,20 +168,8 @@ class PardDrafter(StockAssistant, SavedDrafter):
             ("drafts K", options.get("num_draft_tokens", 12)),
         ]
 
-    def untrained(self) -> Drafter:
-        """A drafter of the same shape, dtype and place with random weights."""
-        torch.manual_seed(0)
-        kind: Any = type(self)
-        fresh = kind(self.config)
-        return PardDrafter.from_causal_lm(fresh.to(self.device, self.dtype).eval(), self.mask_token_id)
-
-    @classmethod
-    def export(cls, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
-        """Export it for another engine."""
-        return export(cls, folder, output, engine, target, pad)
-
     @property
-    def paradraft(self) -> dict[str, Any]:
+    def paradraft(self) -> dict[str, Any]:  # type: ignore[override]
         """The library's section of `config.json`: how to use the drafter, how it was trained, its measurements."""
         section = getattr(self.config, "paradraft", None)
         return section if isinstance(section, dict) and section.get("kind", "pard") == "pard" else {}

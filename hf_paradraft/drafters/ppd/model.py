@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ from transformers.utils import logging
 from ...decoding.checks import Refused
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import names_of, read_json
-from ...hub.card import CardFields, provenance_of
 from ...names import cache_in
 from ...notes import notes_on
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
+from ..card import ADAPTER, RECORD
 from ..drafter import SavedDrafter
 from ..pairs import last_target, remember_target
-from ..variants import Variant
 from .config import PpdConfig, read_adapter
 from .drafting import PpdDrafting, default_rows, tree_rows
 from .prompted import PromptedDrafter
@@ -45,6 +43,9 @@ class PpdDrafter(SavedDrafter):
 
     kind = "ppd"
     title = "PPD adapter"
+    template = "ppd.jinja"
+    made_from = "base_model"
+    is_adapter = True
     fits = "transformers with hf_paradraft and PEFT"
     training_options = "PpdTraining"
     guesses_in_target = True
@@ -57,8 +58,8 @@ class PpdDrafter(SavedDrafter):
     @classmethod
     def recognises(cls, folder: Path) -> bool:
         """Any adapter's, unless a record beside it names another kind; one of PEFT's other kinds is refused by name."""
-        record = folder / "paradraft.json"
-        if not (folder / "adapter_config.json").exists():
+        record = folder / RECORD
+        if not (folder / ADAPTER).exists():
             return False
         return not record.exists() or read_json(record).get("kind", cls.kind) == cls.kind
 
@@ -125,34 +126,19 @@ class PpdDrafter(SavedDrafter):
         names_of(folder / "adapter_model.safetensors")
 
     @classmethod
-    def card_fields(cls, folder: Path) -> CardFields:
-        """Implement `SavedDrafter.card_fields`, of an adapter."""
-        config = read_adapter(folder)
-        record = folder / "paradraft.json"
-        provenance = provenance_of({"paradraft": read_json(record)} if record.exists() else config)
-        return CardFields(
-            template="ppd.jinja",
-            library_name="peft",
-            relation="adapter",
-            base_model=provenance["training"].get("base_model") or config.get("base_model_name_or_path"),
-            methods=(cls.kind,),
-            provenance=provenance,
-            values={"config": config},
-        )
+    def read_description(cls, folder: Path) -> dict[str, Any]:
+        """Read the adapter's config, with what it leaves to defaults."""
+        read_adapter(folder)
+        return PpdConfig.from_pretrained(str(folder)).to_dict()
 
     @classmethod
-    def describe(cls, folder: Path) -> list[tuple[str, Any]]:
-        """Describe a folder with at least an `adapter_config.json`, as (name, value) pairs."""
-        read_adapter(folder)
-        adapter = PpdConfig.from_pretrained(str(folder))
-        first = adapter.accuracy and ", ".join(f"{100 * row[0]:.0f} %" for row in adapter.accuracy)
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """List its prompts' numbers and calibration."""
+        first = config.get("accuracy") and ", ".join(f"{100 * row[0]:.0f} %" for row in config["accuracy"])
         return [
-            ("kind", "PPD adapter (prompt tokens)"),
-            ("base model", adapter.base_model_name_or_path or "not recorded"),
-            ("prompt tokens", f"{adapter.num_prompt_tokens} × {adapter.num_ensembles}"),
-            ("base's embedding", f"{adapter.vocab_size} × {adapter.hidden_size}"),
+            ("prompt tokens", f"{config['num_prompt_tokens']} × {config['num_ensembles']}"),
+            ("base's embedding", f"{config['vocab_size']} × {config['hidden_size']}"),
             ("right, by distance", first or "not calibrated"),
-            ("fits", cls.fits),
         ]
 
     @classmethod
@@ -167,12 +153,6 @@ class PpdDrafter(SavedDrafter):
         if key not in drafters or drafters[key][0] is not prompts:
             drafters[key] = prompts, cls.from_model(assistant) if itself else PromptedDrafter(assistant)
         return drafters[key][1]
-
-    def variants(self, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
-        """One tree, of the size that is best here, or of 15 rows."""
-        size: TreeSize = "auto" if self.config.accuracy is not None else 15
-        name = size if size == "auto" else f"n{size}"
-        return [Variant(f"ppd-{name}", self, SpeculationConfig(self.config.num_prompt_tokens, size))]
 
     def attach(self, target: PreTrainedModel) -> None:
         """Refuse a model that the prompts were not trained on, or that they cannot ride along in.

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from peft import PeftModel
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
-from ...protocol import Drafting, SpeculationConfig
-from ...protocol.config import TreeSize
+from ...protocol import Drafter, Drafting, SpeculationConfig
 from ..causal import CausalRows, check_drafts, logits_after
 from ..reading import ReadingDrafting
-from ..variants import NamedDrafter, Variant
 from .tuner import prompt_embedding
 
 
-class PromptedDrafter(NamedDrafter):
+class PromptedDrafter(Drafter):
     """Guesses m + 1 tokens in one forward, as PARD does, with an adapter's prompts in the place of masks.
 
     `assistant_model=PeftModel.from_pretrained(small, adapter)` makes one by itself; make it here to change its options.
@@ -44,7 +40,7 @@ class PromptedDrafter(NamedDrafter):
             raise ValueError(f"As a drafter's, a PPD adapter has one embedding per prompt token, not {config.num_ensembles}.")
         # Ids of the prompts, in their order; the first one also stands for ids that the model lacks.
         self.prompts = [embedding.num_embeddings + index for index in range(config.num_prompt_tokens)]
-        self.speculation_config = speculation_config or SpeculationConfig(len(self.prompts) + 1)
+        self.speculation_config = speculation_config or SpeculationConfig(self.most_drafts)
         self.config, self.name_or_path = self.model.config, self.model.name_or_path
 
     @property
@@ -59,10 +55,10 @@ class PromptedDrafter(NamedDrafter):
             "in, or custom_generate=speculative_decoding."
         )
 
-    def variants(self, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
-        """A tree of all that its prompts guess."""
-        length = len(self.prompts) + 1
-        return [Variant(f"{self.kind}-k{length}-n12", self, SpeculationConfig(length, 12))]
+    @property
+    def most_drafts(self) -> int:  # type: ignore[override]
+        """All that its prompts guess, and one."""
+        return len(self.prompts) + 1
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
@@ -91,8 +87,7 @@ class PromptedDrafter(NamedDrafter):
         Raises:
             ValueError: more is asked for than the prompts guess.
         """
-        most = len(self.prompts) + 1
-        count = num_draft_tokens or most
-        if count > most:
-            raise ValueError(f"num_draft_tokens={count}: {len(self.prompts)} prompt tokens guess {most} at most.")
+        count = num_draft_tokens or self.most_drafts
+        if count > self.most_drafts:
+            raise ValueError(f"num_draft_tokens={count}: {len(self.prompts)} prompt tokens guess {self.most_drafts} at most.")
         return logits_after(self.model, input_ids, self.prompts[: count - 1])

@@ -20,12 +20,12 @@ from ...decoding.cache import RaggedCache
 from ...decoding.features import layers_of
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import names_of, read_json
-from ...hub.card import CardFields, provenance_of
 from ...names import with_cache
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
 from ...whole_files import write_json
 from ..cache import plain_cache
+from ..card import ADAPTER, RECORD
 from ..drafter import SavedDrafter
 from ..layers import StackMasks
 from ..pairs import last_target, pair, remember_target
@@ -33,7 +33,7 @@ from ..reading import logits_behind
 from .adapter import noise_at, with_adapter
 from .drafting import UnoDrafting
 
-WEIGHTS, RECORD = "adapter_model.safetensors", "paradraft.json"
+WEIGHTS = "adapter_model.safetensors"
 DRAFTS = 5
 
 
@@ -53,6 +53,7 @@ class UnoDrafter(SavedDrafter):
     kind = "uno"
     title = "UNO adapter"
     about = "lets the model guess over noise, with LoRA that is on in noise alone, and verify by itself"
+    is_adapter = True
     fits = "transformers with hf_paradraft and PEFT, SGLang"
 
     def __init__(self, config: LoraConfig, tensors: dict[str, Tensor], speculation_config: SpeculationConfig | None = None):
@@ -65,7 +66,7 @@ class UnoDrafter(SavedDrafter):
     def recognises(cls, folder: Path) -> bool:
         """By the record beside it: any LoRA adapter looks like it."""
         record = folder / RECORD
-        return (folder / "adapter_config.json").exists() and record.exists() and read_json(record).get("kind") == cls.kind
+        return (folder / ADAPTER).exists() and record.exists() and read_json(record).get("kind") == cls.kind
 
     @classmethod
     def load_folder(cls, folder: Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> UnoDrafter:
@@ -91,7 +92,7 @@ class UnoDrafter(SavedDrafter):
     @classmethod
     def check_folder(cls, folder: Path) -> None:
         """Refuse a folder that is not a whole LoRA adapter, or one that changes more than noise."""
-        config = read_json(folder / "adapter_config.json")
+        config = read_json(folder / ADAPTER)
         if config.get("peft_type") != "LORA":
             raise ValueError(f"{folder} is a PEFT adapter of type {config.get('peft_type')}, and UNO's are of type LORA.")
         changed = [name for name in ("modules_to_save", "trainable_token_indices", "alora_invocation_tokens") if config.get(name)]
@@ -109,30 +110,9 @@ class UnoDrafter(SavedDrafter):
         write_json(folder / RECORD, {"kind": self.kind, "speculation_config": asdict(self.speculation_config)})
 
     @classmethod
-    def card_fields(cls, folder: Path) -> CardFields:
-        """Implement `SavedDrafter.card_fields`, of an adapter."""
-        config, record = read_json(folder / "adapter_config.json"), read_json(folder / RECORD)
-        provenance = provenance_of({"paradraft": record})
-        return CardFields(
-            template=cls.template,
-            library_name="peft",
-            relation="adapter",
-            base_model=config.get("base_model_name_or_path"),
-            methods=(cls.kind,),
-            provenance=provenance,
-            values={"config": config, "title": cls.title, "about": cls.about},
-        )
-
-    @classmethod
-    def describe(cls, folder: Path) -> list[tuple[str, Any]]:
-        """Describe a folder with at least an `adapter_config.json`, as (name, value) pairs."""
-        config = read_json(folder / "adapter_config.json")
-        return [
-            ("kind", f"{cls.title} (LoRA that is on in noise alone)"),
-            ("base model", config.get("base_model_name_or_path") or "not recorded"),
-            ("rank", config.get("r", "?")),
-            ("fits", cls.fits),
-        ]
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """List its rank."""
+        return [("rank", config.get("r", "?"))]
 
     def eval(self) -> Self:
         """Itself: drafting knows no training mode."""

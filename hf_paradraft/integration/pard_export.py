@@ -13,17 +13,17 @@ from typing import Any
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from ...files import FILES
-from ...training.target import config_of, refuse_packed
-from ..formats.files import unpickled
-from ..formats.values import read_config
-from .pard2 import FILE, PICKLE
+from ..drafters.formats.files import unpickled
+from ..drafters.formats.values import read_config
+from ..drafters.pard.pard2 import FILE, PICKLE
+from ..files import FILES
+from ..training.target import config_of, refuse_packed
 
 # vLLM takes a drafter for another kind if one of these is in its path.
 MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
 
 
-def export(pard: Any, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
+def export_pard(pard: Any, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
     """Export a PARD drafter, or a PARD-2 one, whose pickled projection becomes safetensors."""
     if engine == "vllm" and (wrong := next((word for word in MISREAD if word in str(output.resolve()).lower()), None)):
         raise ValueError(f"vLLM takes a drafter with {wrong!r} in its path for one of another kind: choose another folder.")

@@ -16,7 +16,7 @@ from ..training.target import open_model
 KINDS = ("dflash", "dspark", "eagle3")  # that vLLM reads in the speculators layout
 
 
-def export(kind: Any, folder: Path, output: Path, engine: str, target: str | None) -> str:
+def export_features(kind: Any, folder: Path, output: Path, engine: str, target: str | None) -> str:
     """Write a drafter that guesses fewer tokens than its target, with the rows of the target's head that it guesses by.
 
     Without them vLLM takes the target's whole head, and the drafter's ids for rows of it: then nothing is accepted.

@@ -1,0 +1,34 @@
+"""The card of a kind's folder: what it was made from, how it is used, how it was trained."""
+
+from pathlib import Path
+from typing import Any
+
+from ..files import read_json
+from ..hub.card import CardFields
+from .formats.values import provenance_of
+
+ADAPTER, RECORD = "adapter_config.json", "paradraft.json"  # of adapters, whose configs are PEFT's
+
+
+def card_fields(kind: Any, folder: Path) -> CardFields:
+    """Collect the fields of a model card that are the drafter's own.
+
+    Args:
+        kind: class of the drafter.
+        folder: of a whole one.
+
+    Raises:
+        OSError, ValueError: a damaged file.
+    """
+    config, record = kind.read_description(folder), folder / RECORD
+    provenance = provenance_of({"paradraft": read_json(record)} if kind.is_adapter and record.exists() else config)
+    base = provenance["training"].get(kind.made_from)
+    return CardFields(
+        template=kind.template,
+        library_name="peft" if kind.is_adapter else "transformers" if kind.has_tokenizer else "hf-paradraft",
+        relation="adapter" if kind.is_adapter else "finetune",
+        base_model=base or (config.get("base_model_name_or_path") if kind.is_adapter else None),
+        methods=(kind.kind,),
+        provenance=provenance,
+        values={"config": config, "title": kind.title, "about": kind.about},
+    )

@@ -1,0 +1,69 @@
+"""A model with prompt tokens as the drafter of another one."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lossless import assert_lossless
+from peft import get_peft_model
+from tiny import EOS, tiny_model, with_prompts
+
+import hf_paradraft
+from hf_paradraft.drafters.ppd import PpdConfig
+from hf_paradraft.drafters.ppd.model import PpdDrafter
+
+NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
+
+TARGETS = {name: tiny_model(name) for name in NAMES}
+
+
+def adapter_for(name, m=3, e=1, calibrated=False):
+    drafter = PpdDrafter.from_model(with_prompts(tiny_model(name), m, e, calibrated))
+    drafter.speculation_config.never_slower = False
+    return drafter
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(NAMES),
+    st.lists(st.lists(st.integers(1, EOS - 1), min_size=4, max_size=4), min_size=1, max_size=3),
+    st.integers(1, 4),
+    st.sampled_from([None, 6]),
+)
+def test_a_prompted_model_drafts_for_another(name, prompts, m, tree_size):
+    torch.manual_seed(1)
+    small = get_peft_model(tiny_model(name), PpdConfig(num_prompt_tokens=m))
+    drafter = hf_paradraft.PromptedDrafter(small, hf_paradraft.SpeculationConfig(m + 1, tree_size=tree_size, never_slower=False))
+    ids = torch.tensor(prompts)
+    target = TARGETS["llama"]
+    options = {"do_sample": False, "max_new_tokens": 20, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+    assert_lossless(target, drafter, ids, **options)
+    assert_lossless(target, small, ids, **options)
+
+
+def test_prompts_guess_behind_the_models_own_guess(prompt):
+    """A drafter that is the target itself is right at distance 1, always."""
+    base = tiny_model()
+    drafter = hf_paradraft.PromptedDrafter(
+        get_peft_model(tiny_model(), PpdConfig()), hf_paradraft.SpeculationConfig(4, never_slower=False)
+    )
+    base.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
+    assert drafter.last_stats.acceptance_by_position[0] == 1.0
+
+
+def test_prompted_models_that_cannot_draft():
+    with pytest.raises(ValueError, match="one embedding per prompt"):
+        hf_paradraft.PromptedDrafter(get_peft_model(tiny_model(), PpdConfig(num_ensembles=2)))
+
+
+@pytest.mark.parametrize("num_draft_tokens", [2, 6])
+def test_an_adapter_changed_under_its_drafter_is_refused(prompt, num_draft_tokens):
+    model = get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=3))
+    model.add_adapter("other", PpdConfig(num_prompt_tokens=1))
+    drafter = hf_paradraft.PromptedDrafter(model, hf_paradraft.SpeculationConfig(num_draft_tokens))
+    model.set_adapter("other")
+    with pytest.raises(ValueError, match="make it anew"):
+        TARGETS["llama"].generate(prompt, max_new_tokens=4, assistant_model=drafter)
+    with model.disable_adapter(), pytest.raises(ValueError, match="make it anew"):
+        TARGETS["llama"].generate(prompt, max_new_tokens=4, assistant_model=drafter)
