@@ -1,5 +1,7 @@
 """Render the embedded family's card, the tables of README and docs, and the command line's page: `make card`."""
 
+import html
+import inspect
 import json
 import re
 import subprocess
@@ -9,6 +11,8 @@ from typing import Any
 
 from jinja2 import Template
 
+import hf_paradraft
+from hf_paradraft import training
 from hf_paradraft.report.tables import markdown
 
 HERE = Path(__file__).parent
@@ -82,26 +86,42 @@ def measurements_with_tables(page: str) -> str:
     return page
 
 
-def command_line() -> str:
-    """Every command's help."""
-    command = [
-        sys.executable,
-        "-m",
-        "typer",
-        "hf_paradraft.cli",
-        "utils",
-        "docs",
-        "--name",
-        "paradraft",
-        "--title",
-        "Command line",
+def command_line() -> dict[str, str]:
+    """Every command's help, a page for each, by its name; `command-line` lists them."""
+    command = [sys.executable, "-m", "typer", "hf_paradraft.cli", "utils", "docs", "--name", "paradraft"]
+    text = html.unescape(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    top, *parts = re.split(r"^##+ `paradraft ([\w -]+)`\n", text, flags=re.M)
+    pages = dict(zip(parts[::2], parts[1::2], strict=True))
+    rows = [f"| [`{name}`](commands/{name.replace(' ', '-')}.md) | {page.strip().splitlines()[0]} |" for name, page in pages.items()]
+    usage = top.split("**Commands**")[0].split("\n", 1)[1].strip()
+    listed = "\n".join(["# Command line", "", usage, "", "| `paradraft …` | |", "|---|---|", *rows])
+    return {
+        "command-line": listed + "\n",
+        **{f"commands/{name.replace(' ', '-')}": f"# paradraft {name}\n\n{page.strip()}\n" for name, page in pages.items()},
+    }
+
+
+def api() -> dict[str, str]:
+    """What the package gives, a page for each name; `api` lists them."""
+    pages, rows = {}, []
+    for name in sorted({*hf_paradraft.__all__} - {"training"}):
+        line = inspect.getdoc(getattr(hf_paradraft, name)).splitlines()[0]
+        rows.append(f"| [`{name}`](api/{name}.md) | {line} |")
+        options = "    options: {show_root_heading: false, show_root_toc_entry: false, show_source: false, heading_level: 2}"
+        pages[f"api/{name}"] = (
+            f"# {name}\n\n```pycon\n>>> from hf_paradraft import {name}\n```\n\n::: hf_paradraft.{name}\n{options}\n"
+        )
+    rows += [
+        f"| `training.{name}` | {inspect.getdoc(getattr(training, name)).splitlines()[0]} |" for name in training.__all__
     ]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() + "\n"
+    listed = "\n".join(["# API", "", "| `from hf_paradraft import …` | |", "|---|---|", *rows])
+    return {"api": listed + "\n", **pages}
 
 
 if __name__ == "__main__":
     (HERE / "embedded-family.md").write_text(render_card())
-    (HERE.parent / "docs" / "reference" / "command-line.md").write_text(command_line())
+    for name, page in {**command_line(), **api()}.items():
+        (HERE.parent / "docs" / "reference" / f"{name}.md").write_text(page)
     readme = HERE.parent / "README.md"
     readme.write_text(readme_with_speeds(readme.read_text()))
     for file in MEASUREMENTS.glob("*.md"):

@@ -37,8 +37,14 @@ def test_every_table_is_shown(render):
     assert [name for name in names if f"<!-- table {name} -->" not in shown] == []
 
 
-def test_the_command_lines_page_is_fresh(render):
-    assert (ROOT / "docs" / "reference" / "command-line.md").read_text() == render["command_line"]()
+@pytest.mark.parametrize(("made", "top"), [("command_line", "commands"), ("api", "api")])
+def test_pages_of_reference_are_fresh(made, top, render):
+    pages, folder = render[made](), ROOT / "docs" / "reference"
+    assert {f"{top}/{page.stem}" for page in (folder / top).glob("*.md")} == {name for name in pages if "/" in name}
+    for name, page in pages.items():
+        assert (folder / f"{name}.md").read_text() == page
+        assert "&#" not in page
+        assert "&gt;" not in page
 
 
 def test_metadata():
