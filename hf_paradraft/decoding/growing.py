@@ -17,7 +17,10 @@ from .questions import Read
 from .sampling import cut, to_target, warp, widen
 from .trees import ROOT, GrowingTree, draw, possible
 
-WIDTH = 8  # nodes of a sequence that one forward of the drafter reads
+
+def width_on(device: torch.device) -> int:
+    """Return how many nodes of a sequence one forward of the drafter reads at most: on a CPU each further row takes its time."""
+    return 2 if device.type == "cpu" else 8
 
 
 class GrowingDraft:
@@ -67,17 +70,17 @@ class GrowingDraft:
         """List the nodes to read next: all for a head, as many as one forward reads for a drafter."""
         least = log(self.least) if self.least > 0 else -inf
         worth = [node for node in self.tree.unread() if self.tree.scores[node] >= least]
-        return worth if self.guess.extend is None else worth[:WIDTH]
+        return worth if self.guess.extend is None else worth[: width_on(self.guess.logits.device)]
 
     def asked(self, nodes: list[int]) -> tuple[LongTensor, list[int]]:
-        """`nodes` as the drafter's `extend` takes them."""
+        """Record that the drafter reads `nodes` next, and return their tokens and parents as its `extend` takes them."""
         for node in nodes:
             self.indices[node] = len(self.indices) - 1
         tokens = torch.tensor([self.tree.tokens[node] for node in nodes], dtype=torch.long)
         return tokens, [self.indices[self.tree.parents[node]] for node in nodes]
 
     def look(self, nodes: list[int]) -> None:
-        """Children of nodes, which may be the root, from the guesses at hand and the head that looks at their tokens."""
+        """Add the children of nodes or of the root, from the guessed logits and the bias of a head that reads their tokens."""
         if not nodes:
             return
         if self.guess.bias is None:
@@ -109,7 +112,7 @@ class GrowingDraft:
         self.tree.grow(nodes, scores, to_target(ids, self.guess.vocabulary).cpu().numpy())
 
     def _draw(self, nodes: list[int], logits: Tensor) -> None:
-        """Nodes' children, drawn."""
+        """Draw the children of nodes from the drafter's distributions, without replacement."""
         scores = numpy.full((len(nodes), min(self.ranks, self.vocab_size)), -numpy.inf)
         tokens: numpy.ndarray = numpy.zeros(scores.shape, dtype=numpy.int64)
         for index, (node, row) in enumerate(zip(nodes, logits.split(1), strict=True)):
@@ -123,7 +126,7 @@ class GrowingDraft:
         self.tree.grow(nodes, scores, tokens)
 
     def draft(self) -> Draft:
-        """The tree as it is."""
+        """Make a draft of the nodes that are in the tree now."""
         chosen = self.tree.chosen
         index = {ROOT: -1, **{node: number for number, node in enumerate(chosen)}}
         tokens = self.prefix.ids.new_tensor([self.tree.tokens[node] for node in chosen])

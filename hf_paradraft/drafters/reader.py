@@ -18,7 +18,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.utils import logging
 
 from ..decoding.cache import RaggedCache
-from ..decoding.growing import WIDTH
+from ..decoding.growing import width_on
 from ..decoding.tree_attention import attention_windows
 from ..protocol import Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
@@ -51,18 +51,18 @@ class RowModel(ABC):
 
     @abstractmethod
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Inputs `(B, M, hidden)` of tokens `(B, M)`, with what is kept of those before them, `(B, M, F)`; or ids `(B, M)`."""
+        """Make inputs `(B, M, hidden)` of tokens `(B, M)`, with what is kept of those before, `(B, M, F)`; or ids `(B, M)`."""
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
-        """Inputs of the masks behind a text whose last row had `fused` `(B, F)`, as of `text`: `count`, or as many as it has."""
+        """Make inputs of `count` masks, or of all that it has, behind a text whose last row had `fused` `(B, F)`; as `text`."""
         raise NotImplementedError(f"{type(self).__name__} guesses one token at a time.")
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits `(…, V')` of normed states."""
+        """Compute logits `(…, V')` of normed states."""
         raise NotImplementedError(f"{type(self).__name__} has no logits(states), and no forward_rows that does without.")
 
     def run(self, inputs: Tensor, mask: Tensor | dict[str, Tensor] | None, positions: LongTensor, cache: Cache) -> Tensor:
-        """The layers' output `(B, M, hidden)`, normed; the cache grows by M."""
+        """Compute the layers' output `(B, M, hidden)`, normed; the cache grows by M."""
         return run(self.stack, inputs, mask, positions, cache)
 
     def states_behind(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,8 +72,7 @@ class RowModel(ABC):
     def forward_rows(
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor] | None, positions: LongTensor, cache: Cache, count: int
     ) -> tuple[Tensor, Tensor]:
-        """Logits `(B, count, V')` behind the last `count` rows, and states `(B, m, hidden)` of those or more, as nodes are fed
-        with."""
+        """Compute logits `(B, count, V')` of the last `count` rows, and states `(B, m, hidden)` of those or more, for nodes."""
         normed, fed = self.states_behind(self.run(inputs, mask, positions, cache))
         return self.logits(normed[:, -count:]), fed
 
@@ -83,7 +82,7 @@ class RowModel(ABC):
         return torch.zeros((size, width), device=self.stack.device, dtype=self.stack.dtype)
 
     def reads_like(self, other: RowModel) -> bool:
-        """Whether another one's texts may be read beside its own, in one forward."""
+        """Tell whether another one's texts may be read beside its own, in one forward."""
         return other.stack is self.stack
 
     def reader(self, config: SpeculationConfig, max_length: int) -> Any:
@@ -136,7 +135,8 @@ class Reader:
     def __init__(self, model: RowModel, config: SpeculationConfig, max_length: int):
         self.model = model
         self.compiled_width = config.compiled_width  # tokens that such a round reads
-        self.width = 0 if not config.compile else 1 if config.tree_size is None else WIDTH  # nodes, likewise
+        at_once = 1 if config.tree_size is None else width_on(model.stack.device)
+        self.width = at_once if config.compile else 0  # nodes, likewise
         self.num_slots = self.compiled_width and max_length + self.compiled_width * (1 + self.width)
         self.cache: RaggedCache | None = None
         self.starts: list[int] = []  # of each row, the first token that is read
