@@ -10,7 +10,7 @@ from .protocol import Drafter
 
 
 class AutoDrafter:
-    """Loads any drafter by what its files say it is; it is never instantiated."""
+    """A loader of any drafter, by what its files say it is; it is never instantiated."""
 
     def __init__(self):
         raise OSError("AutoDrafter is used through AutoDrafter.from_pretrained(repo_or_dir).")

@@ -45,7 +45,7 @@ def render_chat(
 
 
 def whole_characters(text: str) -> str:
-    """The text itself.
+    """Return a text unchanged, unless it has half a character (a lone surrogate): then refuse it.
 
     Raises:
         ValueError: it has half a character, as JSON may write one, and no tokenizer reads it.
@@ -76,12 +76,12 @@ def sampling(temperature: float) -> dict[str, Any]:
 
 
 def encode_question(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor:
-    """A conversation of one turn, up to where the answer begins: int64 `(1, n)`."""
+    """Encode a conversation of one turn, up to where the answer begins: int64 `(1, n)`."""
     return LongTensor([encode_chat_prompt(tokenizer, [{"role": "user", "content": text}])])
 
 
 def learned_context(model: PreTrainedModel) -> int | None:
-    """How many tokens a model has positions for, where it learned each of them; None where longer texts can be read."""
+    """Look up how many tokens a model has learned position embeddings for; None where longer texts can be read."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     words = model.get_input_embeddings()
     tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding) and part is not words]
@@ -103,13 +103,13 @@ def check_room(model: PreTrainedModel, tokens: int, new: int) -> None:
 
 
 def end_tokens(model: PreTrainedModel) -> list[int]:
-    """Ids that end what a model writes."""
+    """List the ids that end what a model writes."""
     ends = model.generation_config.eos_token_id
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def until_end(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
-    """New tokens up to and with the first that ends them, and whether there is one."""
+    """Cut new tokens off after the first that ends them, and tell whether there is one."""
     last = next((index for index, token in enumerate(ids) if token in ends), None)
     return (ids, False) if last is None else (ids[: last + 1], True)
 

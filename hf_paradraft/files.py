@@ -30,7 +30,7 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[str, ...] = ()) -> Path:
-    """The folder itself, or a downloaded copy of a Hub repository (safetensors only).
+    """Find the folder itself, or download a copy of a Hub repository (safetensors only).
 
     Args:
         repo_or_dir: a folder, or a Hub id `user/name`.
@@ -84,7 +84,7 @@ def names_folder(load: Callable[P, T]) -> Callable[P, T]:
 
 
 def hub_name(name: str | None) -> str | None:
-    """`name` if it can be a repository on the Hub; None for a folder's path, which means nothing to anyone else."""
+    """Return `name` if it can be a repository on the Hub; None for a folder's path, which means nothing to anyone else."""
     if name is None or "/" not in name or Path(name).exists():
         return None
     try:
@@ -95,7 +95,7 @@ def hub_name(name: str | None) -> str | None:
 
 
 def shipped(name: str) -> Path:
-    """A folder that lies beside the package in a clone, and inside it where it is installed."""
+    """Find a folder that lies beside the package in a clone, and inside it where it is installed."""
     inside = Path(__file__).parent / name
     return inside if inside.is_dir() else Path(__file__).parents[1] / name
 
@@ -170,7 +170,7 @@ def tensor_names(folder: Path) -> list[str]:
 
 
 def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
-    """Rows of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
+    """Read the rows of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
 
     Args:
         source: the file or dataset.

@@ -14,7 +14,7 @@ FASTER = 0.8  # of the seconds in float32: less is worth another format
 
 
 def fast_dtype() -> torch.dtype:
-    """bfloat16 on a GPU or a CPU with instructions for it (AMX or AVX-512), else float32."""
+    """Choose bfloat16 on a GPU or a CPU with instructions for it (AMX or AVX-512), else float32."""
     if torch.cuda.is_available() or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
         return torch.bfloat16
     return torch.float32
@@ -22,7 +22,7 @@ def fast_dtype() -> torch.dtype:
 
 @cache
 def trains_in_bf16() -> bool:
-    """Whether a thousand rows are multiplied faster in bfloat16 than in float32.
+    """Tell whether a thousand rows are multiplied faster in bfloat16 than in float32 on this hardware.
 
     A CPU with such instructions is timed, once: a run that is resumed there goes on in the same format.
     """
@@ -40,7 +40,7 @@ def trains_in_bf16() -> bool:
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """Time a product of the size of a training step's: the best of some runs, in seconds."""
+    """Measure the seconds of a matrix product of the size of a training step's: the best of some runs."""
     rows, weight = torch.ones(1024, 512, dtype=dtype), torch.ones(1024, 512, dtype=dtype)
     seconds = []
     for _ in range(5):
@@ -64,7 +64,7 @@ def input_device(model: torch.nn.Module) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name, or the CPU's instruction set and the threads torch uses on it."""
+    """Name the GPU, or the CPU's instruction set and the threads torch uses on it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
@@ -82,7 +82,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes in use at most since the reset: a GPU's allocations, or the process's resident memory on Linux, else None.
+    """Read the most bytes in use since the reset: a GPU's allocations, or the process's resident memory on Linux, else None.
 
     Where the system allows no reset it is the most since the process began.
     """

@@ -92,7 +92,9 @@ def command_line() -> dict[str, str]:
     text = html.unescape(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     top, *parts = re.split(r"^##+ `paradraft ([\w -]+)`\n", text, flags=re.M)
     pages = dict(zip(parts[::2], parts[1::2], strict=True))
-    rows = [f"| [`{name}`](commands/{name.replace(' ', '-')}.md) | {page.strip().splitlines()[0]} |" for name, page in pages.items()]
+    rows = [
+        f"| [`{name}`](commands/{name.replace(' ', '-')}.md) | {page.strip().splitlines()[0]} |" for name, page in pages.items()
+    ]
     usage = top.split("**Commands**")[0].split("\n", 1)[1].strip()
     listed = "\n".join(["# Command line", "", usage, "", "| `paradraft …` | |", "|---|---|", *rows])
     return {
@@ -111,9 +113,7 @@ def api() -> dict[str, str]:
         pages[f"api/{name}"] = (
             f"# {name}\n\n```pycon\n>>> from hf_paradraft import {name}\n```\n\n::: hf_paradraft.{name}\n{options}\n"
         )
-    rows += [
-        f"| `training.{name}` | {inspect.getdoc(getattr(training, name)).splitlines()[0]} |" for name in training.__all__
-    ]
+    rows += [f"| `training.{name}` | {inspect.getdoc(getattr(training, name)).splitlines()[0]} |" for name in training.__all__]
     listed = "\n".join(["# API", "", "| `from hf_paradraft import …` | |", "|---|---|", *rows])
     return {"api": listed + "\n", **pages}
 

@@ -22,7 +22,7 @@ from .variants import Variant, variants_of, with_prompt_lookup
 
 
 class Case(StrEnum):
-    """Questions.
+    """Questions that a benchmark can answer, each by a list of methods.
 
     `methods`: transformers' own methods and ours. `batches`: ours over several prompts at a time. `compiled`: both sides
     compiled, over static caches. `overlap`: drafting while verifying against one after the other, a core each, and with all
@@ -51,7 +51,7 @@ def _untrained(drafter: Drafter) -> Drafter:
 
 
 def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
-    """Chains of one length: each lane on a core, one after the other, at once in one process and in two; and on all cores."""
+    """Make methods of chains of one length: sequential on one core, overlapped in one process or two, sequential on all cores."""
     config = SpeculationConfig(length, None, never_slower=False)
     chain = Variant(f"{name}-chain-k{length}", drafter, config)
     one_core = Variant(f"{name}-chain-k{length}-one-core", drafter, config)
@@ -85,7 +85,7 @@ def methods_of(
     recurrent: bool = False,
     lookup: bool = False,
 ) -> list[Method]:
-    """The methods of a case, the reference first; trees are as deep as the longest chain.
+    """List the methods of a case, the reference first; trees are as deep as the longest chain.
 
     Args:
         case: which.

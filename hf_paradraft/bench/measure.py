@@ -79,7 +79,7 @@ class Measurement:
 
 @dataclass
 class Runner:
-    """Generates with any method.
+    """A runner that generates with any method and measures the call.
 
     Args:
         target: on its device, in its dtype, in evaluation mode.
@@ -94,7 +94,7 @@ class Runner:
     def __call__(
         self, method: Method, batch: Sequence[Prompt], temperature: float, index: int = 0
     ) -> tuple[LongTensor, Measurement]:
-        """One timed call, with the settings' seed: new tokens int64 `(rows, new)`, on the CPU, and all but their equality."""
+        """Measure one call from the settings' seed: new tokens int64 `(rows, new)`, on the CPU, and all but their equality."""
         padding = {} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}
         arguments = {**self._inputs(batch), **sampling(temperature), **padding, "max_new_tokens": self.settings.max_new_tokens}
         forwards = 0
@@ -137,7 +137,7 @@ class Runner:
         return output, measured
 
     def _inputs(self, batch: Sequence[Prompt]) -> dict[str, Tensor]:
-        """Prompts padded on the left, with their mask."""
+        """Pad a batch of prompts on the left, and make its attention mask."""
         ids = [prompt.ids[0] for prompt in batch]
         on_the_left = {"batch_first": True, "padding_side": "left"}
         padded = pad_sequence(ids, padding_value=self.pad_token_id or 0, **on_the_left)
@@ -146,7 +146,7 @@ class Runner:
 
 
 def _batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
-    """In order; a last, smaller one is left out."""
+    """Group prompts into batches of `size`, in order; a last, smaller one is left out."""
     if len(prompts) < size:
         raise ValueError(f"Batches of {size} need as many prompts, but there are {len(prompts)}.")
     return list(zip(*[iter(prompts)] * size, strict=False))
@@ -155,7 +155,7 @@ def _batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
 def _work(
     methods: Sequence[Method], prompts: Sequence[Prompt], settings: Settings
 ) -> Iterator[tuple[int, float, int, Sequence[Prompt], list[Method]]]:
-    """(batch size, temperature, index, batch, methods that can answer it), one after the other."""
+    """Yield (batch size, temperature, index, batch, methods that can answer it), one after the other."""
     for size in settings.batch_sizes:
         able = [method for method in methods if size == 1 or method.batches]
         for temperature in settings.temperatures:
@@ -174,7 +174,7 @@ def bench(
     progress: bool = True,
     enough: Callable[[], bool] = lambda: False,
 ) -> list[Measurement]:
-    """Time every method on every prompt; the first method is the reference.
+    """Measure the time of every method on every prompt; the first method is the reference.
 
     Args:
         target: on its device, in its dtype, in evaluation mode.
@@ -258,7 +258,7 @@ def check_equality(
 
 @contextmanager
 def _in_float32(target: PreTrainedModel) -> Iterator[None]:
-    """For the time of a block; then every parameter has its dtype again, and buffers, which rounding would change, are back."""
+    """Run a block with the target in float32; then restore every parameter's dtype, and buffers, which rounding would change."""
     dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
     buffers = dict(target.named_buffers())
     try:

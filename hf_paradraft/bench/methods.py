@@ -34,7 +34,7 @@ class Method:
 
 
 def plain(compiled: bool = False) -> Method:
-    """`generate` with nothing; or with transformers' own compilation, over a static cache."""
+    """Make the method of plain `generate`; `compiled` is transformers' own compilation, over a static cache."""
     return Method("plain-compiled", _compiled(), batches=True) if compiled else Method("plain", batches=True)
 
 
@@ -45,17 +45,17 @@ def _compiled() -> dict[str, Any]:
 
 
 def prompt_lookup(num_tokens: int = 10) -> Method:
-    """transformers' prompt lookup: drafts are copied from the prompt."""
+    """Make the method of transformers' prompt lookup: drafts are copied from the prompt."""
     return Method("prompt-lookup", {"prompt_lookup_num_tokens": num_tokens})
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for what transformers' assisted generation tells of the arguments that it passes itself."""
+    """Tell whether a log record is other than assisted generation's warning about arguments that it passes itself."""
     return "Passing `generation_config` together" not in record.getMessage()
 
 
 def assisted(parent: PreTrainedModel, num_tokens: int | None, compiled: bool = False) -> Method:
-    """transformers' assisted generation with an autoregressive model.
+    """Make the method of transformers' assisted generation with an autoregressive model.
 
     Args:
         parent: the assistant.
@@ -86,7 +86,7 @@ def assisted(parent: PreTrainedModel, num_tokens: int | None, compiled: bool = F
 
 
 def drafted(variant: Variant, compiled: bool = False) -> Method:
-    """Our loop with one variant of a drafter."""
+    """Make the method of our decoding loop with one variant of a drafter."""
     drafter, config = variant.drafter, replace(variant.config, compile=compiled)
 
     @contextmanager
@@ -103,7 +103,7 @@ def drafted(variant: Variant, compiled: bool = False) -> Method:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many CPU threads inside of the block."""
+    """Use `count` CPU threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -113,7 +113,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def on_cores(method: Method, count: int) -> Method:
-    """The same, with so many CPU threads for as long as a call lasts."""
+    """Copy a method so that its calls use `count` CPU threads."""
     inner = method.using
 
     @contextmanager

@@ -27,14 +27,14 @@ class Question:
 
 @dataclass
 class Prompt:
-    """`ids` int64 `(1, n)`."""
+    """A prompt's category and its tokens, `ids` int64 `(1, n)`."""
 
     category: str
     ids: LongTensor
 
 
 def load_questions(source: str | Path, per_category: int | None = None) -> list[Question]:
-    """Questions of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`; split `test` if none.
+    """Load questions of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`; split `test` if none.
 
     A row has `turns` (Spec-Bench, MT-Bench), `messages`, or one of `prompt`, `question`, `instruction` and `text`; its
     `category`, if there is none, is the source's name.
@@ -86,7 +86,7 @@ def _question(row: Any, name: str, source: str) -> Question:
 def ask(
     questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel, max_new_tokens: int
 ) -> list[Prompt]:
-    """A prompt for every turn; `target` answers the turns before by plain greedy `generate`.
+    """Make a prompt of every turn; `target` answers the turns before by plain greedy `generate`.
 
     Raises:
         ValueError: one has no place in the target's context.
@@ -109,6 +109,6 @@ def ask(
 
 
 def random_prompts(vocab_size: int, count: int = 8, length: int = 48, seed: int = 0) -> list[Prompt]:
-    """Prompts of random tokens: text of no kind."""
+    """Make prompts of random tokens, which are text of no kind."""
     generator = torch.Generator().manual_seed(seed)
     return [Prompt("random tokens", torch.randint(vocab_size, (1, length), generator=generator)) for _ in range(count)]

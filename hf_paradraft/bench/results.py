@@ -36,7 +36,7 @@ def speedups(ours: Sequence[Measurement], plain: Sequence[Measurement]) -> list[
 
 
 def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """One record per method, batch size and temperature.
+    """Summarise measurements as one record per method, batch size and temperature.
 
     Each has `method`, `batch_size`, `temperature`, `tokens`, `seconds` (the sum over prompts of the median over repeats),
     `tokens_per_second`, `speedup` (the mean over categories of the median over prompts), `speedup_quartiles` over all prompts,
@@ -92,7 +92,7 @@ def _tau(entries: Sequence[Measurement]) -> float:
 
 
 def _inside(mine: list[Measurement]) -> dict[str, Any]:
-    """How our own rounds went."""
+    """Compute the acceptance by position of our own rounds, and the shares of drafter, target and engine in their time."""
 
     def added(name: str) -> list[int]:
         return [sum(column) for column in zip_longest(*(getattr(entry, name) for entry in mine), fillvalue=0)]

@@ -17,7 +17,7 @@ class Variant:
 
 
 def with_prompt_lookup(variants: Sequence[Variant]) -> list[Variant]:
-    """The trees among them, with prompt lookup."""
+    """Make a variant with prompt lookup of each variant that drafts trees."""
     trees = [variant for variant in variants if variant.config.tree_size]
     return [Variant(f"{tree.name}-lookup", tree.drafter, replace(tree.config, prompt_lookup=True)) for tree in trees]
 

@@ -56,7 +56,7 @@ def _size(text: str) -> int | str:
 
 
 def _once(values: Iterable) -> tuple:
-    """Each value once, in order: the same method twice would be counted as one."""
+    """Keep each value once, in order: the same method twice would be counted as one."""
     return tuple(dict.fromkeys(values))
 
 

@@ -67,7 +67,7 @@ Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that 
 
 
 def sane_temperature(value: Any) -> Any:
-    """One, several or none; so near to 0 that logits overflow is neither greedy nor sampling.
+    """Refuse a temperature (of one, several or none) so near to 0 that logits overflow: it is neither greedy nor sampling.
 
     Raises:
         typer.BadParameter: one is.
@@ -81,7 +81,7 @@ Temperature = Annotated[float, typer.Option(min=0, callback=sane_temperature, he
 
 
 def open_target(name: str, placement: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal LM and its tokenizer: of a folder, a Hub id, or a `.gguf` file (its weights stay packed where there is a kernel).
+    """Load a causal LM and its tokenizer: of a folder, a Hub id, or a `.gguf` file (kept packed where there is a kernel).
 
     Raises:
         OSError, ValueError: nothing loadable there; of a GGUF file, what is the matter with it.
@@ -176,7 +176,7 @@ def load(
 
 
 def load_public(dtype: Dtype) -> Models:
-    """A public chat model, fetched once, and the drafters for it that come with this library.
+    """Load a public chat model, fetched once, and the drafters for it that come with this library.
 
     Raises:
         OSError: it cannot be fetched.
@@ -190,7 +190,7 @@ def load_public(dtype: Dtype) -> Models:
 
 
 def _family_prompts(parent: PreTrainedModel) -> list[Drafter]:
-    """The embedded family's prompt tokens: its target's, and its small model's, which is copied."""
+    """Load the embedded family's prompt-token drafters: its target's, and its small model's, of which a copy is made."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT 0.21 still asks for it
         prompted = PromptedDrafter(PeftModel.from_pretrained(copy.deepcopy(parent), FAMILY / "ppd-draft"))

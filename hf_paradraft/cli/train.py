@@ -17,7 +17,7 @@ TRAINED = {kind.kind: kind for kind in KINDS if kind.training_options is not Non
 
 
 def _command(name: str) -> TyperCommand:
-    """The command that runs a kind's training."""
+    """Make the command that trains a kind of drafter."""
     from ..training.run import TrainingOptions, options_of, train
 
     kind = options_of(TRAINED[name])
@@ -54,16 +54,16 @@ class Kinds(TyperGroup):
     """The kinds' commands, each made when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names."""
+        """List the names of the kinds that can be trained."""
         return list(TRAINED)
 
     def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
-        """The command of that name."""
+        """Make the command of that name; None if there is no such kind."""
         return _command(cmd_name) if cmd_name in TRAINED else None
 
 
 def _part(*_: Any, **__: Any) -> None:
-    """Several processes part in order: one that just leaves may abort."""
+    """Destroy the process group, if there is one: a process that just leaves may abort."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -42,18 +42,19 @@ def _match(draft: Draft, node: int, token: int) -> tuple[int, int | None]:
 
 
 def greedy(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
-    """The most probable token; a drafted child is accepted when it is that token."""
+    """Choose the target's most probable token; a drafted child is accepted when it is that token."""
     return _match(draft, node, int(scores.argmax()))
 
 
 def drawn(p: Tensor) -> int:
-    """A token of `p`, `(1, V)`."""
+    """Draw a token from the distribution `p`, `(1, V)`."""
     return int(torch.multinomial(p, 1))
 
 
 def sample_match(draft: Draft, node: int, scores: Tensor, draw: Callable[[Tensor], int] = drawn) -> tuple[int, int | None]:
-    """A token drawn from the target; a drafted child is accepted when it is that token. Exact for every draft, even one that
-    knows the draw.
+    """Draw a token from the target's distribution; a drafted child is accepted when it is that token.
+
+    Exact for every draft, even one that knows the draw.
 
     Args:
         draft, node, scores: as for every rule.
@@ -91,7 +92,7 @@ def _drawn_from(rest: Tensor, draft: Draft, node: int, scores: Tensor) -> tuple[
 
 
 def typical(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
-    """A token drawn from the target; `accept` replaces it by a drafted child that is probable enough. Lossy."""
+    """Draw a token from the target's distribution, where `typical_path` accepts no further drafted token. The rule is lossy."""
     return drawn(scores.softmax(-1)), None
 
 
@@ -102,7 +103,7 @@ EPSILON, DELTA = 0.09, 0.3
 def typical_path(
     draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList, node: int = -1
 ) -> list[int]:
-    """The longest path below `node` of tokens with `p > min(ε, δ exp(-H(p)))` (PPD, section 4.2, after Medusa).
+    """Find the longest path below `node` of tokens with `p > min(ε, δ exp(-H(p)))` (PPD, section 4.2, after Medusa).
 
     Args:
         draft: `N` nodes.
@@ -128,7 +129,7 @@ def typical_path(
 def block_path(
     draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList
 ) -> tuple[list[int], Tensor]:
-    """How much of a drawn chain to keep, judged as a whole, and what to draw the next token from (Sun et al., 2403.10444).
+    """Choose how much of a sampled chain to keep, and the next token's distribution, judging it whole (Sun et al., 2403.10444).
 
     On average no fewer tokens are kept than by `rejection` one by one: a token that `p` wants more than `q` makes up for one that
     it wants less.

@@ -121,6 +121,6 @@ class Batch:
             calls.record(draft_seconds, verify_seconds, perf_counter() - begun, hidden_seconds)
 
     def _open(self) -> list[tuple[Call, int, Sequence]]:
-        """The sequences that go on, each with its call and its place in the forward."""
+        """List the call, the row in the forward and the sequence itself for each sequence that has not ended."""
         owners = {id(sequence): call for call in self.calls for sequence in call.sequences}
         return [(owners[id(sequence)], row, sequence) for row, sequence in enumerate(self.rows) if not sequence.finished]

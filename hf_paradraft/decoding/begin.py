@@ -146,7 +146,7 @@ def _begin(
 
 
 def _with_own_length(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:
-    """The drafter, or a shallow copy of it for a call that says itself how many tokens it wants.
+    """Return the drafter, or a shallow copy of it with the call's own number of draft tokens.
 
     Raises:
         ValueError: that is no number of tokens.
@@ -161,7 +161,7 @@ def _with_own_length(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:
 def _ends(
     stopping_criteria: Iterable, generation_config: GenerationConfig, begin: int, batch_size: int
 ) -> tuple[Ends, StoppingCriteriaList]:
-    """When sequences end, and the criteria that are asked about the whole batch."""
+    """Build the conditions that end each sequence, and list the criteria that are asked about the whole batch."""
     # An own length criterion replaces max_length, as in plain decoding, which too gives one token at least.
     lengths = [stop.max_length for stop in stopping_criteria if type(stop) is MaxLengthCriteria]
     limit = max(begin + 1, min(lengths, default=generation_config.max_length))
@@ -229,7 +229,7 @@ def make_verifier(
     model_kwargs: dict[str, Any],
     features: Features | None = None,
 ) -> ChainVerifier | TreeVerifier:
-    """The verifier that serves a call: trees and batches where model, cache and inputs allow it.
+    """Make the verifier that serves a call, with trees and batches where model, cache and inputs allow it.
 
     Args:
         model: the target.

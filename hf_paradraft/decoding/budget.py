@@ -38,7 +38,7 @@ class Recent(deque[float]):
         self.unseen = value
 
     def __call__(self) -> float:
-        """Its value; the one that it was made with until something was seen."""
+        """Return the median of the last values, or the initial value until something was observed."""
         return float(median(self)) if self else self.unseen
 
 
@@ -71,11 +71,11 @@ class Budget:
         self.rounds, self.left, self.next_rest = 0, 0, REST
 
     def begin(self) -> None:
-        """A call begins: it looks whether drafting pays, whatever the last one came to."""
+        """Begin a call: drafting is tried again, even where earlier calls found that it does not pay."""
         self.left, self.spread, self.gain = 0, 0.0, min(max(self.gain, 1.0), MEMORY)
 
     def cost(self, rows: ndarray | int) -> ndarray:
-        """Expected seconds of verifying and accepting so many query rows of each sequence; the drafter's time is not in it."""
+        """Compute the expected seconds of verifying and accepting `rows` query rows of each sequence, without drafting."""
         rows = numpy.asarray(rows)
         if self.row_counts is not None:
             rows = numpy.asarray(self.row_counts)[numpy.searchsorted(self.row_counts, rows).clip(max=len(self.row_counts) - 1)]
@@ -97,12 +97,14 @@ class Budget:
         return self.came_true / self.expected
 
     def rate(self, tokens: float, seconds: float) -> float:
-        """Tokens per second that anything further has to beat: of drafted rounds in the long run, with this one's expected tokens
-        and seconds, or of plain ones."""
+        """Compute the tokens per second that further drafting must exceed: the higher rate of drafted and of plain rounds.
+
+        The first is the long run's, with this round's expected tokens and seconds.
+        """
         return max((self.tokens + tokens) / (self.seconds + seconds), 1 / self.plain_seconds)
 
     def worth(self, tokens: float, seconds: float, round_tokens: float, round_seconds: float) -> bool:
-        """Whether further tokens are worth further seconds in a round that so far expects so many of both."""
+        """Tell whether further tokens are worth further seconds in a round that is expected to have so many of both already."""
         return tokens > seconds * self.rate(round_tokens, round_seconds)
 
     @property
@@ -114,7 +116,7 @@ class Budget:
         return 0.5 * (twice - once) / self.size_before * self.tokens / self.seconds
 
     def size(self, probabilities: Sequence[Sequence[float]], draft_seconds: float | None = None) -> int:
-        """How many nodes of each draft to verify: one number, for the largest draft sets the pace.
+        """Choose how many nodes of each draft to verify: one number for all, because the largest draft determines the time.
 
         Args:
             probabilities: of each sequence that drafts, the path probabilities of its nodes, most useful first.
@@ -136,7 +138,7 @@ class Budget:
         return self.size_before
 
     def rest(self) -> bool:
-        """Whether the next round should be a plain one."""
+        """Decide whether the next round is a plain one, without drafts."""
         if self.left > 0:
             self.left -= 1
             return True
@@ -213,7 +215,7 @@ def budget_of(
     row_counts: Sequence[int] | None,
     *use: object,
 ) -> Budget:
-    """The budget that all calls of a target and a drafter share which draft alike.
+    """Look up or make the `Budget` that is shared by all calls of a target and a drafter with the same options.
 
     Args:
         model, drafter: the pair.

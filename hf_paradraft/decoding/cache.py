@@ -27,7 +27,7 @@ REPLACED = {DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingW
 
 
 def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
-    """The call's cache.
+    """Look up the call's key-value cache, and refuse one that cannot drop its last tokens.
 
     Raises:
         ValueError: there is none, or it is of a kind that cannot drop its last tokens.
@@ -44,7 +44,7 @@ def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
 
 
 def is_recurrent(cache: Cache) -> bool:
-    """Whether a layer of `cache` holds a state instead of, or beside, keys and values."""
+    """Tell whether a layer of `cache` holds a recurrent state instead of, or beside, keys and values."""
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
 
 
@@ -54,7 +54,7 @@ def _state_dicts(cache: Cache) -> list[dict[int, Tensor | None]]:
 
 
 def copy_states(cache: Cache) -> list[list[Tensor | None]]:
-    """Its layers' states as they are now; none where nothing is recurrent."""
+    """Copy the recurrent states of the cache's layers; the list is empty where no layer is recurrent."""
     return [[state if state is None else state.clone() for state in states.values()] for states in _state_dicts(cache)]
 
 
@@ -118,7 +118,7 @@ def check_roll_back(cache: Cache) -> None:
 
 
 def empty_cache(model: PreTrainedModel) -> DynamicCache:
-    """A cache for a drafter, which can drop the entries of what it guessed again."""
+    """Make an empty dynamic cache from which a drafter can drop the entries of its guesses again."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     if is_recurrent(cache):
         record_windows(cache)
@@ -128,7 +128,7 @@ def empty_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def static_cache(model: PreTrainedModel, num_slots: int) -> StaticCache:
-    """An empty cache of at least `num_slots` slots whose layers all keep every token."""
+    """Make an empty static cache of at least `num_slots` slots whose layers all keep every token."""
     num_slots = -(-num_slots // SLOTS) * SLOTS
     cache = StaticCache(config=model.config, max_cache_len=num_slots)
     replace_layers(cache, partial(StaticLayer, num_slots))
@@ -286,6 +286,6 @@ class RaggedCache:
                 DynamicLayer.crop(layer, self.end - written)  # not what a recurrent layer has beside it
 
     def _layers(self) -> Iterator[DynamicLayer | StaticLayer]:
-        """Those with keys and values that are not another's."""
+        """Yield the layers that hold keys and values of their own."""
         attention = (layer for layer in self.cache.layers if isinstance(layer, DynamicLayer | StaticLayer))
         return (layer for layer in attention if layer.is_initialized)

@@ -113,7 +113,7 @@ class Call:
         ]
 
     def space(self, sequence: Sequence) -> int:
-        """How many tokens may be verified in a sequence before its own end and the context's."""
+        """Count the tokens that may be verified in a sequence before its own end and the end of the target's context."""
         return max(0, min(self.ends.limit - sequence.length - 1, self.context - sequence.length + sequence.padding))
 
     @property
@@ -123,11 +123,11 @@ class Call:
 
     @property
     def budget(self) -> Budget:
-        """How much to draft."""
+        """The budget, which decides how much to draft."""
         return self.builder.budget
 
     def rests(self) -> bool:
-        """Whether drafting would not pay now; to be asked once a round."""
+        """Decide whether the next round is a plain one because drafting would not pay; to be asked once a round."""
         return self.builder.may_rest and not self.first and self.budget.rest()
 
     def draft(self, rests: bool) -> Steps:

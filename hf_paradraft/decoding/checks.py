@@ -140,7 +140,7 @@ def _rope_types(model: PreTrainedModel) -> set[str]:
 
 
 def changes_its_scale(model: PreTrainedModel) -> int | None:
-    """How many tokens a target reads before its rotary positions change their scale; None: they never do."""
+    """Look up how many tokens a target reads before its rotary positions change their scale; None: they never do."""
     if not _rope_types(model) & {"dynamic", "longrope"}:
         return None
     config = model.config.get_text_config()
@@ -149,7 +149,7 @@ def changes_its_scale(model: PreTrainedModel) -> int | None:
 
 
 def left_padding(attention_mask: Tensor | None, batch_size: int) -> list[int]:
-    """How many padding tokens stand before each row's prompt.
+    """Count the padding tokens before each row's prompt.
 
     Args:
         attention_mask: `(B, n)`, or None for no padding.

@@ -15,7 +15,7 @@ SHAPES = 64  # of all models in a process that are compiled; PyTorch's own limit
 
 
 def compiled_forward(model: PreTrainedModel, features: Features | None = None) -> Callable:
-    """`model.forward`, compiled; with CUDA graphs on a GPU. Beyond `SHAPES` different ones it runs uncompiled.
+    """Compile `model.forward`, with CUDA graphs on a GPU. Beyond `SHAPES` different shapes it runs uncompiled.
 
     Args:
         model: any.
@@ -35,7 +35,7 @@ def compiled_forward(model: PreTrainedModel, features: Features | None = None) -
 
 
 def compiled_on(device: str, forward: Callable) -> Callable:
-    """A function, compiled for a kind of device."""
+    """Compile a function for a kind of device, with CUDA graphs if that is `cuda`."""
     limits = torch._dynamo.config  # of this thread
     limits.recompile_limit = max(limits.recompile_limit, SHAPES)
     return _compiled(forward, "reduce-overhead" if device == "cuda" else None)
@@ -43,7 +43,7 @@ def compiled_on(device: str, forward: Callable) -> Callable:
 
 @cache
 def _compiled(forward: Callable, mode: str | None) -> Callable:
-    """One function for all models: it holds none of them."""
+    """Compile a function once for all models; the compiled function holds none of them."""
     return torch.compile(forward, dynamic=False, mode=mode)
 
 

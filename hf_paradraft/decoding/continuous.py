@@ -52,30 +52,33 @@ class RoomyLayer(DynamicLayer):
 
 
 class NoDrafter(Drafter, Drafting):
-    """Guesses nothing: every round is plain decoding's."""
+    """A drafter that guesses nothing, so that every round is one of plain decoding."""
 
     def __init__(self) -> None:
         self.speculation_config = SpeculationConfig(1, tree_size=None, never_slower=False)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """Itself: it keeps nothing of a call."""
+        """Return this drafter itself, which keeps no state of a call."""
         return self
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
-        """Nothing."""
+        """Return an empty guess for each sequence."""
         return [GuessedTokens(prefix.ids[0, :0]) for prefix in prefixes]
 
 
 def can_join(target: PreTrainedModel, drafter: Drafter | None = None) -> bool:
-    """Whether a target's sequences may join and leave: it takes masks and positions as they are given, has no beams, and neither
-    it nor the drafter wants a static cache."""
+    """Tell whether a target's sequences may join a batch and leave it between rounds.
+
+    They may where the target takes masks and positions as they are given and has no beams, and neither it nor the drafter wants
+    a static cache.
+    """
     options, compiled = target.generation_config, drafter is not None and drafter.speculation_config.compile
     dynamic = options.cache_implementation in (None, "dynamic") and not compiled
     return attention_windows(target) is not None and options.num_beams in (None, 1) and dynamic
 
 
 def begin(target: PreTrainedModel, input_ids: LongTensor, drafter: Drafter, **options: Any) -> Call:
-    """A call of `generate` as it stands before its first round, with all that transformers prepares."""
+    """Prepare a call of `generate` up to its first round, with all that transformers prepares."""
     calls: list[Call] = []
 
     def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **model_kwargs):

@@ -94,7 +94,7 @@ class DraftBuilder:
         return (yield from self._cut(drafts, size, perf_counter() - begun if not self.asked else None))
 
     def _size(self, branches: bool) -> TreeSize:
-        """None for chains, a number of nodes, or "auto"."""
+        """Choose the tree size of a round: None for chains, a number of nodes, or "auto"."""
         if not branches:
             return None
         if self.config.tree_size == "auto" and self.sampled:
@@ -103,7 +103,7 @@ class DraftBuilder:
         return self.config.tree_size
 
     def _is_free(self, size: TreeSize) -> bool:
-        """Whether a draft's length follows from what is worth its time."""
+        """Tell whether a draft's number of nodes is chosen by what is worth its time."""
         return size == "auto" or (size is None and self.adaptive)
 
     def _copied(self, prefixes: list[Prefix], branches: bool, spaces: Sequence[int] | None) -> list[list[Copy]]:
@@ -136,7 +136,7 @@ class DraftBuilder:
         return not budget.worth(missed, budget.draft(), tokens, float(budget.cost(1 + max(map(len, chances)))))
 
     def _checked(self, guesses: Sequence[Guess], prefixes: list[Prefix]) -> list[Guess]:
-        """The guesses, if that is what they are."""
+        """Check the number, the types and the logits' shapes of the guesses, and return them as a list."""
         if not isinstance(guesses, Sequence) or len(guesses) != len(prefixes):
             raise ValueError(
                 f"{self.author} was asked about {len(prefixes)} sequences, and has to give a list of as many guesses."
@@ -192,7 +192,7 @@ class DraftBuilder:
         return drafts
 
     def _usable(self, guess: GuessedLogits) -> bool:
-        """Whether its logits are numbers."""
+        """Tell whether each row of a guess's logits has a finite maximum, and warn once of logits that have none."""
         if bool(cut(guess.logits, guess.vocabulary, self.vocab_size).amax(-1).isfinite().all()):
             return True
         logger.warning_once("The drafter's logits are not numbers: going on without drafts where they are not.")
@@ -206,7 +206,7 @@ class DraftBuilder:
         draft.acceptance = (numpy.array(chances) * self.budget.calibration[1 : 1 + len(chances)]).tolist()
 
     def _independent(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: TreeSize) -> Draft:
-        """Distances that do not depend on each other."""
+        """Make a draft of guessed logits whose distances do not depend on each other."""
         logits = cut(guess.logits[: prefix.room], guess.vocabulary, self.vocab_size).to(prefix.ids.device)
         if prefix.race is not None:
             logits = prefix.race(logits, None, guess.vocabulary)
@@ -226,7 +226,7 @@ class DraftBuilder:
         return Draft.chain(to_target(logits.max(-1).indices, guess.vocabulary))
 
     def _of_tokens(self, guess: GuessedTokens, prefix: Prefix, size: TreeSize) -> Draft:
-        """Tokens that were found; where no tree is wanted, the path that is the most probable."""
+        """Make a draft of guessed tokens; where no tree is wanted, of their most probable path."""
         parents = Draft.chain(guess.tokens).parents if guess.parents is None else list(guess.parents)
         depths = self._checked_depths(guess, parents, prefix, size)
         draft = Draft(guess.tokens.to(prefix.ids.device), parents, None, guess.acceptance, guess.prompt_rows)
@@ -285,7 +285,7 @@ class DraftBuilder:
         )
 
     def _cut(self, drafts: list[Draft], size: TreeSize, draft_seconds: float | None) -> Steps:
-        """Drafts as large as further nodes are worth their time, where their size is free."""
+        """Cut drafts to as many nodes as are worth their time, where their size is free."""
         if not self._is_free(size) or any(draft.prompt_rows is not None for draft in drafts):
             return drafts
         count = yield Size(self.budget, [draft.path_probability for draft in drafts if len(draft)], draft_seconds)

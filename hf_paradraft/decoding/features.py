@@ -18,7 +18,7 @@ from ..protocol.drafter import FeatureKey, KeyValues
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """The target without its head.
+    """Look up the target's decoder, which is the model without its head.
 
     Raises:
         ValueError: it has no part of that kind.
@@ -30,7 +30,7 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:
-    """The target's layers, in their order.
+    """Look up the target's decoder layers, in their order.
 
     Raises:
         ValueError: they are not a list in its decoder.
@@ -48,7 +48,7 @@ def given(kwargs: dict[str, Any]) -> Tensor:
 
 
 class Features:
-    """Collects hidden states in one call's forwards, while it is entered; nothing is hooked if nothing is asked for.
+    """A collector of hidden states in one call's forwards, while it is entered; nothing is hooked if nothing is asked for.
 
     Several calls may share a target, each in a thread of its own: forwards of other threads than the one that entered are left
     alone.

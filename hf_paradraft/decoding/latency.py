@@ -39,14 +39,14 @@ class RowLatency:
     seconds: list[float]
 
     def __call__(self, rows: numpy.ndarray | int) -> numpy.ndarray:
-        """Seconds for `rows`, in between by interpolation, beyond the largest by its slope."""
+        """Compute the seconds of a forward of `rows`, by interpolation; beyond the largest that was measured, by its slope."""
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2]) if len(self.rows) > 1 else 0.0
         beyond = numpy.maximum(0, numpy.asarray(rows) - self.rows[-1])
         return numpy.interp(rows, self.rows, self.seconds) + max(0.0, slope) * beyond
 
 
 def _file(model: PreTrainedModel) -> Path:
-    """Named by what the latency depends on: the model's parts and shape, its dtype, devices, threads, and how it is looked at.
+    """Choose the file of a model's latencies, named by all that they depend on: parts, shape, dtype, attention, device, threads.
 
     Adapters, quantised and compiled parts are classes of their own, and so are hooks of offloaded ones.
     """
@@ -69,7 +69,7 @@ def _file(model: PreTrainedModel) -> Path:
 
 @torch.no_grad()
 def measure(model: PreTrainedModel) -> RowLatency:
-    """Time forwards over a short context, small and large ones in turn, for at most some three seconds."""
+    """Measure the seconds of forwards over a short context, small and large ones in turn, for at most some three seconds."""
     device = input_device(model)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     cache = empty_cache(model)
@@ -101,7 +101,7 @@ def measure(model: PreTrainedModel) -> RowLatency:
 
 
 def row_latency(model: PreTrainedModel) -> RowLatency:
-    """The latencies of `model` here: from disk, or measured now and written there, where that is possible."""
+    """Look up the latencies of `model` on this machine: from disk, or measured now and written there, where that is possible."""
     parts = sum(1 for _ in model.modules())  # adapters come and go
     key = model.dtype, model.device, parts, torch.get_num_threads(), attention_of(model)
     tables = notes_on(model).setdefault("latencies", {})

@@ -46,7 +46,7 @@ class Text:
 
 
 class PromptLookup:
-    """Copies for the sequences of one call, and how often they came true.
+    """A finder of tokens to copy for the sequences of one call, which learns how often its copies were right.
 
     Args:
         count: how many sequences there are.

@@ -27,7 +27,7 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
 
 @torch.no_grad()
 def step(batch: Batch) -> None:
-    """One round of all sequences in a batch; between two of them others may join, and those that have ended may leave.
+    """Run one round of all sequences in a batch; between two rounds others may join, and those that have ended may leave.
 
     Whatever raises on the way (a processor, a criterion, Ctrl-C), the cache holds what plain decoding would have read by then.
     """

@@ -22,7 +22,7 @@ _in_use: defaultdict[torch.device, RLock] = defaultdict(RLock)  # of torch's gen
 
 
 def generator_of(device: torch.device) -> torch.Generator | None:
-    """The generator that `torch.multinomial` takes by default; None where that is not known."""
+    """Look up the generator that `torch.multinomial` takes by default on a device; None where that is not known."""
     if device.type == "cuda":
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     return torch.default_generator if device.type == "cpu" else None
@@ -30,7 +30,7 @@ def generator_of(device: torch.device) -> torch.Generator | None:
 
 @cache
 def draws_by_race(device: torch.device) -> bool:
-    """Whether `torch.multinomial` is the race that is described above."""
+    """Tell whether `torch.multinomial` draws `argmax(p / E)` on a device, with exponential noise `E`."""
     generator = torch.Generator(device).manual_seed(0)
     p = torch.rand(2, 1000, generator=generator, device=device).softmax(-1)
     before = generator.get_state()
@@ -88,7 +88,7 @@ class Noise:
             self.lock.release()
 
     def draw(self, index: int, p: Tensor) -> int:
-        """The next token of a sequence: what plain decoding draws from `p`, `(1, V)`."""
+        """Draw the next token of a sequence: the one that plain decoding draws from `p`, `(1, V)`."""
         with self.drawing:
             sequence = self.sequences[index]
             step = self._step(sequence)
@@ -105,8 +105,10 @@ class Noise:
             return token
 
     def log(self, index: int, length: int, distances: Sequence_[int]) -> Tensor | None:
-        """Log noise float32 `(n, V)` of a sequence's tokens at distances, from 0, behind a prefix of so many tokens, padding
-        included; None where it is not known."""
+        """Compute the log noise, float32 `(n, V)`, of a sequence's tokens at distances behind a prefix; None if not known.
+
+        Distances count from 0; `length` is the prefix's, padding included.
+        """
         with self.drawing:
             rows = [self._noise(index, length - self.begin + distance) for distance in distances]
         return None if not rows or any(row is None for row in rows) else torch.stack(rows).log()
@@ -115,7 +117,7 @@ class Noise:
         return sequence.length - self.begin
 
     def _is_ahead(self) -> bool:
-        """Whether noise is known, or can be: nothing else has drawn from the generator."""
+        """Tell whether noise is known, or can be: nothing else has drawn from the generator. Otherwise give up on it."""
         if self.generator is not None and not torch.equal(self.generator.get_state(), self.states[self.stands]):
             self._give_up()
         return self.generator is not None

@@ -49,7 +49,7 @@ def schedule_of(target: PreTrainedModel, drafter: Drafter) -> OverlapSchedule:
 
 
 def may_overlap(drafter: Drafter, target: PreTrainedModel) -> bool:
-    """Whether calls are served here: overlapping is asked for, and may win something, or is to be done whatever it wins.
+    """Tell whether drafting may overlap verification: `overlap` is set, and either it may save time or `never_slower` is off.
 
     In one process on one device there is nothing to win.
     """
@@ -159,7 +159,7 @@ class Windows:
             sequence.draft = window if prefix.room else self.nothing
 
     def _shape(self, prefixes: list[Prefix]) -> list[Draft]:
-        """Drafts behind these prefixes, of which some of what the drafter was asked about before may be taken back."""
+        """Make drafts behind `prefixes`, telling the drafter how many of their first tokens it was asked about before."""
         asked = []
         for index, (before, prefix) in enumerate(zip(self.texts, prefixes, strict=True)):
             most = min(len(before), prefix.ids.shape[1])

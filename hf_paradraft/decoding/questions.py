@@ -15,7 +15,7 @@ from .budget import Budget
 
 @dataclass
 class Propose:
-    """Asks what follows each prefix.
+    """A question to the drafter: which tokens follow each prefix?
 
     Attributes:
         prefixes: of the sequences.
@@ -24,13 +24,13 @@ class Propose:
     prefixes: list[Prefix]
 
     def asked(self, drafting: Drafting) -> Sequence[Guess]:
-        """Ask it."""
+        """Let the drafter guess behind each prefix."""
         return drafting.propose(self.prefixes)
 
 
 @dataclass
 class Read:
-    """Asks what follows guessed tokens.
+    """A question to the drafter: which tokens follow tokens that were guessed already?
 
     Attributes:
         extend: reads them; of a guess.
@@ -42,13 +42,13 @@ class Read:
     parents: list[list[int]]
 
     def asked(self, drafting: Drafting) -> list[Tensor]:
-        """Ask it."""
+        """Let the drafter read the tokens and give logits behind each."""
         return self.extend(self.tokens, self.parents)
 
 
 @dataclass
 class Size:
-    """Asks how many nodes of each draft to verify: one number, for all are verified in one forward.
+    """A question to the budget: how many nodes of each draft to verify? One number, for all are verified in one forward.
 
     Attributes:
         budget: knows.
@@ -60,7 +60,7 @@ class Size:
     draft_seconds: float | None
 
     def asked(self, drafting: Drafting) -> int:
-        """Ask it."""
+        """Let the budget choose the number of nodes."""
         return self.budget.size(self.probabilities, self.draft_seconds)
 
 

@@ -17,7 +17,7 @@ PRIOR, DECAY = 20.0, 0.995  # how much the first odds weigh, and what was learne
 
 
 class Odds:
-    """How likely tokens are to win, by what the drafter thinks of them and by their noise: a softmax over `α log q - λ log E`.
+    """The odds of tokens to win the draw, by the drafter's log-probabilities and their noise: a softmax over `α log q - λ log E`.
 
     With a target that is sure of itself, noise decides nothing and λ is 0; with one that is as unsure as the drafter, both are 1;
     behind a drafter that knows little of the text, noise is all there is, and α is small. So α and λ are learned from who won, by
@@ -29,7 +29,7 @@ class Odds:
         self.precision = PRIOR * numpy.eye(4)
 
     def __call__(self, q: Tensor, noise: Tensor) -> Tensor:
-        """Logits `(n, V')` of log-probabilities `q` and log noise, both `(n, V')`."""
+        """Compute logits `(n, V')` of the token that wins, from log-probabilities `q` and log noise, both `(n, V')`."""
         unsure = -q.amax(-1, keepdim=True)
         alpha, alpha_unsure, noisy, noisy_unsure = self.weights.tolist()
         return (alpha + alpha_unsure * unsure).clamp(min=0.01) * q - (noisy + noisy_unsure * unsure).clamp(min=0) * noise
@@ -53,7 +53,7 @@ class Odds:
 
 
 class Race:
-    """Orders a drafter's guesses for one sequence by how likely they win with the target's noise.
+    """A scorer of a drafter's guesses for one sequence, by how likely they win the target's draw when its noise is known.
 
     Args:
         noise: of the call.
@@ -68,7 +68,7 @@ class Race:
         self.seen: list[tuple[int, list[int] | None, list[int], ndarray]] = []  # who could win, and where
 
     def __call__(self, logits: Tensor, paths: list[list[int]] | None = None, vocabulary: LongTensor | None = None) -> Tensor:
-        """Logits `(n, V')` of who wins; the drafter's own where the noise is not known.
+        """Compute logits `(n, V')` of the token that wins the draw; return the drafter's own where the noise is not known.
 
         Args:
             logits: `(n, V')`, the drafter's.
@@ -107,7 +107,7 @@ class Race:
             self.odds.learn(numpy.stack(features), list(winners))
 
     def chances(self, tokens: list[int], believed: list[float], distances: list[int] | None = None) -> list[float]:
-        """Those of tokens that were believed with chances π before the noise was known: `exp(-E (1 - π) / π)`."""
+        """Compute the chances of tokens given the noise `E`, from their chances π without it: `exp(-E (1 - π) / π)`."""
         distances = distances or list(range(len(tokens)))
         noise = self.noise.log(self.index, self.length, range(1 + max(distances, default=-1)))
         if noise is None:

@@ -16,7 +16,7 @@ from .verify import ChainVerifier, TreeVerifier
 
 
 class RecurrentVerifier(ChainVerifier):
-    """`ChainVerifier` for targets with recurrent layers. The prompt is read without a draft."""
+    """A `ChainVerifier` for targets with recurrent layers. The prompt is read without a draft."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -25,7 +25,7 @@ class RecurrentVerifier(ChainVerifier):
 
     @property
     def may_draft(self) -> bool:
-        """Not over the prompt, and not when many accepted tokens wait to be read again."""
+        """Tell whether this round may draft: not over the prompt, and not when many accepted tokens wait to be read again."""
         return not self.first and self.unread <= MOST_UNREAD
 
     def read(self, buffer: LongTensor, count: int) -> None:
@@ -78,7 +78,7 @@ class RecurrentBatchVerifier(TreeVerifier):
         return self.first is None and max(self._missing(), default=1) <= MOST_UNREAD
 
     def _missing(self) -> list[int]:
-        """How many tokens the state of each sequence that goes on lacks."""
+        """Count the tokens that the state of each sequence lacks; 0 for one that has ended."""
         pairs = zip(self.sequences, self.cache.lengths, strict=False)
         return [0 if sequence.finished else sequence.length - length for sequence, length in pairs]
 
@@ -135,7 +135,7 @@ class RecurrentBatchVerifier(TreeVerifier):
         self._read(ids, [ids.shape[1] - 1 - length for length in self.cache.lengths])
 
     def join(self, other: TreeVerifier) -> None:
-        """Not served.
+        """Refuse another verifier's sequences: recurrent layers are served one call at a time.
 
         Raises:
             ValueError: always.

@@ -21,7 +21,7 @@ STATELESS = (
 
 
 def cut(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tensor:
-    """Logits `(…, V')` with what the target does not have left out, or made impossible where the drafter maps its ids."""
+    """Drop from logits `(…, V')` those of ids that the target lacks, or set them to -inf where the drafter maps its ids."""
     if vocabulary is None:
         return logits[..., :vocab_size]
     if len(vocabulary) != logits.shape[-1]:
@@ -31,12 +31,12 @@ def cut(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tenso
 
 
 def to_target(ids: LongTensor, vocabulary: LongTensor | None) -> LongTensor:
-    """The target's ids of the drafter's."""
+    """Map the drafter's ids to the target's."""
     return ids if vocabulary is None else vocabulary.to(ids.device)[ids]
 
 
 def widen(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tensor:
-    """Logits `(K, V)` float32 over the target's vocabulary; what the drafter does not have is impossible.
+    """Make logits `(K, V)` float32 over the target's vocabulary; ids that the drafter does not have get -inf.
 
     Args:
         logits: `(K, V')`, from `cut`.
@@ -53,7 +53,7 @@ def widen(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Ten
 
 
 def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
-    """Logits `(1, V)` behind ids `(1, n)`, as processors without a memory change them.
+    """Apply the processors without a memory to the logits `(1, V)` behind ids `(1, n)`.
 
     A draft may come from any distribution, but a processor that remembers its calls must see those of plain decoding alone.
     """
@@ -64,7 +64,7 @@ def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList
 
 
 def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
-    """Distributions float32 `(K, V)` of logits `(K, V)`, all behind the ids `(1, n)`: what a draft is really drawn from."""
+    """Compute the distributions that a draft is drawn from, float32 `(K, V)`, from logits `(K, V)`, all behind ids `(1, n)`."""
     # One by one: a processor may know how many texts there are.
     return torch.cat([warp_row(ids, row, logits_processor) for row in logits.float().split(1)]).softmax(-1)
 

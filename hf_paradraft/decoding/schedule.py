@@ -49,7 +49,7 @@ def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> 
 
 
 def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds, drafts_first: bool = False) -> NDArray:
-    """Tokens per second of drafting while verifying, for windows of 1 … K tokens; float64 `(K,)`.
+    """Compute the tokens per second of drafting while verifying, for windows of 1 … K tokens; float64 `(K,)`.
 
     With the chance `C_g` that all `g` guesses of a window are right, a round that verifies a window (its first guess was the
     target's own token) brings `(C_1 + … + C_g) / C_1` tokens and is followed by another with chance `C_g`; a round of the newest
@@ -88,7 +88,7 @@ class Line:
         self.sums = DECAY * self.sums + (1, size, seconds, size * size, size * seconds)
 
     def __call__(self, sizes: NDArray) -> NDArray:
-        """Expected seconds; zeros before anything was seen."""
+        """Compute the expected seconds for these sizes; zeros before anything was observed."""
         count, x, y, xx, xy = self.sums
         if count == 0:
             return numpy.zeros(len(sizes))
@@ -101,7 +101,7 @@ class Line:
 
 
 class Way:
-    """How many tokens per second rounds of one way brought, and how well that is known."""
+    """The tokens per second of rounds that go one way, overlapped or not, and their standard error."""
 
     def __init__(self) -> None:
         self.sums = numpy.zeros(6)  # decayed, of 1, tokens, seconds, tokens², tokens · seconds, seconds²
@@ -111,7 +111,7 @@ class Way:
         self.sums += (1, tokens, seconds, tokens * tokens, tokens * seconds, seconds * seconds)
 
     def rate_and_error(self) -> tuple[float, float]:
-        """Tokens per second, and the standard error of that; infinite where no round was seen."""
+        """Compute the tokens per second and their standard error, which is infinite where no round was observed."""
         count, tokens, seconds, both, mixed, long = self.sums.tolist()
         if not seconds:
             return 0.0, inf
@@ -150,8 +150,10 @@ class OverlapSchedule:
         return chances
 
     def size(self) -> int:
-        """Tokens to guess in the next window: γ, chosen for the most tokens per second; all of them until enough was seen, and
-        seldom later on, to see. Then too it is decided whether rounds without a window draft first.
+        """Choose γ, the number of tokens to guess in the next window, for the most tokens per second.
+
+        It is the most that a window may have until enough was seen, and seldom later on, to see. With γ it is decided whether
+        rounds without a window draft first.
 
         Two at least: of a window of one nothing is verified, and nothing would be learned any more.
         """
@@ -163,7 +165,7 @@ class OverlapSchedule:
         return max(min(2, self.most), int(numpy.nonzero(rates >= NEARLY * rates.max())[0][-1]) + 1)
 
     def turn(self) -> bool:
-        """Whether the next call drafts while verifying: where it is faster by more than luck, and sometimes, to find out.
+        """Decide whether the next call drafts while verifying: where it is faster by more than chance, and sometimes to find out.
 
         What is not looked at any more is known less and less, and is looked at again. A call goes one way, for the drafter would
         have to read its text on both sides.
@@ -178,7 +180,7 @@ class OverlapSchedule:
         return self.overlaps
 
     def observe_guess(self, depth: int, right: bool) -> None:
-        """One guess of a window was judged, those before it were right."""
+        """Learn whether one guess of a window was right, where those before it were."""
         self.tried[depth] += 1
         self.accepted[depth] += right
 

@@ -74,7 +74,7 @@ class Sequence:
 
 @dataclass
 class Ends:
-    """When a sequence ends.
+    """The conditions that end a sequence, and what is kept of each of its tokens.
 
     Attributes:
         limit: tokens at most.
@@ -127,10 +127,10 @@ def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
 
 
 class Processors(LogitsProcessorList):
-    """One after the other. transformers' own list looks at every processor's signature at every token, which takes longer."""
+    """A list of processors, run in order. transformers' own inspects each one's signature at every token, which takes longer."""
 
     def __call__(self, input_ids: LongTensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        """Scores `(1, V)` behind ids `(1, n)`."""
+        """Compute the processed scores `(1, V)` behind ids `(1, n)`."""
         for processor in self:
             scores = processor(input_ids, scores)
         return scores
@@ -168,7 +168,7 @@ def _copied(processor: Any) -> Any:
 def collect(
     sequences: list[Sequence], buffer: LongTensor, generation_config: GenerationConfig
 ) -> tuple[LongTensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-    """Ids `(B, longest)`, with padding behind sequences that ended early, then scores and logits, `(B, V)` per new token.
+    """Collect ids `(B, longest)`, padded behind sequences that ended early, then scores and logits, `(B, V)` per new token.
 
     Sequences that have no token there any more have zeros as scores.
     """
@@ -188,7 +188,7 @@ def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...]:
 
 
 def padded(sequences: list[Sequence], buffer: LongTensor, length: int, generation_config: GenerationConfig) -> LongTensor:
-    """The first `length` tokens of a call's buffer, as plain decoding has them: padding behind what has ended."""
+    """Copy the first `length` tokens of a call's buffer, as plain decoding has them: padded behind sequences that have ended."""
     ids, pad_token = buffer[:, :length].clone(), pad_token_of(generation_config)
     for index, sequence in enumerate(sequences):
         if sequence.length < length and pad_token is not None:

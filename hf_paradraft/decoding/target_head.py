@@ -17,7 +17,7 @@ TOLERANCE = 0.1  # of all logits' size; bf16 is off by a hundredth, another scal
 
 
 def logit_scale(config: PreTrainedConfig) -> float:
-    """By what a target multiplies what its head gives, before it caps it.
+    """Compute the factor by which a target multiplies its head's logits, before it caps them.
 
     Args:
         config: of its text.
@@ -82,12 +82,12 @@ class TargetHead:
         notes_on(target)["known head"] = True
 
     def embed(self, ids: LongTensor) -> Tensor:
-        """Embeddings `(…, hidden)` as the target's first layer reads them; ids that it does not have count as 0."""
+        """Compute embeddings `(…, hidden)` as the target's first layer reads them; ids that it does not have count as 0."""
         ids = ids.where(ids < self.embedding.num_embeddings, 0)
         return self.embedding(ids.to(self._device_of(self.embedding))) * self.multiplier
 
     def logits(self, states: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
-        """Logits `(…, V')` of normed states, scaled and capped as the target's.
+        """Compute logits `(…, V')` of normed states, scaled and capped as the target's.
 
         Args:
             states: `(…, hidden)`.
@@ -109,7 +109,7 @@ class TargetHead:
         return self.head(states.to(self._device_of(self.head), weight.dtype if floating else states.dtype))
 
     def _rows(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The wanted rows of an ordinary head and their bias, gathered anew where the target was moved, cast or given another."""
+        """Gather the wanted rows of an ordinary head and their bias, anew where that was moved, cast, trained or replaced."""
         before, version = self.gathered, 0 if weight.is_inference() else weight._version
         if before is None or before[0] is not weight or (before[1].device, before[1].dtype) != (weight.device, weight.dtype):
             wanted, bias = self.vocabulary.to(weight.device), self.head.bias
@@ -143,7 +143,7 @@ def _nothing() -> None:
 
 
 def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
-    """The norm behind a model's last layer.
+    """Look up the norm behind a decoder's last layer.
 
     Raises:
         ValueError: it is not where models of transformers have it.

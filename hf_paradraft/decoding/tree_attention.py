@@ -26,7 +26,7 @@ RECURRENT = LinearAttentionLayer, LinearAttentionAndFullAttentionLayer
 
 
 def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[str, int | None] | None:
-    """How far back each kind of the model's attention layers sees.
+    """Look up how many tokens back each kind of the model's attention layers sees.
 
     Args:
         model: the target, or a drafter.
@@ -69,7 +69,7 @@ def or_sdpa(model: PreTrainedModel) -> str:
 
 
 def additive(seen: BoolTensor, dtype: torch.dtype) -> Tensor:
-    """A mask to be added to attention scores: 0 where `seen`, the least number of `dtype` elsewhere."""
+    """Make a mask to be added to attention scores: 0 where `seen`, the least number of `dtype` elsewhere."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
 
 
@@ -129,7 +129,7 @@ class TreeAttention:
     def inputs(
         self, lengths: list[int], sees: BoolTensor, depths: LongTensor, num_slots: int | None = None
     ) -> tuple[Tensor | dict[str, Tensor] | None, LongTensor]:
-        """For M new rows behind the longest row's end, and behind C - M others that were written there and are not kept yet.
+        """Make mask and positions for M new rows behind the longest row's end and C - M others there that are not kept yet.
 
         Args:
             lengths: of the B rows, in slots.

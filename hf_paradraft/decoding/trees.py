@@ -40,7 +40,7 @@ class Paths:
 
 
 def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) -> Paths:
-    """The most probable paths over independent distances.
+    """Find the N most probable paths over distances that do not depend on each other.
 
     Args:
         scores: by depth and rank, log-probabilities that fall from rank to rank.
@@ -65,7 +65,7 @@ def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) ->
 
 
 def possible(scores: Tensor) -> list[list[float]]:
-    """Log-probabilities `(K, r)` that fall from rank to rank, without those of what cannot be."""
+    """List each row of the log-probabilities `(K, r)`, which fall from rank to rank, without those of impossible tokens."""
     return [[score for score in row if score > -inf] for row in scores.tolist()]
 
 
@@ -77,7 +77,7 @@ def best_first_tree(
     least: float = 0.0,
     ranks: int | None = None,
 ) -> Draft:
-    """The tree with the largest expected number of accepted tokens, if the guesses mean what they say.
+    """Build the tree with the largest expected number of accepted tokens, if the guesses' probabilities are right.
 
     Args:
         logits: `(K, V')`; row `d` guesses the token at distance `d + 1`.
@@ -105,7 +105,7 @@ def best_first_tree(
 
 
 def draw(q: Tensor, count: int, generator: torch.Generator | None = None) -> LongTensor:
-    """`count` draws without replacement from `q`, float32 `(V,)`, in order: int64 `(count,)`.
+    """Draw `count` tokens without replacement from `q`, float32 `(V,)`, in order: int64 `(count,)`.
 
     The k largest of log q + Gumbel noise are k such draws (Kool et al., 2019). `q` has as many positive entries at least.
     """
@@ -114,7 +114,7 @@ def draw(q: Tensor, count: int, generator: torch.Generator | None = None) -> Lon
 
 
 def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = None) -> Draft:
-    """A tree of the best-first shape whose siblings are drawn from `q` without replacement (ParallelSpec, Algorithm 1).
+    """Build a tree of the best-first shape whose siblings are drawn from `q` without replacement (ParallelSpec, Algorithm 1).
 
     The shape depends on `q` alone and never on what is drawn, so that the draws are what the rule takes them for.
 
@@ -136,7 +136,7 @@ def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = 
 
 
 def likely_path(draft: Draft) -> list[int]:
-    """The nodes of a draft from the first one down, always to the most probable child, or the first where nobody says."""
+    """List the nodes of a draft from the first one down: always the most probable child, or the first if chances are unknown."""
     path: list[int] = []
     while children := draft.children(path[-1] if path else -1):
         path.append(children[0] if draft.acceptance is None else max(children, key=draft.acceptance.__getitem__))
@@ -144,7 +144,7 @@ def likely_path(draft: Draft) -> list[int]:
 
 
 def part(draft: Draft, nodes: list[int], root: int | None = -1) -> Draft:
-    """Nodes of a draft, parents before children and all below `root`, as a draft of their own."""
+    """Make a draft of some nodes of another one, parents before children and all below `root`."""
     index = {root: -1, **{node: number for number, node in enumerate(nodes)}}
     chosen = torch.tensor(nodes, dtype=torch.long, device=draft.tokens.device)
     return Draft(
@@ -180,7 +180,7 @@ class GrowingTree:
         self.read = {ROOT}
 
     def grow(self, nodes: list[int], scores: ndarray, tokens: ndarray) -> None:
-        """The children of nodes become known, and the best stay.
+        """Add the children of nodes to the tree, and keep its N most probable nodes.
 
         Args:
             nodes: of the tree, or the root.
@@ -209,11 +209,11 @@ class GrowingTree:
             self.scores.append(float(paths[entry]))
 
     def unread(self) -> list[int]:
-        """Nodes of the tree that may have children and were not read, most probable first."""
+        """List the nodes of the tree that may have children and were not read, most probable first."""
         return [node for node in self.chosen if node not in self.read and self.depths[node] < self.depth]
 
     def expected_tokens(self, nodes: list[int]) -> float:
-        """How many tokens of `nodes` are accepted on average."""
+        """Compute how many tokens of `nodes` are accepted on average."""
         return float(numpy.exp([self.scores[node] for node in nodes]).sum())
 
     def acceptance(self) -> list[float]:
@@ -221,7 +221,7 @@ class GrowingTree:
         return numpy.exp([self.scores[node] - self.scores[self.parents[node]] for node in self.chosen]).tolist()
 
     def path(self, node: int) -> list[int]:
-        """Tokens from below the root down to `node`."""
+        """List the tokens from below the root down to `node`."""
         tokens: list[int] = []
         while node != ROOT:
             tokens.append(self.tokens[node])

@@ -21,7 +21,7 @@ PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_
 
 
 def extend_to(length: int, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
-    """The per-token inputs of the whole call, once, so that a round only slices them.
+    """Extend the per-token inputs to the length of the whole call, once, so that a round only slices them.
 
     New tokens are seen (mask 1), stand at the next positions, and have the last token's type, or none of the multimodal ones.
 
@@ -45,7 +45,7 @@ def extend_to(length: int, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def stack(drafts: list[Draft], size: int, device: torch.device) -> LongTensor:
-    """Tokens of all drafts, int64 `(B, size)`, padded with 0."""
+    """Stack the tokens of all drafts, int64 `(B, size)`, padded with 0."""
     tokens = torch.zeros((len(drafts), size), dtype=torch.long, device=device)
     for row, draft in enumerate(drafts):
         tokens[row, : len(draft)] = draft.tokens
@@ -98,7 +98,7 @@ class ChainVerifier:
         self.unread -= count
 
     def _run(self, ids: LongTensor, count: int, logits_to_keep: int) -> Tensor:
-        """The target over the last `count` of `ids`; its logits."""
+        """Run the target over the last `count` of `ids`, and return its logits."""
         length = ids.shape[1]
         inputs = self.model.prepare_inputs_for_generation(
             ids,
@@ -205,7 +205,7 @@ class TreeVerifier:
         return self._run(ids, drafts).to(device)
 
     def _run(self, ids: LongTensor, drafts: list[Draft]) -> Tensor:
-        """The target over each sequence's last known token, its draft and padding, int64 `(B, M)`; its logits."""
+        """Run the target over each sequence's last known token, its draft and padding, int64 `(B, M)`, and return its logits."""
         size = ids.shape[1]
         shapes = [tree_shape(draft.row_parents, size) for draft in drafts]
         sees, depths = (torch.from_numpy(numpy.stack(part)) for part in zip(*shapes, strict=True))
@@ -226,7 +226,7 @@ class TreeVerifier:
         return outputs.logits
 
     def _embed(self, ids: LongTensor, drafts: list[Draft]) -> dict[str, Tensor]:
-        """Inputs with the prompt rows' embeddings behind the nodes'."""
+        """Make the inputs for drafts with prompt rows: the ids' embeddings, with the prompt rows' own behind the nodes."""
         embeddings = self.model.get_input_embeddings()(ids).clone()
         for row, draft in enumerate(drafts):
             if draft.prompt_rows is not None:

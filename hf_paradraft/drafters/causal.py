@@ -35,7 +35,7 @@ def check_drafts(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def logits_after(model: PreTrainedModel, input_ids: LongTensor, masks: Sequence[int]) -> Tensor:
-    """Logits behind each prefix and each mask, from one forward without caches; what caches are tested against.
+    """Compute logits behind each prefix and each mask, by one forward without caches; what caches are tested against.
 
     Args:
         model: a causal LM.
@@ -66,11 +66,11 @@ class CausalRows(RowModel):
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """The ids that the model knows, int64 `(B, M)`."""
+        """Implement `RowModel.text`: the ids, int64 `(B, M)`, with `unknown` for those that the model does not have."""
         return ids.where(ids < self.stack.get_input_embeddings().num_embeddings, self.unknown)
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
-        """Ids of the first `count` masks, or of all."""
+        """Implement `RowModel.masks`: ids of the first `count` masks, or of all."""
         return torch.tensor(self.mask_ids[:count], dtype=torch.long, device=self.stack.device).expand(len(fused), -1)
 
     def forward_rows(
@@ -94,7 +94,7 @@ class CausalRows(RowModel):
 
 
 def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks: Sequence[int], unknown: int) -> Tensor:
-    """Logits behind one prefix and each mask; then the cache holds `ids`, or leading tokens of it where layers are recurrent.
+    """Compute logits behind a prefix and each mask; the cache then holds `ids`, or fewer of them where layers are recurrent.
 
     Args:
         model: run once, or twice where many tokens wait to be read behind a recurrent state.

@@ -56,7 +56,7 @@ class SavedDrafter(Drafter, ABC):
     @classmethod
     @abstractmethod
     def recognises(cls, folder: Path) -> bool:
-        """Whether a folder holds one. Of all kinds at most one may say so."""
+        """Tell whether a folder holds a drafter of this kind; of all kinds at most one may say so."""
 
     @classmethod
     def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> Self:
@@ -73,7 +73,7 @@ class SavedDrafter(Drafter, ABC):
         raise NotImplementedError(f"{cls.__name__} has no read_folder(folder), and no load_folder that does without.")
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Config and tensors, as they are written into a folder."""
+        """Make the config and the tensors that `write` puts into a folder."""
         raise NotImplementedError(f"{type(self).__name__} has no contents(), and no write(folder) that does without.")
 
     @classmethod
@@ -118,7 +118,7 @@ class SavedDrafter(Drafter, ABC):
         attn_implementation: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Itself, as a caller wants to have it.
+        """Set its dtype, device, attention and options as a caller wants them, and return it.
 
         Args:
             dtype: of its weights; default, and `"auto"`: as they were saved.

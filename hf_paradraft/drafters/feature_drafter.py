@@ -71,15 +71,15 @@ class FeatureDrafter(nn.Module, SavedDrafter):
 
     @abstractmethod
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Config and tensors as other engines read them."""
+        """Make the config and the tensors as other engines read them."""
 
     @classmethod
     def recognises(cls, folder: Path) -> bool:
-        """By config and tensors, as `identify` reads them."""
+        """Implement `SavedDrafter.recognises`, by config and tensors, as `identify` reads them."""
         return kind_in(folder) in cls.known_as
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """In the speculators layout, which vLLM reads too.
+        """Implement `SavedDrafter.contents`, in the speculators layout, which vLLM reads too.
 
         Raises:
             ValueError: it has options or layers for which that layout has no place.
@@ -181,7 +181,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
             )
 
     def started_beside(self, target: PreTrainedModel) -> Self:
-        """Itself, untrained, attached to `target`: its last norm makes states of the size that the target's head is used to."""
+        """Attach an untrained drafter to `target`, and copy the scale of the target's final norm, which its head is used to."""
         with torch.no_grad():
             final_norm(self.stack).weight.copy_(final_scale(target))
         self.to(target.get_input_embeddings().weight.device).attach(target)
@@ -193,7 +193,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
 
     @abstractmethod
     def drafting(self, config: SpeculationConfig, max_length: int) -> Any:
-        """One call's drafting beside the target that it was attached to last; arguments as for `ReadingDrafting`."""
+        """Begin one call's drafting beside the target that it was attached to last; arguments as for `ReadingDrafting`."""
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own."""
@@ -223,14 +223,14 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         return self.drafting(SpeculationConfig(), 0).logits_behind(input_ids.to(self.device), features, count)
 
     def embed(self, ids: LongTensor) -> Tensor:
-        """Embeddings `(…, hidden)` in its own dtype, by its own table or the target's."""
+        """Embed ids, `(…, hidden)` in its own dtype, by its own table or the target's."""
         if self.embedding is not None:
             inside = ids.where(ids < self.embedding.num_embeddings, 0)
             return self.embedding(inside.to(self.device))
         return self.shared.embed(ids).to(self.device, self.dtype)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits `(…, V')` of normed states, by its own head or the target's, scaled and capped as it says or as the target's."""
+        """Compute logits `(…, V')` of normed states by its own head, scale and softcap, or by the target's where it has none."""
         if self.head is None:
             return self.shared.logits(states, self.softcap, self.logit_scale)
         logits = self.head(states)
@@ -256,7 +256,7 @@ def shared_head(drafter: Any) -> TargetHead:
 
 
 def guessed_ids(tensors: dict[str, Tensor], size: int | None, vocab_size: int, folder: Path) -> LongTensor | None:
-    """The target's ids that the drafter in a folder guesses, int64 `(V',)`; None: all.
+    """Look up the target's ids that the drafter in a folder guesses, int64 `(V',)`; None: all.
 
     Args:
         tensors: of the folder.
@@ -277,6 +277,6 @@ def guessed_ids(tensors: dict[str, Tensor], size: int | None, vocab_size: int, f
 
 
 def feature_names(features: tuple) -> str:
-    """Feature keys for people."""
+    """Describe feature keys in words, for people."""
     names = {-1: "the embedding's output", "normed": "the normed last state"}
     return ", ".join(str(names.get(key, f"output of layer {key}")) for key in features)

@@ -18,7 +18,7 @@ CONTEXT = 32_768  # of a target that does not say how long texts may be
 
 
 def decoder_stack(config: PreTrainedConfig, weights: dict[str, Tensor] | None = None) -> PreTrainedModel:
-    """Decoder layers and final norm, as transformers builds them from `config`; fed with `inputs_embeds`.
+    """Build decoder layers and final norm, as transformers makes them from `config`; fed with `inputs_embeds`.
 
     Args:
         config: of the layers.
@@ -48,7 +48,7 @@ def decoder_stack(config: PreTrainedConfig, weights: dict[str, Tensor] | None = 
 
 
 def _with_weights(stack: Any, weights: dict[str, Tensor]) -> Any:
-    """The same layers with weights as a checkpoint has them: transformers fuses experts, and knows older names."""
+    """Make the same layers with a checkpoint's weights, by transformers, which fuses experts and knows older names."""
     dtype = next(iter(weights.values())).dtype
     table = {"embed_tokens.weight": torch.zeros(1, stack.config.hidden_size, dtype=dtype)}  # which is not used
     loaded, info = type(stack).from_pretrained(
@@ -65,21 +65,21 @@ def _with_weights(stack: Any, weights: dict[str, Tensor]) -> Any:
 
 
 def embedding_of(config: PreTrainedConfig, vocab_size: int) -> nn.Embedding:
-    """A table for layers of this config, which gives what they read: Gemma 4's is scaled."""
+    """Make an embedding for layers of this config, scaled as they read it: Gemma 4's by the square root of its width."""
     if config.model_type == GEMMA4:
         return Gemma4TextScaledWordEmbedding(vocab_size, config.hidden_size, None, embed_scale=config.hidden_size**0.5)
     return nn.Embedding(vocab_size, config.hidden_size)
 
 
 def turns(stack: PreTrainedModel, states: Tensor, positions: LongTensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines `(B, M, head)` of positions `(B, M)`, in the dtype of `states`."""
+    """Compute the rotary cosines and sines `(B, M, head)` of positions `(B, M)`, in the dtype of `states`."""
     if stack.config.model_type == GEMMA4:
         return stack.rotary_emb(states, positions, "full_attention")
     return stack.rotary_emb(states, positions)
 
 
 def sizes_of(target: PreTrainedModel) -> dict[str, Any]:
-    """A target's sizes, for the config of layers like its own: of Llama, Qwen3, or others that name them so."""
+    """Read a target's sizes, for the config of layers like its own: of Llama, Qwen3, or others that name them so."""
     config = target.config.get_text_config()
     if getattr(config, "num_attention_heads", None) is None:
         raise ValueError(f"{type(target).__name__} has no attention heads, of which such a drafter's layers are made.")
@@ -102,7 +102,7 @@ def sizes_of(target: PreTrainedModel) -> dict[str, Any]:
 
 
 def describe_layers(config: PreTrainedConfig, num_layers: int, dense: bool = True) -> dict[str, Any]:
-    """A target's own config with `num_layers` layers of full attention.
+    """Describe `num_layers` layers of a target's own class, of full attention if it has any, as a config.
 
     Args:
         config: of the target's text.
@@ -147,7 +147,7 @@ def describe_layers(config: PreTrainedConfig, num_layers: int, dense: bool = Tru
 
 
 def run(stack: PreTrainedModel, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
-    """Normed states `(B, M, hidden)` behind `inputs`, whose keys and values `cache` gets.
+    """Compute normed states `(B, M, hidden)` behind `inputs`, whose keys and values are added to `cache`.
 
     Args:
         stack: from `decoder_stack`.

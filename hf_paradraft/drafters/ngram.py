@@ -10,7 +10,7 @@ from ..protocol import Draft, Drafter, Drafting, GuessedTokens, Prefix, Speculat
 
 
 class NgramDrafter(Drafter):
-    """Copies what followed where the text, or a memory, went like the text's end: the longest match, and of those the newest.
+    """A drafter that copies what followed the longest, then newest, match of the text's end in the text itself or a memory.
 
     Args:
         longest: tokens of a match in the text itself at most.

@@ -12,7 +12,7 @@ from ..notes import notes_on
 
 
 def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
-    """A drafter as it stands beside one target: the same weights, with what that target shares. Two targets never share one.
+    """Look up or make a drafter's view beside one target: the same weights, and what that target alone shares with it.
 
     Args:
         drafter: a module; its copies and pickles hold nothing of a target.

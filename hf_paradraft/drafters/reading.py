@@ -62,7 +62,7 @@ class ReadingDrafting(Drafting):
         return self.reader.read_nodes(tokens, parents)
 
     def logits_behind(self, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int) -> Tensor:
-        """Logits `(B, count, V')` behind whole texts; arguments as for the function of that name."""
+        """Compute logits `(B, count, V')` behind whole texts; arguments as for the function of that name."""
         return logits_behind(self, ids, features, count, self.vocabulary, self.reader.model.reads_features)
 
 
@@ -75,7 +75,7 @@ def logits_behind(
     vocabulary: LongTensor | None = None,
     reads_features: bool = True,
 ) -> Tensor:
-    """Logits `(B, count, V')` behind whole texts of equal length, by a drafting that has read nothing yet.
+    """Compute logits `(B, count, V')` behind whole texts of equal length, by a drafting that has read nothing yet.
 
     Where it goes on from tokens, each guess stands behind the most probable ones before.
 

@@ -38,7 +38,7 @@ class CardFields:
 
 
 def _plain(values: Any) -> Any:
-    """Numbers and single words: texts of somebody else's config could be anything in a card's Markdown."""
+    """Keep numbers and single words: texts of somebody else's config could be anything in a card's Markdown."""
     if isinstance(values, Mapping):
         plain = {name: _plain(value) for name, value in values.items()}
         return {name: value for name, value in plain.items() if value is not None}
@@ -49,7 +49,7 @@ def _plain(values: Any) -> Any:
 
 
 def _results(bench: list[dict[str, Any]], methods: tuple[str, ...]) -> list[EvalResult]:
-    """The headline: the drafter's best row at batch 1, greedy where that was measured."""
+    """Choose the card's headline: speed-up and τ of the drafter's best row at batch 1, greedy where that was measured."""
     alone = [row for row in bench if row["method"].startswith(methods) and row["batch_size"] == 1]
     if not alone:
         return []
@@ -70,7 +70,7 @@ def _results(bench: list[dict[str, Any]], methods: tuple[str, ...]) -> list[Eval
 
 
 def render_card(folder: Path, repo_id: str, fields: CardFields, license: str | None = None) -> ModelCard:
-    """The card of the drafter in `folder`.
+    """Render the model card of the drafter in `folder`.
 
     Args:
         folder: a saved drafter. `bench.json`, if it is there, gives the measured table: write it with `paradraft bench --json`.
@@ -110,7 +110,7 @@ def render_card(folder: Path, repo_id: str, fields: CardFields, license: str | N
 
 
 def _bench(folder: Path) -> list[dict[str, Any]] | None:
-    """The folder's own records, if it has some."""
+    """Read the benchmark records in a drafter's folder; None if it has none."""
     return read_bench(folder / "bench.json") if (folder / "bench.json").exists() else None
 
 

@@ -140,7 +140,7 @@ def upload(
 
 
 def _is_empty(api: HfApi, repo_id: str, repo_type: str) -> bool:
-    """Whether a repository that was just made got no commit: the reply to one may be lost after the Hub did its work."""
+    """Tell whether a repository just made got no commit: the reply to one may be lost after the Hub did its work."""
     try:
         return set(api.list_repo_files(repo_id, repo_type=repo_type)) <= {".gitattributes"}
     except (HTTPError, RuntimeError):

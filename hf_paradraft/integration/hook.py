@@ -73,7 +73,7 @@ class _Set:
 
 
 def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | None:
-    """The assistant if it is a drafter, or the drafter that it is for this target; else None."""
+    """Look up the drafter of an assistant: itself, or that of a model with a PPD adapter; None if it is none."""
     assistant = assistant.drafter if isinstance(assistant, _Set) else assistant
     if (drafter := PpdDrafter.adopt(target, assistant)) is not None:
         return drafter
@@ -88,7 +88,7 @@ def _decode(
     tokenizers: Sequence[Any] = (None, None),
     **kwargs: Any,
 ) -> Any:
-    """Our loop, or PEARL's where it is asked for and may win something, after one look at the pair, and at the target."""
+    """Check the pair and how the target reads, then decode by our loop, or by PEARL's overlapped one where that applies."""
     if drafter is not None:
         check_drafter(drafter)
         check_same_tokenizer(model, drafter, *tokenizers)

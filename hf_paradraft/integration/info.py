@@ -25,7 +25,7 @@ WEIGHTS = {"model.safetensors", "model.safetensors.index.json"}
 
 @contextmanager
 def _outline(repo_id: str) -> Iterator[Path]:
-    """A folder for the time of the block: a repository's config, and its tensors by name alone, as the Hub tells them.
+    """Yield a temporary folder with a repository's config, and its tensors by name alone, as the Hub lists them.
 
     Raises:
         OSError: nothing readable there.
@@ -69,7 +69,7 @@ def describe(repo_or_dir: str) -> list[tuple[str, Any]]:
 
 
 def _described(folder: Path) -> list[tuple[str, Any]]:
-    """A drafter's folder; or a target's, if it brings MTP layers."""
+    """Describe a drafter's folder, or a target's if it brings MTP layers, as (name, value) pairs."""
     try:
         kind = kind_of_folder(folder)
     except ValueError:

@@ -44,7 +44,7 @@ _count = itertools.count()
 
 
 def _file(model: PreTrainedModel, several: bool) -> Path:
-    """Named by what decides how a model reads: its code and its config, not its weights. It is there if the model is sound."""
+    """Name the file that marks a model as sound, by what decides how it reads: its code and its config, not its weights."""
     config = {**model.config.to_dict(), "_name_or_path": None}
     versions = __version__, torch.__version__, device_name(input_device(model))
     parts = sorted({type(part).__name__ for module in model.modules() for part in (module, vars(module).get("_hf_hook"))})
@@ -53,7 +53,7 @@ def _file(model: PreTrainedModel, several: bool) -> Path:
 
 
 class OracleDrafter(Drafter, Drafting):
-    """Guesses what is known to follow, beside tokens that do not.
+    """A drafter that guesses what is known to follow, beside tokens that do not.
 
     Args:
         texts: int64 `(B, n)`, without padding but on the left.
@@ -67,11 +67,11 @@ class OracleDrafter(Drafter, Drafting):
         self.speculation_config = SpeculationConfig(NEW, 2 * NEW, never_slower=False)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """Itself: it serves one call."""
+        """Return the drafter itself: it serves one call."""
         return self
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
-        """Behind the prompt one token; later pairs, of which the first is wrong."""
+        """Propose one right token after the prompt, and later pairs of a wrong and a right one."""
         guesses = []
         for prefix, text in zip(prefixes, self.texts, strict=True):
             right = text[prefix.ids.shape[1] :].cpu()
@@ -243,7 +243,7 @@ def _read(several: bool) -> str:
 
 
 def _rounding(model: PreTrainedModel) -> float:
-    """How far rounding may take logits, of their spread."""
+    """Estimate how far rounding may move logits, as a share of their spread."""
     if getattr(model.config, "quantization_config", None) is not None:  # kernels differ by the number of rows
         return PACKED
     exact = model.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
@@ -254,7 +254,7 @@ def _rounding(model: PreTrainedModel) -> float:
 
 
 def _decoded(model: PreTrainedModel, ids: LongTensor, mask: Tensor, **how: Any) -> tuple[LongTensor, Tensor]:
-    """The text, and the logits `(B, new, V)` float32 of its new tokens."""
+    """Generate `NEW` tokens: the whole text, and the logits `(B, new, V)` float32 of its new tokens."""
     config = GenerationConfig(
         max_new_tokens=NEW,
         min_new_tokens=NEW,

@@ -45,7 +45,7 @@ def export_pard(pard: Any, folder: Path, output: Path, engine: str, target: str 
 
 @contextmanager
 def _new_folder(output: Path) -> Iterator[Path]:
-    """A private folder to write into, which is copied to where others, and their containers, may read it as the umask says."""
+    """Yield a private folder to write into, then copy it to `output`, which others and containers may read as the umask says."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as name:
         yield Path(name)

@@ -63,7 +63,7 @@ class SpeculationConfig:
 
     @classmethod
     def from_saved(cls, options: dict[str, Any] | None) -> "SpeculationConfig":
-        """From a `config.json`; what this version does not know, a later one may have written, and is left out with a warning.
+        """Read options from a `config.json`; what this version does not know, as from a later one, is left out with a warning.
 
         Raises:
             ValueError: an option out of range.
@@ -87,13 +87,13 @@ class SpeculationConfig:
         return self.num_draft_tokens + 1 if self.compile else 0
 
     def row_counts(self, most: int) -> list[int] | None:
-        """How many rows a compiled target forward may have beside padding, `most` of them drafted; None where that is free."""
+        """List the row counts that a compiled target forward is padded to, for `most` drafted rows; None if not compiled."""
         if not self.compile:
             return None
         return [*([1, 17, 33] if self.tree_size == "auto" and most > 32 else [1]), 1 + most]
 
     def rule(self, do_sample: bool) -> str:
-        """The acceptance rule for a call.
+        """Choose the acceptance rule of a call, by its name.
 
         Raises:
             ValueError: a rule for sampling is asked for without sampling, or `greedy` with it.

@@ -46,11 +46,11 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: LongTensor, q: Tensor | None = None, acceptance: list[float] | None = None) -> "Draft":
-        """A draft of `(N,)` tokens in a row."""
+        """Make a draft of `(N,)` tokens in a row."""
         return cls(tokens, list(range(-1, len(tokens) - 1)), q, acceptance)
 
     def first(self, size: int) -> "Draft":
-        """The tree of the first `size` nodes, which no sampled tree may be cut to."""
+        """Cut the tree to its first `size` nodes; a sampled tree must not be cut."""
         return Draft(self.tokens[:size], self.parents[:size], acceptance=self.acceptance and self.acceptance[:size])
 
     @property
@@ -65,7 +65,7 @@ class Draft:
 
     @cached_property
     def path_probability(self) -> list[float]:
-        """The chance of each node to be accepted with all above it; empty if nobody says."""
+        """Compute the chance that each node is accepted with all above it; empty if nobody says."""
         chances: list[float] = []
         for chance, parent in zip(self.acceptance or [], self.parents, strict=False):
             chances.append(min(1.0, chance) * (chances[parent] if parent >= 0 else 1.0))
@@ -75,5 +75,5 @@ class Draft:
         return len(self.parents)
 
     def children(self, node: int) -> list[int]:
-        """Indices of the children of `node`, in the order in which they are tried; -1 is the last known token."""
+        """List the indices of the children of `node`, in the order in which they are tried; -1 is the last known token."""
         return [child for child, parent in enumerate(self.parents) if parent == node]

@@ -15,7 +15,7 @@ from .stats import SpeculationStats
 
 @dataclass(frozen=True)
 class KeyValues:
-    """Names keys and values of a layer's cache, as attention reads them: `(f, 2·H·D)`, all heads' keys and then values.
+    """The name of a feature, the keys and values of a layer's cache as attention reads them: `(f, 2·H·D)`, all heads' keys first.
 
     Attributes:
         layer: of the target.
@@ -131,7 +131,7 @@ class Drafter:
         """
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """Which of the target's hidden states `observe` is to bring."""
+        """List the target's hidden states that `observe` is to bring."""
         return ()
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:

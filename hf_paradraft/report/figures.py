@@ -18,7 +18,7 @@ from .tables import groups
 
 
 def _canvas(width: float = 5.5, height: float = 3.6) -> tuple[Figure, Any]:
-    """A figure with its axes; sizes in inches."""
+    """Make a figure with its axes; sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
 
@@ -28,7 +28,7 @@ def _first_group(rows: Sequence[Record]) -> list[Record]:
 
 
 def by_task(rows: Sequence[Record], detail: str = "by_category", average: str = "speedup") -> Figure:
-    """Speed-up (or τ) by category, a group of bars per category; of all, the mean of the speed-ups, or τ over all tokens."""
+    """Draw speed-up (or τ) by category, a group of bars for each; of all, the mean of the speed-ups, or τ over all tokens."""
     rows = _first_group(rows)
     categories = [*rows[0][detail], "all"]
     figure, axes = _canvas(max(6.0, 1.9 * len(categories)), 4)
@@ -45,12 +45,12 @@ def by_task(rows: Sequence[Record], detail: str = "by_category", average: str = 
 
 
 def tau_by_task(rows: Sequence[Record]) -> Figure:
-    """τ by category."""
+    """Draw τ by category, a group of bars for each."""
     return by_task(rows, "tau_by_category", "tau")
 
 
 def _lines(lines: Mapping[str, Sequence[tuple[float, float]]], **labels: Any) -> tuple[Figure, Any]:
-    """A line of points for each method, with a legend."""
+    """Draw a line of points for each method, with a legend."""
     figure, axes = _canvas()
     for name, points in lines.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=name)
@@ -65,7 +65,7 @@ def _by_powers_of_two(axes: Any, ticks: Sequence[int]) -> None:
 
 
 def tau_by_length(rows: Sequence[Record]) -> Figure | None:
-    """τ by the number of drafted tokens K; None without two lengths of one method.
+    """Draw τ by the number of drafted tokens K; None without two lengths of one method.
 
     Methods that differ in K alone, as `pard-chain-k4` and `pard-chain-k8`, are one line.
     """
@@ -80,7 +80,7 @@ def tau_by_length(rows: Sequence[Record]) -> Figure | None:
 
 
 def acceptance(rows: Sequence[Record]) -> Figure | None:
-    """How often each position of a chain was accepted where the one before was; None without chains of ours."""
+    """Draw how often each position of a chain was accepted where the one before was; None without chains of ours."""
     lines = {
         row["method"]: [(position, 100 * rate) for position, rate in enumerate(row["acceptance_by_position"], 1)]
         for row in _first_group(rows)
@@ -113,7 +113,7 @@ def time_split(rows: Sequence[Record]) -> Figure | None:
 
 
 def speedup_by_batch(rows: Sequence[Record]) -> Figure | None:
-    """Speed-up over plain decoding of the same batch, by its size, at the first temperature; None for one size."""
+    """Draw the speed-up over plain decoding of the same batch, by its size, at the first temperature; None for one size."""
     sizes = sorted({row["batch_size"] for row in rows})
     if len(sizes) < 2:
         return None
@@ -130,7 +130,7 @@ def speedup_by_batch(rows: Sequence[Record]) -> Figure | None:
 
 
 def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
-    """Time of a target forward by its new tokens, in forwards of one; None where it was not measured."""
+    """Draw the time of a target forward by its new tokens, relative to that of one; None where it was not measured."""
     if (latency := rows[0].get("latency")) is None:
         return None
     figure, axes = _canvas()

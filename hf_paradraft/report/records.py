@@ -23,7 +23,7 @@ def _is_record(row: Any) -> bool:
 
 
 def read_bench(file: Path) -> list[dict[str, Any]]:
-    """Records of a file.
+    """Read the records of a file that `paradraft bench --json` wrote.
 
     Raises:
         OSError: there is no such file.

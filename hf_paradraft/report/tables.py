@@ -13,14 +13,14 @@ COLUMNS = 4  # categories beside each other, where there are many
 
 
 def groups(rows: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """Records that can be compared, with a title: the same batch size and temperature."""
+    """Yield groups of records that can be compared (the same batch size and temperature), each after its title."""
     for (size, temperature), group in groupby(rows, lambda row: (row["batch_size"], row["temperature"])):
         kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         yield f"batch {size}, {kind}", list(group)
 
 
 def _cells(row: Record) -> list[str]:
-    """Speed, speed-up, quartiles, τ and equality."""
+    """Format a record's speed, speed-up, quartiles, τ and equality."""
     low, _, high = row["speedup_quartiles"]
     share = row["matches_reference"]
     return [
@@ -33,7 +33,7 @@ def _cells(row: Record) -> list[str]:
 
 
 def table(rows: Sequence[Record], title: str) -> Group:
-    """Tables that fit a terminal of 80 columns: methods on average, by category, and inside our own rounds.
+    """Make tables that fit a terminal of 80 columns: methods on average, by category, and inside our own rounds.
 
     Args:
         rows: from `records`.
@@ -53,7 +53,7 @@ def table(rows: Sequence[Record], title: str) -> Group:
 
 
 def _table(title: str, columns: Iterable[str], overflow: OverflowMethod = "ellipsis") -> Table:
-    """A column of methods, and columns of figures."""
+    """Make an empty table with a column of methods, and columns of figures."""
     made = Table(title=title, title_justify="left")
     made.add_column("method", no_wrap=True)
     for name in columns:
@@ -62,7 +62,7 @@ def _table(title: str, columns: Iterable[str], overflow: OverflowMethod = "ellip
 
 
 def _by_category(rows: Sequence[Record], kind: str) -> Iterator[Table]:
-    """Many categories are shown a few at a time."""
+    """Yield tables of the speed-up by category; many categories are shown a few at a time."""
     names = list(rows[0]["by_category"])
     columns = COLUMNS if len(names) > COLUMNS + 2 else len(names)
     best = max(row["speedup"] for row in rows)
@@ -88,7 +88,7 @@ def _inside(rows: Sequence[Record], kind: str) -> Table:
 
 
 def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
-    """The figures as Markdown tables, one for each batch size and temperature.
+    """Render records as Markdown tables, one for each batch size and temperature.
 
     Args:
         rows: from `records`.

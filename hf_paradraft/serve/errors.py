@@ -36,7 +36,7 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
 
 
 class Bodies:
-    """Refuses bodies that are too large before they are read.
+    """An ASGI middleware that refuses bodies that are too large before they are read.
 
     Args:
         app: what is behind it.

@@ -15,7 +15,7 @@ LEAST = 32  # texts that are new since the last lesson
 
 
 class Lessons:
-    """Teaches a drafter when nobody waits, and saves it whenever it has become better.
+    """The lessons of a drafter while no request waits; it is saved whenever it has become better.
 
     Args:
         target: writes the texts.

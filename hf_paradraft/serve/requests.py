@@ -68,7 +68,7 @@ class StreamOptions(Strict):
 
 
 class Speculation(Strict):
-    """Whether a request is drafted for."""
+    """The choice whether a request is drafted for."""
 
     enabled: bool = True
 

@@ -29,7 +29,7 @@ PIECE = 512  # tokens of prompts that are read between two rounds of the others
 
 
 class QueueFull(Exception):
-    """Too many requests wait."""
+    """An error: too many requests wait."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Job:
 
 
 class Scheduler:
-    """Answers requests in a thread of its own, several at a time where the target's sequences can be joined.
+    """A scheduler that answers requests in its own thread, several at a time where the target's sequences can be joined.
 
     Args:
         target: answers.

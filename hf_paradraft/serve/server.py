@@ -14,7 +14,7 @@ from .scheduler import Scheduler
 
 
 class Server(uvicorn.Server):
-    """Says its address once it answers."""
+    """A uvicorn server that prints its address once it answers."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Implement `uvicorn.Server`."""

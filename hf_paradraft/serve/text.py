@@ -8,7 +8,7 @@ from ..chat import Detokeniser
 
 
 class Writer:
-    """Makes text of tokens; holds back what may be the beginning of a stop text.
+    """A writer of text from tokens, which holds back what may be the beginning of a stop text.
 
     Args:
         tokenizer: decodes.

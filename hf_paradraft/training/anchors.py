@@ -29,7 +29,7 @@ class AnchorCollator:
         self.num_anchors, self.block_size, self.seed, self.epoch = num_anchors, block_size, seed, 0
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Texts padded on the right to the longest, and behind that by a block, so that every slot has a place.
+        """Pad texts on the right to the longest plus one block, so that every guess has a place, and choose each text's anchors.
 
         Returns:
             `input_ids` int64 `(B, N)`, padded with 0, `lengths` int64 `(B,)`, `anchors` int64 `(B, A)`, padded with -1, and what
@@ -53,7 +53,7 @@ class AnchorCollator:
 
 
 def guesses_behind(ids: LongTensor, labels: LongTensor, anchors: LongTensor, count: int) -> dict[str, LongTensor]:
-    """Which tokens are guessed behind each anchor.
+    """Gather what is guessed after each anchor: the position and id of the token before each guess, and the guess's label.
 
     Args:
         ids, labels: int64 `(B, N)`, a block wider than the longest text; -100 for what is not to be learned.
@@ -110,7 +110,7 @@ class AnchorTrainer(DepthTrainer):
             self.places[self.drafter.vocabulary.cpu()] = torch.arange(len(self.drafter.vocabulary))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """`MuonAdamW`, unless `optim` names another optimiser, or processes share weights, so that no matrix is whole."""
+        """Make `MuonAdamW`, unless `optim` names another optimiser, or processes share weights, so that no matrix is whole."""
         args, split = self.args, self.is_fsdp_enabled or self.is_deepspeed_enabled
         if self.optimizer is None and args.optim == "adamw_torch_fused" and not split:
             betas = (args.adam_beta1, args.adam_beta2)
@@ -118,7 +118,7 @@ class AnchorTrainer(DepthTrainer):
         return super().create_optimizer(model)
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
-        """Mean over guesses, weighted by depth."""
+        """Compute the mean loss over all guesses, weighted by depth."""
         states = self.states(inputs["input_ids"], inputs["lengths"])
         outputs = model(inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features})
         labels, positions = inputs["labels"], inputs["places"]

@@ -102,7 +102,7 @@ class Target:
         return learned_context(self.model)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Whether a prompt leaves room for an answer.
+        """Tell whether a prompt leaves room for an answer in the target's context.
 
         Raises:
             RefusedTurns: the chat template refuses it.
@@ -111,7 +111,7 @@ class Target:
         return self.context is None or length <= self.context
 
     def answers(self, rows: Mapping[int, Mapping[str, Any]], done: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Answered rows with their numbers, in any order.
+        """Yield (number, answered row) for every row that is not in `done`, in any order.
 
         Args:
             rows: that are answered together.
@@ -138,7 +138,7 @@ class Target:
                         yield index, self._answered(rows[index], prompts[index], ids)
 
     def _together(self, batch: list[int], prompts: dict[int, list[int]]) -> list[list[int]]:
-        """New tokens of one batch of `generate`, padding included; what was drawn before is drawn alike."""
+        """Generate new tokens for one batch, padding included; seeded per batch, so that a repeated one draws alike."""
         torch.manual_seed(self.seed + batch[0])
         inputs = self.tokenizer.pad({"input_ids": [prompts[index] for index in batch]}, return_tensors="pt")
         options = {"max_new_tokens": self.max_new_tokens, **sampling(self.temperature)}
@@ -148,7 +148,7 @@ class Target:
         return written[:, inputs["input_ids"].shape[1] :].tolist()
 
     def _answered(self, row: Mapping[str, Any], prompt: list[int], ids: list[int]) -> dict[str, Any]:
-        """New tokens up to the one that ends them, as text and as they are: templates do not give back what was written."""
+        """Make a row of the new tokens up to the one that ends them, as text and as ids: templates do not reproduce those."""
         ids, ended = until_end(ids, end_tokens(self.model))
         unlabelled = {"prompt_tokens": len(prompt)} if "messages" in row else {}
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -156,7 +156,7 @@ class Target:
 
 
 def batches(lengths: dict[int, int], max_new_tokens: int, batch_size: int, num_slots: int) -> Iterator[list[int]]:
-    """Prompts of similar length together: one long prompt would make a whole batch of short ones wait.
+    """Yield the numbers of prompts in batches of similar length: a long prompt would make a whole batch of short ones wait.
 
     Args:
         lengths: of the prompts, by their numbers.
@@ -200,7 +200,7 @@ class Server:
     context: None = None
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Any prompt: the server knows its context."""
+        """Return True for any prompt: only the server knows its context."""
         return True
 
     def settings(self) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
 
 
 def text_of(row: Mapping[str, Any]) -> str:
-    """A row's text, "" if it has none.
+    """Read the text of a row; "" if it has none.
 
     Raises:
         ValueError: it is something else than a text.
@@ -126,7 +126,7 @@ def text_of(row: Mapping[str, Any]) -> str:
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, finished: bool = True) -> dict[str, list[int]]:
-    """All tokens labelled, the end-of-text token last if the text is `finished`, so that the drafter learns to stop."""
+    """Tokenise and label a whole text, the end-of-text token last if it is `finished`, so that the drafter learns to stop."""
     ids = tokenizer(text)["input_ids"]
     if finished and tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
         ids = [*ids, tokenizer.eos_token_id]
@@ -224,12 +224,12 @@ def _around(
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Tells tokenizers apart whose ids mean other tokens."""
+    """Hash a tokenizer's vocabulary, to tell apart tokenizers whose ids mean other tokens."""
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
 
 def encode_written(row: Mapping[str, Any]) -> dict[str, list[int]]:
-    """The tokens that the target wrote, as `regenerate` keeps them; the prompt of a chat carries no labels.
+    """Read the tokens that the target wrote from a row of `regenerate`; the prompt of a chat carries no labels.
 
     Raises:
         ValueError: they are no tokens.

@@ -12,7 +12,7 @@ from .epochs import CountEpochs, ResumableTrainer
 
 
 class DepthTrainer(ResumableTrainer):
-    """Learns from guesses at `count` depths; evaluation reports `eval_{figure}_depth_d`.
+    """A trainer on guesses at `count` depths; evaluation reports `eval_{figure}_depth_d`.
 
     Args:
         model: what is called with batches.
@@ -49,7 +49,7 @@ class DepthTrainer(ResumableTrainer):
             self._figures[depth] += torch.tensor([here.sum().item(), here.numel()])
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """`Trainer.evaluate`; adds the figure of each depth."""
+        """Run `Trainer.evaluate`, and add the mean figure of each depth."""
         self._figures.zero_()
         metrics = super().evaluate(*args, **kwargs)
         totals = self.accelerator.reduce(self._figures.to(self.args.device)).tolist()

@@ -8,7 +8,7 @@ WORDS = 13  # of a run
 
 
 def texts_in(row: Any) -> Iterator[str]:
-    """Every text of a JSON value, however deep."""
+    """Yield every text in a JSON value, at any nesting depth."""
     if isinstance(row, str):
         yield row
     elif isinstance(row, dict | list):
@@ -17,7 +17,7 @@ def texts_in(row: Any) -> Iterator[str]:
 
 
 def runs_in(row: Any) -> set[tuple[str, ...]]:
-    """The runs of 13 words in a row's texts, without case and punctuation."""
+    """Collect the runs of 13 consecutive words in a row's texts, without case and punctuation."""
     runs: set[tuple[str, ...]] = set()
     for text in texts_in(row):
         words = re.findall(r"\w+", text.lower())
@@ -26,6 +26,6 @@ def runs_in(row: Any) -> set[tuple[str, ...]]:
 
 
 def disjoint(rows: Iterable[Any], measured: Iterable[Any]) -> list[Any]:
-    """The rows that share no run of 13 words with any that is measured on."""
+    """Keep the rows that share no run of 13 words with any row that drafters are measured on."""
     avoided = set().union(*map(runs_in, measured))
     return [row for row in rows if avoided.isdisjoint(runs_in(row))]

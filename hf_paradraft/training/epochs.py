@@ -25,7 +25,7 @@ class LengthGroups(Sampler[int]):
         self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by Trainer before each epoch."""
+        """Set the epoch that the order depends on; Trainer calls this before each epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class LengthGroups(Sampler[int]):
 
 
 class CountEpochs(TrainerCallback):
-    """Tells a collator which epoch it is.
+    """A callback that tells a collator which epoch it is.
 
     Args:
         collator: has an attribute `epoch`.
@@ -71,7 +71,7 @@ class ResumableTrainer(Trainer):
         return loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """The loss alone: logits over every row would be large and of no use."""
+        """Compute the loss alone: logits over every row would be large and of no use."""
         with torch.no_grad():
             return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 
 def fingerprint(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
-    """A few numbers of every weight, hashed: another model of the same shape has another.
+    """Hash the names and a few numbers of all weights: another model of the same shape has another hash.
 
     Args:
         model: some of its weights may be offloaded.

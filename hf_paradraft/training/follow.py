@@ -44,7 +44,7 @@ class Lesson:
 
 
 class FollowTarget(TrainerCallback):
-    """Teaches a drafter, every few steps of its target's trainer, what the target writes by now.
+    """A callback that teaches a drafter, every few steps of its target's trainer, what the target writes by now.
 
     The newest texts of the calls that the drafter assists are kept. A lesson takes short steps of the kind's own loss on them, on
     states of the target as it is then, and its weights are used only if texts that were held back are guessed better with them.
@@ -106,7 +106,7 @@ class FollowTarget(TrainerCallback):
             self.num_tokens -= len(self.texts.popleft()[1])
 
     def __deepcopy__(self, memo: Any) -> None:
-        """Copies of the drafter are followed by nobody."""
+        """Return None: copies of the drafter have no listener, so nobody teaches them."""
 
     def __reduce__(self) -> tuple:
         return type(None), ()
@@ -213,7 +213,7 @@ class FollowTarget(TrainerCallback):
 
 
 class _Interruption(TrainerCallback):
-    """Ends a lesson with the step behind which somebody waits."""
+    """A callback that ends a lesson after the current step once `interrupted` says so."""
 
     def __init__(self, interrupted: Callable[[], bool]):
         self.interrupted = interrupted

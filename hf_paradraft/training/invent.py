@@ -18,7 +18,7 @@ BARREN = 128  # turns in a row without a new prompt, behind which it is given up
 
 
 def user_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
-    """Ids of the template up to where the user's first words stand, and the token that ends them.
+    """Find the ids of the template up to where the user's first words stand, and the token that ends the user's turn.
 
     Raises:
         ValueError: there is no chat template, or it does not show where a turn ends, or ends it with ordinary text.

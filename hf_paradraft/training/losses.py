@@ -23,7 +23,7 @@ def cross_entropy(logits: Tensor, labels: LongTensor) -> Tensor:
 
 
 def rejection(logits: Tensor, probabilities: Tensor) -> Tensor:
-    """Total variation `½ ‖p - q‖₁`, the chance that rejection sampling rejects a draft, of each row `(…)`.
+    """Compute the total variation `½ ‖p - q‖₁` of each row `(…)`: the chance that rejection sampling rejects a draft.
 
     Args:
         logits: `(…, V')`, the drafter's.

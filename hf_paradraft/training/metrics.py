@@ -21,7 +21,7 @@ def acceptance(
     samples: Dataset,
     max_new_tokens: int = 128,
 ) -> dict[str, Any]:
-    """Greedy acceptance of chains against `target`, continuing each sample from its first labelled token.
+    """Measure the greedy acceptance of chains against `target`, continuing each sample from its first labelled token.
 
     Args:
         target: a model, or its folder or Hub id.

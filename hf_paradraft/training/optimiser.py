@@ -9,7 +9,7 @@ from torch.optim import AdamW, Muon
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Both as one, with one learning rate: Muon's steps are scaled to AdamW's (arXiv 2502.16982, section 2.2).
+    """Muon and AdamW as one, with one learning rate: Muon's steps are scaled to AdamW's (arXiv 2502.16982, section 2.2).
 
     Projections are matrices whose names end in `proj`, as most of transformers' layers have it. Tables, heads, norms and what
     mixes states keep AdamW.

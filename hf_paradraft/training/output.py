@@ -51,13 +51,13 @@ def check_output(output_dir: Path, resume: bool, overwrite: bool, *sources: str 
 
 
 def _checkpoints(output_dir: Path) -> list[Path]:
-    """All checkpoints, whole or not, the newest first."""
+    """List all checkpoints in a run's folder, whole or not, the newest first."""
     numbers = [(file.name.removeprefix("checkpoint-"), file) for file in output_dir.glob("checkpoint-*")]
     return [file for _, file in sorted(((int(number), file) for number, file in numbers if number.isdigit()), reverse=True)]
 
 
 def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
-    """The checkpoint of this run with the most steps that was written to its end; None if there is none.
+    """Find this run's checkpoint with the most steps that was written to its end; None if there is none.
 
     Args:
         output_dir: of the run.
@@ -101,7 +101,7 @@ def _damaged(checkpoint: Path) -> Path | None:
 
 
 class Checkpoints(TrainerCallback):
-    """Marks a checkpoint as whole once all of it is written, and removes those that it replaces, no others.
+    """A callback that marks a checkpoint as whole once all of it is written, and removes those that it replaces, no others.
 
     The trainer's own rotation goes by numbers, and would take a new run's first checkpoints for the oldest.
 
@@ -175,7 +175,7 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
 
 
 def _is_our_card(file: Path) -> bool:
-    """Whether this library rendered it."""
+    """Tell whether a file is a model card that this library rendered."""
     return file.name == "README.md" and "\n- paradraft\n" in file.read_text(encoding="utf-8", errors="replace")
 
 

@@ -78,7 +78,7 @@ def cut_half_line(file: Path) -> int:
 
 
 def waiting_in(part: Path, done: int) -> dict[int, dict[str, Any]]:
-    """Finished answers that are not in the output yet, for others stand before them: by their numbers.
+    """Read the finished answers, by their numbers, that are not in the output yet because earlier ones are missing.
 
     Args:
         part: beside the output; there may be none.

@@ -87,11 +87,11 @@ class RowCollator:
         return {**batch, "attention_mask": mask[:, None]}
 
     def keep(self, seq_len: int, generator: torch.Generator) -> BoolTensor:
-        """Which rows of a sample to train on, bool `(K, seq_len)`."""
+        """Choose which rows of a sample to train on, bool `(K, seq_len)`."""
         return cod_keep_mask(seq_len, self.cod.num_depths, self.cod.ratio, self.cod.min_ratio, generator)
 
     def rows(self, sample: dict[str, Any]) -> dict[str, Tensor]:
-        """One sample's rows, with their `depths`."""
+        """Make the training rows of one sample, with their `depths`."""
         ids, labels = torch.tensor(sample["input_ids"]), torch.tensor(sample["labels"])
         generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
         if self.vocabulary is not None:
@@ -102,7 +102,7 @@ class RowCollator:
 
 
 def block_mask(depths: Tensor, positions: Tensor):
-    """The attention of a padded batch as a FlexAttention `BlockMask`.
+    """Make the attention mask of a padded batch as a FlexAttention `BlockMask`.
 
     Args:
         depths: int64 `(B, R)`, -1 for padding, which sees itself alone.
@@ -119,7 +119,7 @@ def block_mask(depths: Tensor, positions: Tensor):
 
 
 class RowTrainer(DepthTrainer, ABC):
-    """Learns from kept rows with labels.
+    """A trainer on the labelled rows of a `RowCollator`; a kind of drafter defines the loss of a row.
 
     Args:
         model: the drafter.
@@ -138,7 +138,7 @@ class RowTrainer(DepthTrainer, ABC):
     def row_losses(
         self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
     ) -> tuple[Tensor, Any]:
-        """The loss of each row `(B, C)`, 0 where it has no label, and the model's outputs.
+        """Compute the loss of each row `(B, C)`, 0 where it has no label, and the model's outputs.
 
         Args:
             model: wrapped, if there are several processes.
@@ -148,7 +148,7 @@ class RowTrainer(DepthTrainer, ABC):
         """
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
-        """Mean over labelled rows; logits are computed for those columns alone."""
+        """Compute the mean loss over labelled rows; logits are computed only for columns that have a label somewhere."""
         labels = inputs.pop("labels")
         wanted = (labels != IGNORED).any(0)
         count = int(wanted.sum())

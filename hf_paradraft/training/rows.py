@@ -71,7 +71,7 @@ def useful_rows(keep: BoolTensor, labels: LongTensor) -> BoolTensor:
 
 
 def may_attend(depth: Tensor, position: Tensor, other_depth: Tensor, other_position: Tensor) -> BoolTensor:
-    """Whether row `(depth, position)` attends to row `(other_depth, other_position)`; integer tensors that broadcast."""
+    """Tell whether row `(depth, position)` attends to row `(other_depth, other_position)`; integer tensors that broadcast."""
     start = position - depth  # the last real token that the row knows
     real = (other_depth == 0) & (other_position <= start)
     chain = (other_depth > 0) & (other_depth <= depth) & (other_position - other_depth == start)
@@ -79,7 +79,7 @@ def may_attend(depth: Tensor, position: Tensor, other_depth: Tensor, other_posit
 
 
 def draft_rows(input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor) -> dict[str, Tensor]:
-    """`parallel_draft_rows` without the dense mask; `depths` instead, int64 `(R,)`, from which `may_attend` gives it."""
+    """Make the rows of `parallel_draft_rows`, with `depths`, int64 `(R,)`, instead of the mask, which `may_attend` computes."""
     if input_ids.ndim != 1 or labels.shape != input_ids.shape or keep.shape[1:] != input_ids.shape:
         raise ValueError(
             f"input_ids and labels must be (N,) and keep (K, N), but are {tuple(input_ids.shape)}, {tuple(labels.shape)} "
@@ -96,7 +96,7 @@ def draft_rows(input_ids: LongTensor, labels: LongTensor, mask_token_id: int, ke
 
 
 def parallel_draft_rows(input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor) -> dict[str, Tensor]:
-    """The kept rows of one text, depth-major: all of depth 0, then of depth 1, ….
+    """Make the kept training rows of one text, depth-major: all of depth 0, then of depth 1, ….
 
     Args:
         input_ids: int64 `(N,)`.

@@ -30,7 +30,7 @@ from .target import check_context, open_tokenizer
 def option(
     help: str, default: Any = MISSING, least: float | None = None, above: float | None = None, most: float | None = None
 ) -> Any:
-    """A field of a run's options.
+    """Make the dataclass field of an option of a run: its help text, default and range.
 
     Args:
         help: one line, for the command line and the docs.
@@ -130,7 +130,7 @@ class TrainingOptions(ABC):
 
     @abstractmethod
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
-        """The model of `source`: what is trained, or the frozen one that a drafter is trained for."""
+        """Load the model of `source`: what is trained, or the frozen one that a drafter is trained for."""
 
     @classmethod
     def check_drafter(cls, drafter: Any) -> None:
@@ -165,7 +165,7 @@ class TrainingOptions(ABC):
         drafter.save_pretrained(folder)
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
-        """More for the record, once the drafter is saved: a calibration, an acceptance."""
+        """Measure more for the record, once the drafter is saved: a calibration or an acceptance."""
         return {}
 
     def result(self, drafter: Any) -> Any:
@@ -261,7 +261,7 @@ FREE = {
 
 
 def _settings(run: TrainingOptions, model: PreTrainedModel, train_set: Dataset, arguments: TrainingArguments) -> dict[str, Any]:
-    """How a run is made: its kind, data, model and options. Whoever resumes it must have the same."""
+    """Collect the settings of a run: its kind, data, model and options; a run that resumes it must have the same."""
     data = hashlib.sha256()
     for row in train_set:
         data.update(json.dumps([row["input_ids"], row["labels"]]).encode())

@@ -24,7 +24,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.*", "tokenizer_config.
 
 
 def is_packed(name: str | Path) -> bool:
-    """Whether it is a `.gguf` file.
+    """Tell whether a name is that of a `.gguf` file.
 
     Raises:
         OSError: it would be one, and is not there.
@@ -65,7 +65,7 @@ def check_context(config: PreTrainedConfig, max_length: int) -> None:
 
 @names_folder
 def config_of(name: str | Path) -> PreTrainedConfig:
-    """The config of a causal LM in a folder or on the Hub.
+    """Load the config of a causal LM from a folder or the Hub.
 
     Raises:
         OSError, ValueError: nothing readable there.
@@ -75,7 +75,7 @@ def config_of(name: str | Path) -> PreTrainedConfig:
 
 @names_folder
 def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a causal LM.
+    """Load the tokenizer of a causal LM from a folder, the Hub or a `.gguf` file.
 
     Raises:
         OSError, ValueError: as for `open_model`; or a folder has none.
@@ -90,7 +90,7 @@ def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
 @names_folder
 def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreTrainedModel:
-    """A causal LM in evaluation mode, all of whose weights are there.
+    """Load a causal LM in evaluation mode, with all of its weights.
 
     Args:
         name: a folder, a Hub id, or a `.gguf` file.

@@ -32,7 +32,7 @@ ROWS = 256  # of which logits over all tokens are held at once
 
 @torch.no_grad()
 def states_of(target: PreTrainedModel, keys: Sequence[FeatureKey], ids: LongTensor, seen: BoolTensor) -> dict[FeatureKey, Tensor]:
-    """The target's hidden states of texts, by key, `(B, N, hidden)`; its head is not run.
+    """Compute the target's hidden states of texts, by key, `(B, N, hidden)`, without running its head.
 
     Args:
         target: frozen.
@@ -96,7 +96,7 @@ class TargetStates:
         self.room = (max_bytes - present) / processes
 
     def __call__(self, ids: LongTensor, lengths: LongTensor) -> dict[Any, Tensor]:
-        """States by key, `(B, N, hidden)`; of padding they mean nothing.
+        """Read or compute the target's states of texts, by key, `(B, N, hidden)`; those of padding are meaningless.
 
         Args:
             ids: int64 `(B, N)`, padded on the right.
@@ -120,7 +120,7 @@ class TargetStates:
         }
 
     def probabilities(self, states: dict[Any, Tensor], rows: LongTensor, places: LongTensor) -> Tensor:
-        """The target's distributions over the tokens that are wanted, float32 `(n, V')`.
+        """Compute the target's distributions over the tokens that are wanted, float32 `(n, V')`.
 
         Args:
             states: from this object.
@@ -147,7 +147,7 @@ class TargetStates:
         ]
 
     def _states(self, keys: Sequence[FeatureKey], ids: LongTensor, lengths: LongTensor) -> dict[Any, Tensor]:
-        """States by key, `(B, N, hidden)`, of a forward whose width is a multiple of `SHAPES`, or all that the target has."""
+        """Compute states by key, `(B, N, hidden)`, in a forward as wide as a multiple of `SHAPES`, or as the target's context."""
         width, context = ids.shape[1], learned_context(self.target)
         padded = width + -width % SHAPES
         ids = F.pad(ids, (0, (padded if context is None else min(padded, context)) - width))
@@ -169,7 +169,7 @@ class TargetStates:
 
 
 def _read(file: Path, names: list[str]) -> dict[str, Tensor] | None:
-    """A text's states; None where the file is damaged, and is then removed, so that it is made again."""
+    """Read a text's states; None for a damaged file, which is removed so that it is made again."""
     try:
         with safe_open(file, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in names}

@@ -54,7 +54,7 @@ class TargetTraining(TrainingOptions):
         return {"bf16": True, "use_cpu": not torch.cuda.is_available()} if trains_in_bf16() else {}
 
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
-        """The target, frozen, in the number format that this hardware is fast at."""
+        """Load the target, frozen, in the dtype that this hardware is fast at."""
         dtype = fast_dtype()
         logger.warning("The target is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
         if hub_name(self.target_id or self.target) is None:
@@ -65,7 +65,7 @@ class TargetTraining(TrainingOptions):
         return open_model(self.target, whole=True, dtype=dtype).to(device).requires_grad_(False)
 
     def vocabulary(self, inputs: RunInputs) -> LongTensor | None:
-        """The ids that the drafter guesses, int64 `(V',)`; None for all.
+        """Choose the ids that the drafter guesses, the most frequent of answers, int64 `(V',)`; None for all.
 
         Raises:
             ValueError: `vocab` is too small, or larger than the target's.
@@ -84,7 +84,7 @@ class TargetTraining(TrainingOptions):
         return {"target": hub_name(self.target_id or self.target), "loss": self.loss}
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
-        """The acceptance of chains on evaluation rows."""
+        """Measure the acceptance of chains on evaluation rows."""
         assert inputs.eval_set is not None
         judged = inputs.eval_set.select(range(min(JUDGED, len(inputs.eval_set))))
         measured = acceptance(inputs.model, drafter, inputs.tokenizer, judged)
@@ -93,7 +93,7 @@ class TargetTraining(TrainingOptions):
 
 
 def unused_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
-    """An id whose embedding ordinary text does not use, to stand for "guess this token".
+    """Find an id whose embedding ordinary text does not use, to stand for "guess this token".
 
     Raises:
         ValueError: there is none.

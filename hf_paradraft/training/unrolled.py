@@ -33,7 +33,7 @@ class Unrolled(torch.nn.Module):
         self.reads = (model,)  # whose parameters are the drafter's
 
     def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
-        """`logits` `(B, A, K, V')`.
+        """Compute the `logits` `(B, A, K, V')` of K guesses after each anchor.
 
         Args:
             batch: from `AnchorCollator`.
@@ -62,7 +62,7 @@ class Unrolled(torch.nn.Module):
 
 @dataclass(kw_only=True)
 class UnrolledTraining(TargetTraining):
-    """Options of such a drafter."""
+    """Options of training a drafter that guesses one token after the other."""
 
     optimiser: ClassVar[str | None] = "muon"
     fading: ClassVar[float]  # the weight of each further step, of that before it

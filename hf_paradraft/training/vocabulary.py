@@ -12,7 +12,7 @@ from .data import IGNORED
 
 
 def answer_vocabulary(rows: Iterable[dict], size: int, tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel) -> LongTensor:
-    """The `size` ids that occur most often in answers, with all that end a text; int64 `(V',)`, rising.
+    """Choose the `size` most frequent ids of answers, special ids and those that end a text included; int64 `(V',)`, rising.
 
     Args:
         rows: from `encode_rows`.
@@ -28,7 +28,7 @@ def answer_vocabulary(rows: Iterable[dict], size: int, tokenizer: PreTrainedToke
 
 
 def most_frequent(texts: Iterable[Iterable[int]], size: int, always: Iterable[int], vocab_size: int) -> LongTensor:
-    """The `size` ids that occur most often, rising; those that never occur fill up from the lowest.
+    """Choose `size` ids, rising: those in `always`, then the most frequent, then the lowest of those that never occur.
 
     Args:
         texts: ids that the target has written.

@@ -21,7 +21,7 @@ BINS = 10
 
 
 def calibration_error(chances: Tensor, came_true: Tensor) -> float:
-    """How far chances are from what happened, a mean over bins weighted by their size.
+    """Compute the expected calibration error of chances: |chance - rate of hits|, a mean over bins weighted by their size.
 
     Args:
         chances: `(n,)`, in [0, 1].
@@ -33,7 +33,7 @@ def calibration_error(chances: Tensor, came_true: Tensor) -> float:
 
 
 def temperatures(logits: Tensor, right: Tensor) -> list[float]:
-    """For each depth in turn, the temperature with which the chance that all guesses so far are right is best told.
+    """Choose for each depth in turn the temperature that calibrates best the chance that all guesses so far are right.
 
     Args:
         logits: `(n, K)`, of the confidences.
@@ -51,7 +51,7 @@ def temperatures(logits: Tensor, right: Tensor) -> list[float]:
 
 @torch.no_grad()
 def calibrate(drafter: Any, target: PreTrainedModel, samples: Dataset, num_anchors: int = 32) -> list[float]:
-    """Temperatures for a drafter's confidences, from texts that it was not trained on.
+    """Choose the temperatures of a drafter's confidences, by texts that it was not trained on.
 
     Args:
         drafter: a trained DSpark drafter, attached.

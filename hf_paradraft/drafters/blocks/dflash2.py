@@ -75,7 +75,7 @@ class ConvolvedLayer(nn.Module):
 
 
 class CandidateSelector(nn.Module):
-    """`score(v | u, h) = Σ P[u] ⊙ W h ⊙ S[v]` of rank `r`: which of the best tokens v goes with the token u that was chosen.
+    """A head of scores `score(v | u, h) = Σ P[u] ⊙ W h ⊙ S[v]` of rank `r`: which of the best tokens v goes with the token u.
 
     Args:
         vocab_size: V.

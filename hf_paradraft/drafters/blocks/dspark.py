@@ -81,7 +81,7 @@ class DSparkDrafter(SequentialDrafter):
         return self.paradraft.get("training", {}).get("temperatures") or [1.0] * self.most_drafts
 
     def first_memory(self, anchors: LongTensor, states: Tensor) -> Tensor | None:
-        """The recurrent head's memory before the first guess: a block that fills in has read a row that guesses nothing.
+        """Compute the recurrent head's memory before the first guess, from a fill-in block's first row; None: there is none.
 
         Args:
             anchors: int64 `(…,)`, the newest tokens.
@@ -92,7 +92,7 @@ class DSparkDrafter(SequentialDrafter):
         return self.markov(anchors.to(self.device), states[..., 0, :])[1]
 
     def confidence_logits(self, states: Tensor, before: LongTensor) -> Tensor:
-        """How sure each guess is, `(…, k)`, before calibration and sigmoid.
+        """Compute how sure each guess is, as logits `(…, k)` before calibration and sigmoid.
 
         Args:
             states: `(…, k, d)`.
@@ -103,7 +103,7 @@ class DSparkDrafter(SequentialDrafter):
         return self.confidence(states)[..., 0]
 
     def chances(self, states: Tensor, before: LongTensor) -> list[float]:
-        """Chances that guesses are accepted if those before them are; arguments as for `confidence_logits`, of one row."""
+        """Compute the chances that guesses are accepted if those before are; arguments as for `confidence_logits`, of one row."""
         logits = self.confidence_logits(states, before).float()
         heat = torch.tensor(self.temperatures[: len(logits)], device=logits.device)
         return torch.sigmoid(logits / heat).tolist()

@@ -7,7 +7,7 @@ from torch import LongTensor, Tensor, nn
 
 
 class MarkovHead(nn.Module):
-    """`bias(v | u) = W2[v] · e(u)` of rank `r`: which of two good continuations goes with the token that was chosen before.
+    """A logit bias `bias(v | u) = W2[v] · e(u)` of rank `r`: how well token v goes with the token u that was chosen before.
 
     `vanilla`: `e = W1[u]`. `gated`: `e = σ(G [h; W1[u]] + b) ⊙ W1[u]`. `rnn`: `[a; c; o] = J [s; W1[u]; h] + b`, `e = tanh(o)`;
     the state becomes `σ(a) ⊙ s + (1 - σ(a)) ⊙ tanh(c)`.
@@ -31,11 +31,11 @@ class MarkovHead(nn.Module):
             self.joint = nn.Linear(2 * rank + hidden_size, 3 * rank)
 
     def embed(self, tokens: LongTensor) -> Tensor:
-        """`W1` of tokens, `(…, r)`; tokens that it does not have count as 0."""
+        """Look up the embeddings `W1` of tokens, `(…, r)`; tokens that it does not have count as token 0."""
         return self.before(tokens.where(tokens < self.before.num_embeddings, 0))
 
     def forward(self, tokens: LongTensor, states: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The bias behind `tokens` and the new memory.
+        """Compute the logit bias behind `tokens`, and the new memory of the recurrent head.
 
         Args:
             tokens: int64 `(…)`, in the target's ids.
@@ -56,7 +56,7 @@ class MarkovHead(nn.Module):
         return self.after(torch.tanh(out)), keep * memory + (1 - keep) * torch.tanh(new)
 
     def along(self, tokens: LongTensor, states: Tensor) -> Tensor:
-        """Biases `(…, k, V')` where the tokens before, `(…, k)`, are all known."""
+        """Compute the biases `(…, k, V')` where the tokens before, `(…, k)`, are all known."""
         if self.kind != "rnn":
             return self(tokens, states)[0]
         memory, biases = None, []

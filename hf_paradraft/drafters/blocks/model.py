@@ -83,7 +83,7 @@ class DFlashDrafter(FeatureDrafter):
         num_features: int = 5,
         vocabulary: LongTensor | None = None,
     ) -> DFlashDrafter:
-        """An untrained one for `target`, attached to it; its masks guess their own places.
+        """Make an untrained drafter for `target`, attached to it, whose masks guess their own places.
 
         Args:
             target: a decoder-only causal LM.
@@ -103,7 +103,7 @@ class DFlashDrafter(FeatureDrafter):
     def _untrained(
         cls, target: PreTrainedModel, num_layers: int, num_features: int, vocabulary: LongTensor | None, **options: Any
     ) -> Self:
-        """One with random layers; `options` are further fields of its config."""
+        """Make a drafter with random layers, attached to `target`; `options` are further fields of its config."""
         size = None if vocabulary is None else len(vocabulary)
         config = BlockConfig.for_target(target, num_layers, num_features, draft_vocab_size=size, **options)
         return cls(config, vocabulary).started_beside(target)
@@ -127,7 +127,7 @@ class DFlashDrafter(FeatureDrafter):
         return drafter
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """In the speculators layout."""
+        """Implement `FeatureDrafter.written`, in the speculators layout."""
         return blocks_config(self.block, self.kind, self.num_guesses), published(self.state_dict(), BLOCKS)
 
     @classmethod
@@ -162,7 +162,7 @@ class DFlashDrafter(FeatureDrafter):
             settle(self, target)
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> BlockDrafting:
-        """One call's drafting; arguments as for `BlockDrafting`."""
+        """Implement `FeatureDrafter.drafting`; arguments as for `BlockDrafting`."""
         return BlockDrafting(self, config, max_length)
 
     def empty_context(self, num_slots: int) -> Cache:
@@ -170,7 +170,7 @@ class DFlashDrafter(FeatureDrafter):
         return plain_cache(self.stack, num_slots)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
-        """Context features `(…, hidden)` of tokens."""
+        """Compute context features `(…, hidden)` of tokens from the target's hidden states."""
         states = torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1)
         return self.hidden_norm(self.fc(states))
 
@@ -197,12 +197,12 @@ class DFlashDrafter(FeatureDrafter):
             cache.update(keys, values.transpose(1, 2), index)
 
     def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
-        """Masks by the kind of layer, for rows whose first slot holds these positions."""
+        """Make the attention masks of each kind of layer, for rows whose first cache slots hold these positions."""
         windows = dict.fromkeys(self.windows) if self.block.window_from_anchor else self.windows
         return {kind: StackMasks({kind: window}, offsets, self.dtype, self.device) for kind, window in windows.items()}
 
     def fill(self, anchors: LongTensor, masks: dict[str, StackMasks], cache: RaggedCache, compiled: bool = False) -> Tensor:
-        """Normed states `(B, block size, hidden)` of blocks.
+        """Compute normed states `(B, block size, hidden)` of blocks that begin with the newest tokens and go on with masks.
 
         Args:
             anchors: int64 `(B,)`, the rows' newest tokens.
@@ -230,11 +230,11 @@ class DFlashDrafter(FeatureDrafter):
         return forward(ids, mask if len(by_kind) == 1 else by_kind, positions, cache.cache)
 
     def forward_block(self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
-        """Normed states `(B, block size, hidden)` of tokens; the rest as for `run`."""
+        """Compute normed states `(B, block size, hidden)` of tokens; the rest as for `run`."""
         return run(self.stack, self.embed(ids) * self.block.embedding_scale, mask, positions, cache)
 
     def guesses(self, states: Tensor) -> Tensor:
-        """The states of a block that guess, in their order: `(…, drafts, hidden)`."""
+        """Select the states of a block that guess, in their order: `(…, drafts, hidden)`."""
         return states[..., 1:, :] if self.block.fill_in else states
 
     def guess(self, states: Tensor, text: LongTensor, room: int) -> GuessedLogits:
@@ -248,17 +248,17 @@ class DFlashDrafter(FeatureDrafter):
         return GuessedLogits(self.base_logits(self.guesses(states)[:room]), vocabulary=self.vocabulary)
 
     def base_logits(self, states: Tensor) -> Tensor:
-        """Logits `(…, V')` of states, before any head that looks at the token before."""
+        """Compute logits `(…, V')` of states, before any head that looks at the token before."""
         return self.logits(states)[..., : self.num_guesses]
 
     @torch.no_grad()
     def block_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
-        """States `(B, drafts, hidden)` that guess behind whole prefixes; arguments as for `all_states`."""
+        """Compute the states `(B, drafts, hidden)` that guess behind whole prefixes; arguments as for `all_states`."""
         return self.guesses(self.all_states(input_ids, features))
 
     @torch.no_grad()
     def all_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
-        """States `(B, block size, hidden)` of blocks behind whole prefixes, without caches from before.
+        """Compute the states `(B, block size, hidden)` of blocks behind whole prefixes, without caches from before.
 
         Args:
             input_ids: int64 `(B, n)`.

@@ -46,7 +46,7 @@ class SequentialDrafter(DFlashDrafter):
 
     @torch.no_grad()
     def _chain(self, guess: GuessedLogits, token: LongTensor) -> Tensor:
-        """Logits `(k, V')` of a guess, with the bias of the most probable token before each."""
+        """Compute logits `(k, V')` of a guess, with the bias of the most probable token before each."""
         if guess.bias is None:
             return guess.logits
         rows, memories = [], [None]

@@ -59,7 +59,7 @@ class BlockTraining(TargetTraining):
 
     @abstractmethod
     def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
-        """The untrained drafter."""
+        """Make an untrained drafter for `target`."""
 
     def untrained(self, inputs: RunInputs) -> DFlashDrafter:
         """Implement `TrainingOptions.untrained`."""
@@ -124,7 +124,7 @@ class DSparkTraining(BlockTraining):
         return DSparkDrafter.from_target(target, mask_token_id, *sizes, vocabulary, *heads)
 
     def measure(self, drafter: DFlashDrafter, inputs: RunInputs) -> dict[str, Any]:
-        """Temperatures of the confidences, and the acceptance with them."""
+        """Choose the temperatures of the confidences, and measure the acceptance with them."""
         heat: dict[str, Any] = {}
         if isinstance(drafter, DSparkDrafter) and drafter.confidence is not None:
             heat["temperatures"] = calibrate(drafter, inputs.model, inputs.eval_set, self.num_anchors)

@@ -19,7 +19,7 @@ from .sequential import SequentialDrafter
 
 
 class Refiner(nn.Module):
-    """`a_k = W [D h_k; G mean(h); e(u_k)]` of rank `r`, `c_k = a_k + Σ_{j ≤ k} L[k, j] ⊙ a_j`, and a SwiGLU behind it.
+    """A head: `a_k = W [D h_k; G mean(h); e(u_k)]` of rank `r`, `c_k = a_k + Σ_{j ≤ k} L[k, j] ⊙ a_j`, and a SwiGLU behind it.
 
     Args:
         vocab_size: V, whose ids the token before has.
@@ -41,17 +41,17 @@ class Refiner(nn.Module):
         self.readout = nn.Linear(rank, num_guesses, bias=False)
 
     def rows(self, states: Tensor) -> Tensor:
-        """The part `(B, 2r)` of a block's `a` that knows no tokens, of its states `(B, d)`."""
+        """Compute the part `[D h; G mean(h)]`, `(B, 2r)`, of a block's `a` that knows no tokens, of its states `(B, d)`."""
         mean = states.mean(0, keepdim=True).expand_as(states)
         return torch.cat([self.down_h(states), self.down_g(mean)], dim=-1)
 
     def enter(self, rows: Tensor, tokens: LongTensor) -> Tensor:
-        """`a`, `(n, r)`, of `rows` `(n, 2r)` behind `tokens`, int64 `(n,)` in the target's ids."""
+        """Compute `a`, `(n, r)`, of `rows` `(n, 2r)` behind `tokens`, int64 `(n,)` in the target's ids."""
         inside = tokens.where(tokens < self.token_embed.num_embeddings, 0)
         return self.in_proj(torch.cat([rows, self.token_embed(inside)], dim=-1))
 
     def forward(self, block: Tensor, places: LongTensor) -> Tensor:
-        """Logits `(n, V')` to add at `places`, int64 `(n,)`, of blocks `(n, B, r)` of `a` that are 0 behind them."""
+        """Compute logits `(n, V')` to add at `places`, int64 `(n,)`, of blocks `(n, B, r)` of `a` that are 0 behind them."""
         mixed = torch.einsum("rnj,njr->nr", self.mix_l[:, places], block)
         states = block[torch.arange(len(block)), places] + mixed
         return self.readout(states + self.mlp_down(F.silu(self.mlp_gate(states)) * self.mlp_up(states)))

@@ -92,7 +92,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         num_layers: int = 1,
         vocabulary: LongTensor | None = None,
     ) -> Eagle3Drafter:
-        """An untrained one for `target`, attached to it; embedding and head stay the target's own.
+        """Make an untrained drafter for `target`, attached to it; embedding and head stay the target's own.
 
         Args:
             target: a decoder-only causal LM of seven layers at least.
@@ -126,7 +126,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         return drafter
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """In the speculators layout."""
+        """Implement `FeatureDrafter.written`, in the speculators layout."""
         config = saved_config(self.eagle, self.features, self.num_guesses, self.embedding is not None)
         return config, published(self.state_dict(), NAMES)
 
@@ -158,7 +158,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
             raise ValueError(f"This {self.title} has no embedding of its own, and the target's has another width.")
 
     def needed_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """The layers that it reads of `target`, in order: what the file or the user says, or the default for so many layers."""
+        """List the layers of `target` that it reads, in order: those that the file or the user names, or the default ones."""
         chosen = self.features
         return chosen if chosen not in self.settled else self.eagle.features_for(len(layers_of(target)))
 
@@ -171,7 +171,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         return pair(self, target, features=self.needed_of(target))
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
-        """One call's drafting: with P-EAGLE's masks, or token after token."""
+        """Implement `FeatureDrafter.drafting`: with P-EAGLE's masks, or token after token."""
         return ReadingDrafting(self, config, max_length, self.vocabulary, extends=not self.eagle.parallel)
 
     def _normed(self, states: Tensor) -> Tensor:
@@ -183,15 +183,15 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         return self.fc(states)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
-        """Fused features `(…, hidden)` of tokens."""
+        """Fuse tokens' features, the target's hidden states, to `(…, hidden)`."""
         return self._normed(torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1))
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Embedding and features side by side, `(B, M, 2 · hidden)`."""
+        """Put embeddings and features side by side, `(B, M, 2 · hidden)`."""
         return torch.cat([self.embed(ids), fused], dim=-1)
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
-        """P-EAGLE's masks, all alike."""
+        """Implement `RowModel.masks`: P-EAGLE's masks, all alike."""
         ids = torch.full((len(fused), count), self.eagle.mask_token_id, device=self.device)
         return self.text(ids, self._normed(self.mask_hidden).expand(len(fused), count, -1))
 
@@ -201,7 +201,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         return normed, normed if self.eagle.norm_output else hidden
 
     def run(self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
-        """Its layers' output `(B, M, hidden)`; the cache grows by M."""
+        """Implement `RowModel.run`: the layers' output `(B, M, hidden)` before the final norm; the cache grows by M."""
         config, layers = self.eagle, self.stack.layers
         embedded, features = inputs.split(self.hidden_size, dim=-1)
         turned = turns(self.stack, features, positions)

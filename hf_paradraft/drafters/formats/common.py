@@ -19,7 +19,7 @@ NOT_GEMMA4 = {"model_type", "dtype", "per_layer_config", "layer_types", "num_kv_
 
 
 def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTrainedConfig:
-    """The layers' own config, whose class the tensors decide: Qwen3's norm queries and keys, Gemma 4's more, Llama's nothing.
+    """Make the config of Gemma 4's, Qwen3.5's, Qwen3's (queries and keys normed) or Llama's layers, by tensors and architecture.
 
     Raises:
         ValueError: something that is no layer's config.
@@ -61,7 +61,7 @@ def _of_texts(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
-    """Gemma 4's layers, all of full attention, with the heads of the target's full layers.
+    """Make the config of Gemma 4's layers, all of full attention, with the heads of the target's full layers.
 
     Raises:
         ValueError: layers with experts or with inputs of their own, which DeepSpec has none of.
@@ -85,7 +85,7 @@ def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def _qwen35_config(described: Mapping[str, Any]) -> PreTrainedConfig:
-    """Qwen3.5's layers, all of full attention: queries bring a gate, norms are offsets from one, and heads turn in part."""
+    """Make the config of Qwen3.5's layers, all of full attention: gated queries, norms as offsets from 1, partly turned heads."""
     fields = Qwen3_5TextConfig().to_dict().keys() - {"model_type", "dtype", "layer_types"}
     values = {name: value for name, value in described.items() if name in fields}
     if isinstance(values.get("rope_parameters"), Mapping):
@@ -94,7 +94,7 @@ def _qwen35_config(described: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def paired(described: Mapping[str, Any], layers: PreTrainedConfig) -> bool:
-    """Whether the weights' rotary embedding turns neighbours, as for `in_pairs`.
+    """Tell whether the weights' rotary embedding turns neighbours, as for `in_pairs`.
 
     Raises:
         ValueError: it does in layers of Gemma 4 or Qwen3.5, of which it turns a part.
@@ -107,12 +107,12 @@ def paired(described: Mapping[str, Any], layers: PreTrainedConfig) -> bool:
 
 
 def with_draft_layers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config whose number of layers may be the target's, beside the drafter's."""
+    """Copy a config with the drafter's own number of layers, where `num_hidden_layers` may be the target's."""
     return {**config, "num_hidden_layers": config.get("draft_num_hidden_layers", config.get("num_hidden_layers"))}
 
 
 def feature_keys(ids: Any, offset: int = 0) -> tuple[FeatureKey, ...] | None:
-    """Feature keys from a file's numbers of layers, which count outputs after `offset` is added; None where there are none.
+    """Make feature keys of a file's numbers of layers, which count outputs after `offset` is added; None where there are none.
 
     Raises:
         ValueError: a number below the first one.
@@ -125,7 +125,7 @@ def feature_keys(ids: Any, offset: int = 0) -> tuple[FeatureKey, ...] | None:
 
 
 def mask_token(*configs: Mapping[str, Any]) -> int:
-    """The id of a drafter's masks, under any of the names that it has.
+    """Look up the id of a drafter's mask token, under any of the names that it has.
 
     Raises:
         ValueError: none is named.
@@ -140,14 +140,14 @@ def mask_token(*configs: Mapping[str, Any]) -> int:
 
 
 def guesses_from_anchor(config: Mapping[str, Any]) -> bool | None:
-    """Whether a block's first row, the newest token's, guesses the next one; None where the config does not say."""
+    """Tell whether a block's first row, the newest token's, guesses the next one; None where the config does not say."""
     if (start := config.get("logits_start")) is not None:
         return start == 0
     return config.get("sample_from_anchor")
 
 
 def block_size(*configs: Mapping[str, Any]) -> int:
-    """Rows of a block.
+    """Look up the number of rows of a block.
 
     Raises:
         ValueError: it is not named, or too small for a guess.
@@ -175,7 +175,7 @@ def neighbours_to_halves(tensors: Mapping[str, Tensor], head_dim: int) -> dict[s
 
 
 def smaller(size: int | None, vocab_size: int) -> int | None:
-    """V', or None where it is V."""
+    """Return a draft vocabulary's size V', or None where it is V."""
     return size if size is not None and size < vocab_size else None
 
 

@@ -10,7 +10,7 @@ EAGLE3_KEYS = "target_layer_ids ttt_length eagle_config"
 
 
 def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Arguments of a `BlockConfig`.
+    """Read the arguments of a `BlockConfig` from a config in DeepSpec's layout.
 
     Raises:
         ValueError: something is missing that may not be assumed.
@@ -31,7 +31,7 @@ def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
 
 
 def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Arguments of an `Eagle3Config`.
+    """Read the arguments of an `Eagle3Config` from a config in DeepSpec's layout.
 
     Raises:
         ValueError: as for `eagle3_parts`.

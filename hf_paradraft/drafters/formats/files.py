@@ -13,14 +13,14 @@ PICKLES = ("pytorch_model.bin", "warp_model.bin")
 
 
 def names_in(folder: Path) -> list[str]:
-    """Names of all tensors of a folder; none where there are no weights."""
+    """List the names of all tensors of a folder; none where there are no weights."""
     if any(folder.glob("*.safetensors")):
         return tensor_names(folder)
     return list(unpickled(folder / PICKLES[0])) if (folder / PICKLES[0]).exists() else []
 
 
 def weights_in(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder: of its safetensors, or of its pickle, read without running anything.
+    """Load all tensors of a folder: of its safetensors, or of its pickle, read without running anything.
 
     Raises:
         OSError: there are none, or a file is damaged, or a pickle of more than tensors.
@@ -38,7 +38,7 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
 
 
 def unpickled(file: Path) -> dict[str, Tensor]:
-    """A pickle of tensors by name.
+    """Load a pickle of tensors by name, without running anything.
 
     Raises:
         OSError: it is damaged, or one of something else.
@@ -89,7 +89,7 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> N
 
 
 def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int | None) -> LongTensor:
-    """The target's id of each draft id, from the offset table `d2t`.
+    """Compute the target's id of each draft id, from the offset table `d2t`.
 
     Args:
         offsets: int64 `(V',)`; draft id `j` is the target's `j + offsets[j]`.
@@ -113,7 +113,7 @@ def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int | None) 
 
 
 def offset_tables(vocabulary: LongTensor, vocab_size: int) -> dict[str, Tensor]:
-    """`d2t` and `t2d` of a vocabulary, as `vocabulary_of` reads them."""
+    """Make the tables `d2t` and `t2d` of a vocabulary, as `vocabulary_of` reads them."""
     ids = vocabulary.cpu()
     return {
         "d2t": ids - torch.arange(len(ids)),

@@ -41,7 +41,7 @@ ASSISTANT = "muse_glimmer_assistant"  # transformers' own DFlash
 
 
 def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
-    """Which kind of published drafter this is, as "DFlash drafter"; None if it is none that is known.
+    """Identify the kind of a published drafter, as "DFlash drafter"; None if it is none that is known.
 
     Args:
         config: of `config.json`.

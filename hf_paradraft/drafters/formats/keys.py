@@ -59,7 +59,7 @@ ROPE_KEYS = set(
 
 
 def in_pairs(described: Mapping[str, Any]) -> bool:
-    """Whether rotary embeddings turn neighbours (GPT-J), and not the halves of a head (GPT-NeoX), which is the default.
+    """Tell whether rotary embeddings turn neighbours (GPT-J), and not the halves of a head (GPT-NeoX), which is the default.
 
     Args:
         described: the part of a config that describes the drafter's layers.
@@ -110,7 +110,7 @@ def without(config: Mapping[str, Any], ignored: Iterable[str]) -> dict[str, Any]
 
 
 def _copied(config: Mapping[str, Any]) -> set[str]:
-    """Fields of the model that a config was copied from, of which the publishers' layers (Qwen3's, Llama's) have no use."""
+    """List the fields of the model that a config was copied from, which the publishers' layers (Qwen3's, Llama's) do not use."""
     if (model_type := config.get("model_type")) not in CONFIG_MAPPING:
         return set()
     return set(inspect.signature(CONFIG_MAPPING[model_type]).parameters)

@@ -25,7 +25,7 @@ SCALE = "_scale_inv"
 
 @dataclass(frozen=True)
 class Layout:
-    """How a publisher names its MTP layers.
+    """A publisher's naming scheme for the tensors of MTP layers.
 
     Attributes:
         name: of those who publish so.
@@ -66,7 +66,7 @@ class MtpTensors:
 
 
 def mtp_tensors(names: Iterable[str], num_layers: int) -> MtpTensors | None:
-    """The MTP layers among a checkpoint's tensors; None where there are none.
+    """Find the MTP layers among a checkpoint's tensors; None where there are none.
 
     Args:
         names: of all tensors.
@@ -104,7 +104,7 @@ def _ours(part: str) -> str:
 
 
 def unscaled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a layer, where those in float8 come with a scale for each square block (DeepSeek-V3, section 3.3).
+    """Dequantise a layer's float8 weights, which come with a scale for each square block (DeepSeek-V3, section 3.3).
 
     Args:
         weights: by names as `MtpTensors` has them; `X_scale_inv` is what the blocks of `X` are multiplied by.
@@ -121,7 +121,7 @@ def unscaled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def parameter_counts(folder: Path) -> dict[str, int]:
-    """Numbers of each tensor of a folder, from the files' headers; an outline of a repository says them beside its tensors."""
+    """Count the parameters of each tensor of a folder, from files' headers; an outline of a repository has them as metadata."""
     counts: dict[str, int] = {}
     held = tensor_files(folder)
     for file in sorted({*held.values()}):
@@ -168,7 +168,7 @@ class Checkpoint:
             raise OSError(f"{self.name} is neither a folder here nor a model on the Hub: {error}") from error
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Its tensors of these names.
+        """Load the tensors of these names, from the files that hold them.
 
         Raises:
             OSError: a file that should hold them is missing.

@@ -9,7 +9,7 @@ KEYS = "eagle_config eagle_aux_hidden_state_layer_ids"
 
 
 def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Arguments of an `Eagle3Config`.
+    """Read the arguments of an `Eagle3Config` from a config in SafeAI's or SpecForge's layout.
 
     Raises:
         ValueError: as for `eagle3_parts`.

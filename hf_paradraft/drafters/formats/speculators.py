@@ -16,7 +16,7 @@ EAGLE3_KEYS = f"{SPECULATORS} eagle_aux_hidden_state_layer_ids vocab_size"
 
 
 def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Arguments of a `BlockConfig`.
+    """Read the arguments of a `BlockConfig` from a config in the speculators layout.
 
     Raises:
         ValueError: something is missing that may not be assumed.
@@ -43,7 +43,7 @@ def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
 
 
 def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Arguments of an `Eagle3Config`.
+    """Read the arguments of an `Eagle3Config` from a config in the speculators layout.
 
     Raises:
         ValueError: as for `eagle3_parts`.
@@ -70,7 +70,7 @@ def layers_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
-    """The `config.json` of a drafter of blocks.
+    """Make the `config.json` of a drafter of blocks, in the speculators layout.
 
     Args:
         block: its `BlockConfig`.
@@ -118,7 +118,7 @@ def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
 
 
 def eagle3_config(eagle: Any, features: tuple, num_guesses: int, own_embedding: bool) -> dict[str, Any]:
-    """The `config.json` of an EAGLE-3 or P-EAGLE drafter.
+    """Make the `config.json` of an EAGLE-3 or P-EAGLE drafter, in the speculators layout.
 
     Args:
         eagle: its `Eagle3Config`.
@@ -153,7 +153,7 @@ def eagle3_config(eagle: Any, features: tuple, num_guesses: int, own_embedding: 
 
 
 def mtp_config(target: PreTrainedConfig) -> dict[str, Any]:
-    """The `config.json` of an MTP layer; it describes the whole target.
+    """Make the `config.json` of an MTP layer, in the speculators layout; it describes the whole target.
 
     Args:
         target: its text config.
@@ -168,7 +168,7 @@ def mtp_config(target: PreTrainedConfig) -> dict[str, Any]:
 
 
 def layer_values(layers: PreTrainedConfig) -> dict[str, Any]:
-    """A layer's config as the layout has it."""
+    """Make the part of a config that describes layers, as the speculators layout has it."""
     return layers.to_diff_dict() | {"model_type": layers.model_type}
 
 

@@ -40,7 +40,7 @@ EAGLE3 = {
 
 
 def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
-    """Weights by the names that they have here; unknown names stay, for whoever is strict.
+    """Rename published weights to the names that they have here; unknown names stay, for whoever is strict.
 
     Args:
         tensors: as published.
@@ -51,7 +51,7 @@ def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str
 
 
 def published(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
-    """Weights by the names of the speculators layout; arguments as for `renamed`."""
+    """Rename weights to the names of the speculators layout; arguments as for `renamed`."""
     back = {ours: theirs for theirs, ours in table.items() if not theirs.startswith(OLDER)}
     return {_with_prefix(name, back): tensor for name, tensor in tensors.items()}
 

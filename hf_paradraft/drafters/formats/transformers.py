@@ -7,7 +7,7 @@ from .common import block_parts, feature_keys
 
 
 def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Arguments of a `BlockConfig`.
+    """Read the arguments of a `BlockConfig` from the config of a DFlash assistant of transformers.
 
     Raises:
         ValueError: something is missing that may not be assumed.

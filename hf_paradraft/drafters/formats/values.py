@@ -41,7 +41,7 @@ def _list(rule: Rule, words: str, least: int = 1) -> Rule:
 
 
 def _sizes(most: int) -> Rule:
-    """One for all layers, or a list of one for each."""
+    """Make the rule of a size from 1 to `most`: one number for all layers, or a list with one for each."""
     single = _whole(1, most)
     several = _list(single, single.words)
     return Rule(lambda value: single.holds(value) or several.holds(value), single.words)
@@ -137,7 +137,7 @@ def check_config(config: Mapping[str, Any], file: Path, inside: str = "") -> Non
 
 
 def transformers_config(make: Callable[..., PreTrainedConfig], values: Mapping[str, Any]) -> PreTrainedConfig:
-    """A config of transformers, of values that a file has.
+    """Make a config of transformers from values that a file has.
 
     Raises:
         ValueError: transformers makes none of them.
@@ -149,7 +149,7 @@ def transformers_config(make: Callable[..., PreTrainedConfig], values: Mapping[s
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of a drafter's folder.
+    """Read the `config.json` of a drafter's folder, and check its values.
 
     Raises:
         OSError: it is missing or not JSON.

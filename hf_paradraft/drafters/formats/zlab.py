@@ -13,14 +13,14 @@ PROJECTORS = (None, "dflash", "dspark")
 
 
 def spread(count: int, layers: int) -> tuple[int, ...]:
-    """The layers that are read where a config names none: `count` of them, evenly from 1 to L - 3."""
+    """Choose the layers that are read where a config names none: `count` of them, evenly from 1 to L - 3."""
     if count == 1:
         return (layers // 2,)
     return tuple(round(1 + index * (layers - 4) / (count - 1)) for index in range(count))
 
 
 def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Arguments of a `BlockConfig`.
+    """Read the arguments of a `BlockConfig` from a config in z-lab's or SpecForge's layout.
 
     Raises:
         ValueError: something is missing that may not be assumed, or a relative that is not served.

@@ -12,7 +12,7 @@ from ..context import ContextDrafting
 
 
 class Gemma4Drafting(ContextDrafting):
-    """Nobody sees a guessed token, so a tree's nodes are independent rows, all at the position of the text's last token.
+    """One call's drafting: no row sees a guessed token, so a tree's nodes are independent, all at the text's last position.
 
     Args:
         drafter: beside its target; nothing of it changes.
@@ -72,6 +72,6 @@ class Gemma4Drafting(ContextDrafting):
         return [guess[: len(new)] for guess, new in zip(logits, tokens, strict=True)]
 
     def _read(self, ids: LongTensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits `(B, M, V)` and states `(B, M, d_t)` behind tokens `(B, M)` and the states before them."""
+        """Compute logits `(B, M, V)` and states `(B, M, d_t)` behind tokens `(B, M)` and the states before them."""
         positions = torch.tensor(self.ends())[:, None].expand_as(ids)
         return self.drafter.read(ids, before, positions, self.cache)

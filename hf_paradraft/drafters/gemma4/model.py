@@ -29,8 +29,10 @@ MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 class Gemma4Drafter(SavedDrafter):
-    """Guesses a token after the other from the target's embedding of the last one, its state before that, and its own keys and
-    values in two layers: the last full and the last sliding one that have any. All guesses of a round stand at the text's end.
+    """A Gemma 4 assistant as a drafter, which guesses a token after the other over the target's own keys and values.
+
+    It reads the target's embedding of the last token, the target's state before that, and the target's keys and values in two
+    layers: the last full and the last sliding one that have any. All guesses of a round stand at the text's end.
 
     Args:
         model: transformers' own class for it, which reads and writes its files.
@@ -55,7 +57,7 @@ class Gemma4Drafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: Path) -> bool:
-        """By the type of model that its config names."""
+        """Implement `SavedDrafter.recognises`, by the `model_type` that its config names."""
         return (folder / "config.json").exists() and read_config(folder).get("model_type") in MODEL_TYPES
 
     @classmethod
@@ -94,7 +96,7 @@ class Gemma4Drafter(SavedDrafter):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """Its size, and what it was made for."""
+        """List the target's hidden size, its own layers and the type of its head, as (name, value) pairs."""
         text = config.get("text_config") or {}
         return [
             ("target's hidden size", config.get("backbone_hidden_size", "?")),
@@ -114,7 +116,7 @@ class Gemma4Drafter(SavedDrafter):
         return {kind: len(own) - 1 - own[::-1].index(kind) for kind in self.shapes if kind in own}
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """The last state, and two layers' keys and values."""
+        """List what it reads of the target: the normed last state, and two layers' keys and values."""
         return "normed", *(KeyValues(layer) for layer in self.sources(target).values())
 
     def attach(self, target: PreTrainedModel) -> None:
@@ -175,7 +177,7 @@ class Gemma4Drafter(SavedDrafter):
         return cache
 
     def masks(self, offsets: list[int]) -> dict[str, Any]:
-        """None that rows would have of their own: see `_masks`."""
+        """Return no masks, for rows have none of their own: `_masks` makes those of a forward."""
         return {}
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:

@@ -27,7 +27,7 @@ class GuessedNode:
 
 
 class StepDrafting(ReadingDrafting):
-    """Layer `k` reads each token beside what layer `k - 1` made of the token before; the first one, what the target did.
+    """One call's drafting by several layers, each of which reads tokens beside the states of the layer before it.
 
     Args:
         models: the D layers, in their order.

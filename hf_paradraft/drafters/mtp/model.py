@@ -66,7 +66,7 @@ class MtpLayer(nn.Module):
             self.to(weights["eh_proj.weight"].dtype)
 
     def mix(self, embedded: Tensor, states: Tensor) -> Tensor:
-        """Inputs `(B, M, hidden)` of the layer: of tokens' embeddings, and states of the tokens before."""
+        """Compute the layer's inputs `(B, M, hidden)`, of tokens' embeddings and the states of the tokens before."""
         embedded, states = self.enorm(embedded), self.hnorm(states)
         return self.eh_proj(torch.cat([states, embedded] if self.hidden_first else [embedded, states], dim=-1))
 
@@ -85,7 +85,7 @@ class MtpStep(RowModel):
         self.drafter, self.layer, self.stack = drafter, layer, layer.stack
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Implement `MtpLayer.mix`."""
+        """Implement `RowModel.text`, by the layer's mix of embeddings and states."""
         return self.layer.mix(self.drafter.embed(ids), fused)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class MtpDrafter(FeatureDrafter):
 
     @classmethod
     def from_target(cls, target: PreTrainedModel, new: bool | None = False, vocabulary: LongTensor | None = None) -> MtpDrafter:
-        """The layers that a target's own files bring, attached to it: no second download, no training.
+        """Load the MTP layers that a target's own files bring, or make a new one, as a drafter that is attached to it.
 
         Args:
             target: as it was loaded from a folder or the Hub; its revision is taken.
@@ -159,7 +159,7 @@ class MtpDrafter(FeatureDrafter):
 
     @classmethod
     def _brought(cls, checkpoint: Checkpoint, config: PreTrainedConfig) -> MtpDrafter | None:
-        """The layers that a checkpoint of a target with this text config brings, if it does."""
+        """Load the MTP layers that a checkpoint of a target with this text config brings; None if it brings none."""
         if (brought := mtp_tensors(checkpoint.files, config.num_hidden_layers)) is None:
             return None
         tensors = checkpoint.tensors([theirs for layer in brought.layers for theirs in layer.values()])
@@ -177,7 +177,7 @@ class MtpDrafter(FeatureDrafter):
     @classmethod
     @names_folder
     def from_pretrained(cls, repo_or_dir: str | Path, **kwargs: Any) -> MtpDrafter:
-        """The layers of a target's folder or repository, of which only the files that hold them are fetched, or a trained one.
+        """Load the MTP layers of a target's folder or repository, fetching only the files that hold them, or a trained one.
 
         Args:
             repo_or_dir: a target that brings such layers, or a folder in speculators' layout.
@@ -209,7 +209,7 @@ class MtpDrafter(FeatureDrafter):
         return drafter
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """In speculators' layout, which has one layer and reads the embedding first."""
+        """Implement `FeatureDrafter.written`, in speculators' layout: one layer, which reads the embedding first."""
         if self.mtp.bare:
             raise ValueError(
                 f"Speculators' layout has a norm behind the layer, and {self.mtp.layout}'s none: keep its own files."
@@ -258,7 +258,7 @@ class MtpDrafter(FeatureDrafter):
         return None if len(self.layers) == 1 else len(self.layers)
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
-        """One call's drafting: by one layer again and again, or by each at its own step."""
+        """Implement `FeatureDrafter.drafting`: by one layer again and again, or by each at its own step."""
         steps = [MtpStep(self, layer) for layer in self.layers]
         if len(steps) == 1:
             return ReadingDrafting(steps[0], config, max_length, self.vocabulary, extends=True)

@@ -119,7 +119,7 @@ def _hashed(numbers: list[bytes | None]) -> str | None:
 
 
 def differences(config: ParallelSpecConfig, target: PreTrainedModel) -> list[str]:
-    """In what a target differs from the one that a drafter was made for, as far as both are known; for people."""
+    """List in words how a target differs from the one that a drafter was made for, as far as both are known."""
     ours, theirs = (
         config.layers,
         describe_layers(target.config.get_text_config(decoder=True), config.layer_config.num_hidden_layers),
@@ -136,7 +136,7 @@ def differences(config: ParallelSpecConfig, target: PreTrainedModel) -> list[str
 
 
 def _alike(value: Any, other: Any) -> bool:
-    """Whether two values are the same as far as both say something; numbers may be rounded."""
+    """Tell whether two values are the same as far as both say something; numbers may be rounded."""
     if value is None or other is None:
         return True
     if isinstance(value, Mapping) and isinstance(other, Mapping):

@@ -67,7 +67,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
 
     @classmethod
     def recognises(cls, folder: Path) -> bool:
-        """By the type of its config."""
+        """Implement `SavedDrafter.recognises`, by the `model_type` of its config."""
         return (folder / "config.json").exists() and read_config(folder).get("model_type") == ParallelSpecConfig.model_type
 
     @classmethod
@@ -79,7 +79,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         return drafter
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Its own layout: config, layers, masks and mix."""
+        """Implement `FeatureDrafter.written`, in its own layout: config, layers, masks and mix."""
         tensors = self.state_dict() if self.vocabulary is None else {**self.state_dict(), VOCABULARY: self.vocabulary}
         said = {name: getattr(self.config, name) for name in ("model_type", "layers", "style", "num_masks")}
         return {**self.config.to_diff_dict(), **said, "dtype": str(self.dtype).removeprefix("torch.")}, tensors
@@ -98,7 +98,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """Its layers and masks."""
+        """List its style, layers and masks, as (name, value) pairs."""
         layers, size = config.get("layers") or {}, config.get("draft_vocab_size")
         return [
             ("style", config.get("style")),
@@ -117,7 +117,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         num_layers: int = 1,
         vocabulary: LongTensor | None = None,
     ) -> ParallelSpecDrafter:
-        """An untrained one for `target`, attached to it; its final norm is a copy of the target's.
+        """Make an untrained drafter for `target`, attached to it; its final norm is a copy of the target's.
 
         Args:
             target: a decoder-only causal LM.
@@ -164,16 +164,16 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
             )
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
-        """One call's drafting: masks behind each text."""
+        """Implement `FeatureDrafter.drafting`: masks behind each text."""
         return ReadingDrafting(self, config, max_length, self.vocabulary)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Embeddings, EAGLE-style mixed with features."""
+        """Implement `RowModel.text`: embeddings, EAGLE-style mixed with features."""
         embedded = self.embed(ids) / self.shared.multiplier  # the stack has its own
         return embedded if self.mix is None else self.mix(torch.cat([embedded, fused], dim=-1))
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
-        """The first `count` masks."""
+        """Implement `RowModel.masks`: the embeddings of the first `count` masks."""
         return self.mask_embeddings[:count].expand(len(fused), -1, -1)
 
     def forward(
@@ -185,7 +185,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         columns: LongTensor,
         features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Training rows: every text seen as M + 1 tasks at once.
+        """Compute logits and states of training rows, which hold every text as M + 1 tasks at once.
 
         Args:
             input_ids: int64 `(B, R)`; of rows deeper than 0 whatever.

@@ -15,7 +15,7 @@ from ..causal import check_drafts, read_with_masks
 
 
 class StockAssistant:
-    """Answers that loop; mixed into the class of a causal LM with a mask token.
+    """A mixin that lets a causal LM with a mask token draft in parallel for transformers' own assisted loop.
 
     Attributes:
         mask_token_id: id of the mask token.
@@ -26,7 +26,7 @@ class StockAssistant:
     def draft_chain(
         self: Any, ids: LongTensor, cache: Cache, count: int, processors: LogitsProcessorList, do_sample: bool
     ) -> tuple[LongTensor, Tensor]:
-        """`count` tokens behind a prefix, for loops that know chains and one vocabulary.
+        """Draft `count` tokens behind a prefix, for loops that know only chains and one vocabulary.
 
         Args:
             ids, cache: as for `read_with_masks`.
@@ -41,7 +41,7 @@ class StockAssistant:
 
     @torch.no_grad()
     def generate(self: Any, inputs: LongTensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Ordinary decoding; called by transformers' own assisted loop (`is_assistant`), one parallel draft."""
+        """Decode as usual, or make one parallel draft if transformers' own assisted loop calls (`is_assistant`)."""
         config = kwargs.get("generation_config")
         if config is None or not config.is_assistant:
             return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]

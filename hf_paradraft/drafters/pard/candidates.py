@@ -34,7 +34,7 @@ class PardCandidateGenerator(CandidateGenerator):
         self.cache = empty_cache(drafter)
 
     def get_candidates(self, input_ids: LongTensor, **kwargs) -> tuple[LongTensor, FloatTensor | None]:
-        """The prefix with K guesses behind it, and their processed logits.
+        """Draft K tokens behind the prefix; return its ids with them, and their processed logits.
 
         Args:
             input_ids: int64 `(1, n)`; each call must continue the last one's prefix.
@@ -52,4 +52,4 @@ class PardCandidateGenerator(CandidateGenerator):
         return torch.cat([ids, tokens[None]], dim=1), scores[None]
 
     def update_candidate_strategy(self, input_ids: LongTensor, scores: FloatTensor, num_matches: int) -> None:
-        """Nothing to update: K stays as configured."""
+        """Leave K as it is configured, whatever was accepted."""

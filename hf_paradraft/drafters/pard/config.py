@@ -14,7 +14,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "eps
 
 
 def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = None) -> int:
-    """The id whose embedding stands for "guess this token".
+    """Look up the id of the mask token, whose embedding stands for "guess this token".
 
     Args:
         config: of a causal LM.

@@ -10,7 +10,7 @@ from ...files import INDEX, WHOLE, refuse_missing
 
 
 def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict) -> Any:
-    """A model with exactly the weights that lie in a folder, of safetensors alone: pickles may lie beside them.
+    """Load a model with exactly the weights that lie in a folder, of safetensors alone: pickles may lie beside them.
 
     Args:
         load: `from_pretrained` of its class.

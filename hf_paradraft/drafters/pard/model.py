@@ -60,7 +60,7 @@ class PardDrafter(StockAssistant, SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: Path) -> bool:
-        """A causal LM whose config names a mask token, and that is of no other kind."""
+        """Implement `SavedDrafter.recognises`: a causal LM whose config names a mask token, and that is of no other kind."""
         if not (folder / "config.json").exists() or (folder / "adapter_config.json").exists():
             return False
         config = read_config(folder)
@@ -73,7 +73,7 @@ class PardDrafter(StockAssistant, SavedDrafter):
     def load_folder(
         cls, folder: Path, *args: Any, mask_token_id: int | None = None, target_independent: bool = False, **kwargs: Any
     ) -> PardDrafter:
-        """The drafter in a folder, in AMD's published format or saved by this library; PARD-2 too.
+        """Load the drafter in a folder, in AMD's published format or saved by this library; PARD-2 too.
 
         Args:
             folder: with its files.
@@ -133,7 +133,7 @@ class PardDrafter(StockAssistant, SavedDrafter):
         return _prepare(drafter, mask_token_id, model.name_or_path)
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """A plain causal LM whose config tells every engine the mask token; see `PreTrainedModel.save_pretrained`."""
+        """Save a plain causal LM whose config tells every engine the mask token; see `PreTrainedModel.save_pretrained`."""
         self.config.paradraft = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
         super(SavedDrafter, self).save_pretrained(folder, **kwargs)
         if self.projection is not None:
@@ -152,7 +152,7 @@ class PardDrafter(StockAssistant, SavedDrafter):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """Its masks and its training."""
+        """List its mask token, vocabulary and training, as (name, value) pairs."""
         described = transformers_config(AutoConfig.for_model, config)
         provenance, size = provenance_of(config), described.get_text_config().vocab_size
         training, options = provenance["training"], provenance.get("speculation_config") or {}
@@ -191,7 +191,7 @@ class PardDrafter(StockAssistant, SavedDrafter):
         remember_target(self, target)
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """A PARD-2 drafter's layers; none otherwise."""
+        """List the features of the target that a PARD-2 drafter reads; none for others."""
         return () if self.projection is None else tuple(dict.fromkeys(self.projection.keys(target)))
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
@@ -240,7 +240,7 @@ def _rebuild(config_class: type[PreTrainedConfig], state: dict[str, Any]) -> Par
 
 @cache
 def drafter_class(config_class: Any) -> type[PardDrafter]:
-    """The causal LM class of `config_class` with `PardDrafter` mixed in, under the base's own name.
+    """Make the causal LM class of `config_class` with `PardDrafter` mixed in, under the base's own name.
 
     Raises:
         ValueError: transformers has no causal LM for it.

@@ -118,14 +118,14 @@ class ProjectedFeatures(CausalRows):
         return projection.scale * torch.nn.functional.linear(states, projection.weight.to(states), bias)
 
     def nothing(self, size: int) -> Tensor:
-        """Zeros."""
+        """Implement `RowModel.nothing`: zeros `(size, hidden)`."""
         return torch.zeros((size, self.projection.weight.shape[0]), device=self.stack.device, dtype=self.stack.dtype)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Embeddings with what is added; an id without an embedding counts as a mask."""
+        """Implement `RowModel.text`: embeddings with what is added; an id without an embedding counts as a mask."""
         return self.stack.get_input_embeddings()(super().text(ids, fused)) + fused
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
-        """Masks, which carry the last token's features."""
+        """Implement `RowModel.masks`: mask tokens, which carry the last token's features."""
         ids = torch.full((len(fused), count), self.unknown, device=self.stack.device)
         return self.text(ids, fused[:, None])

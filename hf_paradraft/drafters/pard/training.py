@@ -100,7 +100,7 @@ class PardTraining(TrainingOptions):
             config_of(self.target)
 
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PardDrafter:
-        """The small model as a drafter, in fp32: AdamW's small steps vanish in bf16."""
+        """Load the small model as a drafter, in fp32: AdamW's small steps vanish in bf16."""
         config, mask = config_of(self.model), self.mask_token_id
         if mask is None and all(getattr(config, key, None) is None for key in MASK_KEYS):
             mask = tokenizer.mask_token_id
@@ -140,13 +140,13 @@ class PardTraining(TrainingOptions):
         return {**names, **{name: getattr(self, name) for name in ("num_depths", "cod_ratio", "cod_min_ratio")}}
 
     def save(self, drafter: PardDrafter, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
-        """A whole causal LM, with its tokenizer."""
+        """Save the drafter as a whole causal LM, with its tokenizer."""
         drafter.config.paradraft = {**drafter.paradraft, "training": record}
         drafter.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
     def measure(self, drafter: PardDrafter, inputs: RunInputs) -> dict[str, Any]:
-        """The acceptance of chains on evaluation rows, if there is a target."""
+        """Measure the acceptance of chains on evaluation rows, if there is a target."""
         if self.target is None or inputs.eval_set is None:
             return {}
         judged = inputs.eval_set.select(range(min(JUDGED, len(inputs.eval_set))))

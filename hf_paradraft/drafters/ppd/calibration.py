@@ -45,7 +45,7 @@ def rank_counts(guesses: Tensor, teachers: Tensor, tokens: Tensor, begins: Tenso
 
 @torch.no_grad()
 def calibrate(model: PeftModel, samples: Dataset, points: int = 32, batch_size: int = 4, seed: int = 0) -> list[list[float]]:
-    """`a[d][r]` of the active adapter, which is also set in its config.
+    """Measure how often the active adapter's guesses are right, `a[d][r]` by distance and rank, and set it in its config.
 
     Args:
         model: with an active PPD adapter.
@@ -78,7 +78,7 @@ def calibrate(model: PeftModel, samples: Dataset, points: int = 32, batch_size: 
 
 
 def falling(rates: list[float]) -> list[float]:
-    """The falling row that is nearest to `rates` (isotonic regression): a tree needs chances that fall with the rank."""
+    """Fit the falling row that is nearest to `rates` (isotonic regression): a tree needs chances that fall with the rank."""
     blocks: list[tuple[float, int]] = []
     for rate in rates:
         blocks.append((rate, 1))

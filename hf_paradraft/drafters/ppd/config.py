@@ -11,7 +11,7 @@ from ...files import read_json
 
 
 class PpdType(str, Enum):  # noqa: UP042  (PEFT's tables and files want the value as a plain string)
-    """PEFT's own enum of methods is closed."""
+    """The name of the method as PEFT's registry has it: its own enum is closed."""
 
     PPD = "PPD"
 
@@ -57,7 +57,7 @@ class PpdConfig(PeftConfig):
         return numbers and all(row == sorted(row, reverse=True) and row[-1] >= 0 and sum(row) <= 1.001 for row in rows)
 
     def get_text_config(self, **_: object) -> None:
-        """Asked by transformers' own assisted loop, which has no place for prompts.
+        """Refuse transformers' own assisted loop, which asks for this and has no place for prompts.
 
         Raises:
             ValueError: always.
@@ -74,7 +74,7 @@ class PpdConfig(PeftConfig):
 
 
 def read_adapter(folder: Path) -> dict[str, Any]:
-    """`adapter_config.json` of a PPD adapter.
+    """Read the `adapter_config.json` of a PPD adapter.
 
     Raises:
         OSError: it is missing or not JSON.

@@ -17,12 +17,12 @@ FIRST, ONWARD, NEXT = 0.3, 0.7, 0.4  # accuracies of an adapter that was not cal
 
 
 def default_rows(adapter: PpdConfig) -> int:
-    """Rows of a round without calibration."""
+    """Choose the number of rows of a round without calibration."""
     return max(15, 3 * adapter.num_ids)
 
 
 def tree_rows(adapter: PpdConfig, options: SpeculationConfig) -> int:
-    """How many rows beside the last token's a sparse tree may have: the tree size, or what a chain or an automatic size comes to.
+    """Count the rows that a sparse tree may have beside the last token's: the tree size, or what a chain or `auto` comes to.
 
     Args:
         adapter: its numbers of prompts, and whether it is calibrated.

@@ -57,7 +57,7 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: Path) -> bool:
-        """Any adapter's, unless a record beside it names another kind; one of PEFT's other kinds is refused by name."""
+        """Implement `SavedDrafter.recognises`: any adapter with no record of another kind; PEFT's others are refused by name."""
         record = folder / RECORD
         if not (folder / ADAPTER).exists():
             return False
@@ -65,7 +65,7 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def load_folder(cls, folder: Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> PpdDrafter:
-        """The drafter in an adapter's folder; the base model is not loaded.
+        """Load the drafter in an adapter's folder; the base model is not loaded.
 
         Args:
             folder: as PEFT writes it.
@@ -89,7 +89,7 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def from_model(cls, model: PeftModel | PreTrainedModel) -> PpdDrafter:
-        """The active adapter of a loaded model; the prompts are shared.
+        """Make a drafter of the active adapter of a loaded model; the prompts are shared.
 
         Raises:
             ValueError: it has no PPD adapter, or the adapter is disabled.
@@ -103,16 +103,16 @@ class PpdDrafter(SavedDrafter):
         return cls(prompts.detach(), embedding.config(), f"base_model.model.{path}.ppd_prompts")
 
     def eval(self) -> PpdDrafter:
-        """Itself: prompts have no training mode."""
+        """Return itself, for prompts have no training mode."""
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> PpdDrafter:
-        """Itself, with prompts of another dtype or on another device, as `Tensor.to`."""
+        """Move or cast the prompts, as `Tensor.to`, and return itself."""
         self.prompts = self.prompts.to(*args, **kwargs)
         return self
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """The adapter as PEFT writes it: `adapter_config.json` and `adapter_model.safetensors`."""
+        """Write the adapter as PEFT does: `adapter_config.json` and `adapter_model.safetensors`."""
         self.config.save_pretrained(str(folder))
         prompts = self.prompts.detach().cpu().contiguous()
         save_file({self.tensor_name: prompts}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -220,7 +220,7 @@ NOT_DRAFTED = {"num_beams": 1, "use_cache": True, "output_hidden_states": False,
 
 
 def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
-    """`PeftModel.generate` with an active PPD adapter drafts by itself."""
+    """Draft in `PeftModel.generate` with an active PPD adapter, or decode plainly where a call cannot be drafted for."""
     embedding = prompt_embedding(self.model)
     config = kwargs.get("generation_config") or next(iter(args[1:2]), None) or self.model.generation_config
     cache = kwargs.get("cache_implementation", getattr(config, "cache_implementation", None))

@@ -13,7 +13,7 @@ from .tuner import prompt_embedding
 
 
 class PromptedDrafter(Drafter):
-    """Guesses m + 1 tokens in one forward, as PARD does, with an adapter's prompts in the place of masks.
+    """A drafter that guesses m + 1 tokens in one forward, as PARD does, with an adapter's prompts in the place of masks.
 
     `assistant_model=PeftModel.from_pretrained(small, adapter)` makes one by itself; make it here to change its options.
 

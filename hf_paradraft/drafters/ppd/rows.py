@@ -28,7 +28,7 @@ def insertion_points(length: int, num_prompt_tokens: int, count: int, generator:
 def prompt_rows(
     text: LongTensor, points: LongTensor, num_prompt_tokens: int, num_ensembles: int
 ) -> tuple[LongTensor, BoolTensor]:
-    """The rows of texts of n tokens with prompts behind `points`.
+    """Lay out the rows of texts of n tokens with prompts behind `points`: their positions, and what each may attend to.
 
     The texts' rows come first, in any order, then for each point its m·E prompts, the E of one prompt together. A text row sees
     the text up to itself; a prompt sees the text up to its point and the prompts of its own ensemble before it, and itself.
@@ -68,7 +68,7 @@ class PromptCollator:
         self.m, self.points, self.seed, self.epoch = num_prompt_tokens, points, seed, 0
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Texts padded on the right, and points padded with -1.
+        """Make a batch: texts padded on the right, and points padded with -1.
 
         Returns:
             `input_ids` int64 `(B, n)` and `points` int64 `(B, P)`, positions of labelled tokens or the one before.

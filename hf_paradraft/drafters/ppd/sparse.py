@@ -36,7 +36,7 @@ class SparseTree:
         return sum(self.paths.path_probability)
 
     def prompt_rows(self, num_ensembles: int) -> tuple[list[int], list[int], list[int]]:
-        """The prompts as rows of a draft of N nodes: each one's node, what it sees (`N + r` is row `r`), and which it is.
+        """Lay out the prompts as rows of a draft of N nodes: each one's node, what it sees (`N + r` is row `r`), and which it is.
 
         The E embeddings of one prompt stand together; each sees the one before it of its own ensemble.
         """
@@ -53,7 +53,7 @@ class SparseTree:
 
 
 def ends(paths: Paths) -> list[float]:
-    """The chance that a round ends at the root, then at each node."""
+    """Compute the chance that a round ends at the root, then at each node."""
     chances = [1.0, *paths.path_probability]
     for parent, chance in zip(paths.parents, paths.path_probability, strict=True):
         chances[parent + 1] -= chance
@@ -61,7 +61,7 @@ def ends(paths: Paths) -> list[float]:
 
 
 def attach_prompts(chances: Sequence[float], values: Sequence[float], budget: int) -> list[int]:
-    """Which node gets how many prompts: the `budget` most useful of all that there may be, m below each.
+    """Choose how many prompts each node gets: the `budget` most useful of all that there may be, m below each.
 
     Args:
         chances: that the round ends at each node, from `ends`.
@@ -75,7 +75,7 @@ def attach_prompts(chances: Sequence[float], values: Sequence[float], budget: in
 
 
 def transitions(trees: list[SparseTree]) -> numpy.ndarray:
-    """`(m + 1, m + 1)`: from the state of each tree, the chance of each next one."""
+    """Compute the transition matrix `(m + 1, m + 1)`: from the state of each tree, the chance of each next one."""
     table = numpy.zeros((len(trees), len(trees)))
     for state, tree in enumerate(trees):
         for chance, count in zip(ends(tree.paths), tree.prompts, strict=True):
@@ -84,24 +84,24 @@ def transitions(trees: list[SparseTree]) -> numpy.ndarray:
 
 
 def stationary(table: numpy.ndarray) -> numpy.ndarray:
-    """The share of rounds in each state in the long run, from state 0, which is how a text begins."""
+    """Compute the share of rounds in each state in the long run, from state 0, which is how a text begins."""
     lazy = (table + numpy.eye(len(table))) / 2  # the same shares, and no periods
     return numpy.linalg.matrix_power(lazy, 2**20)[0]
 
 
 def amortised_gain(trees: list[SparseTree]) -> float:
-    """R: candidates accepted per round in the long run; τ is one more."""
+    """Compute R, the candidates accepted per round in the long run; τ is one more."""
     return float(stationary(transitions(trees)) @ [tree.gain for tree in trees])
 
 
 def best_by_state(accuracy: Sequence[Sequence[float]], num_nodes: int) -> list[Paths]:
-    """The most probable candidates of states 0 … m, `num_nodes` at most; `accuracy` as for `build_trees`."""
+    """Find the most probable candidates of states 0 … m, `num_nodes` at most; `accuracy` as for `build_trees`."""
     scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
     return [Paths()] + [best_paths(scores[:state], num_nodes) for state in range(1, len(scores) + 1)]
 
 
 def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles: int = 1) -> list[SparseTree]:
-    """The trees of states 0 … m with the best amortised gain, over all splits of the rows between candidates and prompts.
+    """Build the trees of states 0 … m with the best amortised gain, over all splits of the rows between candidates and prompts.
 
     Args:
         accuracy: `a[d][r]`, the chance that the guess of rank `r` at distance `d` is right if all before it were; falls with `r`.
@@ -122,7 +122,7 @@ def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles:
 
 
 def first(paths: Paths, num_nodes: int) -> Paths:
-    """The best tree of fewer nodes."""
+    """Cut a tree to its first `num_nodes` nodes, which are the best tree of that size."""
     n = num_nodes
     return Paths(paths.parents[:n], paths.depths[:n], paths.ranks[:n], paths.acceptance[:n], paths.path_probability[:n])
 
@@ -145,7 +145,7 @@ class Size:
 
 
 def sizes(accuracy: list[list[float]], num_ensembles: int, latency: Callable[[int], Any], batch_size: int = 1) -> list[Size]:
-    """The sizes that an adapter may choose from; the best is the one with most `tau` per second (PPD, section 4.5).
+    """List the sizes that an adapter may choose from; the best is the one with most `tau` per second (PPD, section 4.5).
 
     Args:
         accuracy, num_ensembles: as for `build_trees`.

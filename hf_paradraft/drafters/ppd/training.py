@@ -54,7 +54,7 @@ class PpdTrainer(ResumableTrainer):
         self.add_callback(CountEpochs(collator))
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Any = None):
-        """`Σ αⁱ KL(Pᵢ ‖ Qᵢ)`, a mean over points."""
+        """Compute `Σ αⁱ KL(Pᵢ ‖ Qᵢ)`, a mean over points."""
         base = self.accelerator.unwrap_model(model).get_base_model()
         model.eval()  # a teacher without dropout; prompts have none
         guesses, teachers, _, _ = guess_at(model, base, self.config, inputs["input_ids"], inputs["points"])
@@ -65,7 +65,7 @@ class PpdTrainer(ResumableTrainer):
 
     @torch.no_grad()
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Loss, and at each distance `i` (from 1) how often the target's own choice is the guess (`@i_top1`) or among five."""
+        """Measure the loss, and how often the target's choice at distance `i` (from 1) is the guess (`@i_top1`) or among five."""
         model = self.model.eval()
         losses, hits = [], []
         for inputs in self.get_eval_dataloader(eval_dataset):
@@ -109,7 +109,7 @@ class PpdTraining(TrainingOptions):
         refuse_packed(self.target, "prompt tokens are trained for ordinary ones")
 
     def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
-        """The target, in the number format that this hardware is fast at."""
+        """Load the target, in the number format that this hardware is fast at."""
         dtype = fast_dtype()
         logger.warning("The model is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
         return open_model(self.target, dtype=dtype)
@@ -129,13 +129,13 @@ class PpdTraining(TrainingOptions):
         return {"base_model": hub_name(self.target), **{name: getattr(self, name) for name in names}}
 
     def save(self, drafter: PeftModel, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
-        """The adapter as PEFT saves it, without PEFT's card."""
+        """Save the adapter as PEFT does, without PEFT's card, and the record of its training."""
         drafter.save_pretrained(folder)
         (folder / "README.md").unlink(missing_ok=True)
         write_json(folder / "paradraft.json", {"training": record})
 
     def measure(self, drafter: PeftModel, inputs: RunInputs) -> dict[str, Any]:
-        """The calibration goes into the adapter's own config."""
+        """Calibrate the adapter on evaluation rows, in its own config."""
         try:
             calibrate(drafter, inputs.eval_set)
         except ValueError as error:
@@ -143,5 +143,5 @@ class PpdTraining(TrainingOptions):
         return {}
 
     def result(self, drafter: PeftModel) -> PpdDrafter:
-        """The drafter that the adapter is."""
+        """Make a drafter of the trained adapter."""
         return PpdDrafter.from_model(drafter)

@@ -51,16 +51,16 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
     def prompts(self) -> Tensor | None:
-        """The active adapter's prompts; None if it is disabled or there is none."""
+        """Look up the active adapter's prompts; None if it is disabled or there is none."""
         names = [name for name in self.active_adapters if name in self.ppd_prompts]
         return None if self.disable_adapters or not names else self.ppd_prompts[names[0]]
 
     def config(self) -> PpdConfig:
-        """The active adapter's; PEFT's own table forgets it when another kind of adapter of the same name is put on top."""
+        """Look up the active adapter's config, which PEFT's own table forgets once another kind of adapter takes its name."""
         return self.configs[next(name for name in self.active_adapters if name in self.ppd_prompts)]
 
     def forward(self, input_ids: LongTensor) -> Tensor:
-        """Embeddings `(…, hidden)` of ids `(…)`, in the base embedding's dtype.
+        """Embed ids `(…)`, prompts among them, as `(…, hidden)` in the base embedding's dtype.
 
         Raises:
             IndexError: an id is behind the vocabulary and no adapter's prompt.
@@ -105,7 +105,7 @@ class PpdModel(BaseTuner):
         target.add(adapter_name, peft_config)
 
     def merge_adapter(self, *args: Any, **kwargs: Any) -> None:
-        """Refused.
+        """Refuse to merge the adapter into the model's weights.
 
         Raises:
             ValueError: always; prompts are inputs, not weights.
@@ -113,7 +113,7 @@ class PpdModel(BaseTuner):
         raise ValueError("Prompt tokens cannot be merged into a model's weights: they are extra inputs. unload() takes them off.")
 
     def merge_and_unload(self, *args: Any, **kwargs: Any) -> None:
-        """Refused, as `merge_adapter`."""
+        """Refuse to merge the adapter, as `merge_adapter`."""
         self.merge_adapter()
 
 
@@ -135,7 +135,7 @@ def register() -> None:
 
 
 def prompt_embedding(model: PreTrainedModel) -> PromptEmbedding:
-    """The layer of a model that has a PPD adapter.
+    """Look up the input embedding of a model that has a PPD adapter, which holds the prompts.
 
     Raises:
         ValueError: it has none.

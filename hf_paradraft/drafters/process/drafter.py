@@ -44,7 +44,7 @@ def end(connection: Connection, process: BaseProcess) -> None:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Ctrl-C waits, and a process that is started inside never gets it."""
+    """Hold Ctrl-C back while inside; a process that is started there never gets it."""
     if sys.platform == "win32":
         yield
         return
@@ -56,7 +56,7 @@ def without_interrupts() -> Iterator[None]:
 
 
 class ProcessDrafter(Drafter):
-    """Lets any drafter that works on its own draft in another process, with threads of its own; made for `overlap=True`.
+    """A drafter that runs another one, which works on its own, in a process with threads of its own; made for `overlap=True`.
 
     The process starts with the first call, takes a copy of the drafter, and ends with `close`, with the `with` block, or when
     nobody holds this object any more. As with all spawned processes, a script that starts one needs `if __name__ == "__main__":`.
@@ -227,7 +227,7 @@ class ProcessDrafting(Drafting):
         return self.drafter.ask(self.process, self.call, method, arguments)
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
-        """The worker's drafts, as tokens that were found."""
+        """Ask the worker for its drafts, and return them as `GuessedTokens`."""
         changes = [(prefix.kept, prefix.ids[0, prefix.kept :].tolist(), prefix.room) for prefix in prefixes]
         return [
             GuessedTokens(prefix.ids.new_tensor(tokens), parents, acceptance)

@@ -50,7 +50,7 @@ class Worker:
         return type(self.drafting).observe is not Drafting.observe
 
     def propose(self, changes: list[tuple[int, list[int], int]]) -> list[tuple[list[int], list[int], list[float] | None]]:
-        """A draft for each sequence: tokens, parents, acceptance.
+        """Draft for each sequence: tokens, parents, acceptance.
 
         Args:
             changes: of each sequence, since it was asked about last: how many leading tokens stay, those behind them, and `room`
@@ -71,7 +71,7 @@ class Worker:
 
 
 def sendable(error: Exception) -> Exception:
-    """The error with where it happened, or its words where it cannot be sent."""
+    """Add to an error where it happened; one that cannot be sent becomes a `RuntimeError` with its words."""
     note = "In the drafter's process:\n" + "".join(format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))

@@ -16,7 +16,7 @@ NOISE = torch.randint(2**31, (4096,), generator=torch.Generator().manual_seed(0)
 
 
 def noise_at(positions: LongTensor, vocab_size: int) -> LongTensor:
-    """Noise tokens `(…)` for positions `(…)`, uniform over the vocabulary; a position always has the same one."""
+    """Look up noise tokens `(…)` for positions `(…)`, uniform over the vocabulary; a position always has the same one."""
     return NOISE.to(positions.device)[positions % len(NOISE)] % vocab_size
 
 
@@ -32,7 +32,7 @@ def _behind_the_first(layer: Any) -> Callable[..., Tensor]:
 
 
 def with_adapter(target: PreTrainedModel, config: LoraConfig, tensors: dict[str, Tensor]) -> PreTrainedModel:
-    """A model of the target's own weights, shared with it, with an adapter in all rows of a text but the first; the target stays.
+    """Copy a target, sharing its weights, with an adapter in all rows of a text but the first; the target stays as it is.
 
     Args:
         target: to which the adapter belongs.

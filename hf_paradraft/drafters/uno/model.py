@@ -64,13 +64,13 @@ class UnoDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: Path) -> bool:
-        """By the record beside it: any LoRA adapter looks like it."""
+        """Implement `SavedDrafter.recognises`, by the record beside it: any LoRA adapter looks like it."""
         record = folder / RECORD
         return (folder / ADAPTER).exists() and record.exists() and read_json(record).get("kind") == cls.kind
 
     @classmethod
     def load_folder(cls, folder: Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> UnoDrafter:
-        """The adapter in a folder of any publisher; the target is not loaded.
+        """Load the adapter in a folder of any publisher; the target is not loaded.
 
         Args:
             folder: as PEFT writes it.
@@ -103,7 +103,7 @@ class UnoDrafter(SavedDrafter):
         names_of(folder / WEIGHTS)
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """The adapter as PEFT writes it, and how to use it in `paradraft.json`."""
+        """Write the adapter as PEFT does, and how to use it in `paradraft.json`."""
         self.config.save_pretrained(str(folder))
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -115,16 +115,16 @@ class UnoDrafter(SavedDrafter):
         return [("rank", config.get("r", "?"))]
 
     def eval(self) -> Self:
-        """Itself: drafting knows no training mode."""
+        """Return itself, for drafting knows no training mode."""
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Itself, with an adapter of another dtype or on another device, as `Tensor.to`; it goes where a target is anyway."""
+        """Move or cast the adapter, as `Tensor.to`, and return itself; it goes where a target is anyway."""
         self.tensors = {name: tensor.to(*args, **kwargs) for name, tensor in self.tensors.items()}
         return self
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """All layers' keys and values."""
+        """List what it reads of the target: all layers' keys and values."""
         return tuple(KeyValues(layer) for layer in range(len(layers_of(target))))
 
     def attach(self, target: PreTrainedModel) -> None:
@@ -174,7 +174,7 @@ class UnoDrafter(SavedDrafter):
         return plain_cache(self.network)
 
     def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
-        """Masks for rows whose first slot holds these positions."""
+        """Make the attention masks of rows whose first cache slots hold these positions."""
         windows = attention_windows(self.network)
         return {"rows": StackMasks(windows, offsets, self.network.dtype, self.network.device)}
 
@@ -191,7 +191,7 @@ class UnoDrafter(SavedDrafter):
             cache.update(keys, values, index)
 
     def read(self, last: LongTensor, count: int, masks: StackMasks, ends: list[int], cache: RaggedCache) -> Tensor:
-        """Logits `(B, count, V)` behind the newest tokens and noise.
+        """Compute logits `(B, count, V)` behind the newest tokens and noise.
 
         Args:
             last: int64 `(B,)`, the newest tokens.
