@@ -20,12 +20,12 @@ HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_do
 PUBLISHED = (
     "config.json", "generation_config.json", "adapter_config.json", "paradraft.json", "bench.json", "README.md", "LICENSE",
     "model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors",
-    "warp_model.safetensors",
+    "warp_model.safetensors", "shortlist.safetensors",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
     "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt",
 )  # fmt: skip
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
-BESIDE = ("warp_model.safetensors",)  # loaded with the weights where they lie beside them
+BESIDE = ("warp_model.safetensors", "shortlist.safetensors")  # loaded with the weights where they lie beside them
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 

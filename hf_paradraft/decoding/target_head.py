@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..hardware import input_device
 from ..notes import notes_on
 from .features import Features, decoder_of
+from .shortlist import Shortlist, chosen
 
 TOLERANCE = 0.1  # of all logits' size; bf16 is off by a hundredth, another scale by more
 
@@ -42,12 +43,13 @@ class TargetHead:
         target: the model; unless it is offloaded, it reads a few tokens, once, to see that its logits are made as is known here.
         vocabulary: int64 `(V',)`, the ids whose rows of the head are wanted; None: all. Rows are gathered once where the head is
             an ordinary matrix; another one (quantised, offloaded) gives all logits, of which these are taken.
+        shortlist: chooses the tokens whose logits are computed, where that is faster; the others' are -inf.
 
     Raises:
         ValueError: the target has no embedding or no head, or its logits are made in a way that is not known.
     """
 
-    def __init__(self, target: PreTrainedModel, vocabulary: LongTensor | None = None):
+    def __init__(self, target: PreTrainedModel, vocabulary: LongTensor | None = None, shortlist: Shortlist | None = None):
         config = target.config.get_text_config()
         embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
         if embedding is None or head is None:
@@ -59,6 +61,8 @@ class TargetHead:
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.gathered: tuple[Tensor, Tensor, Tensor | None] | None = None  # the head's weight; its wanted rows, and their bias
         self.version = 0  # of that weight, which an optimiser's step changes
+        self.shortlist = shortlist
+        self.steps: tuple[Tensor, Tensor] | None = None  # the shortlist's, for these rows
         ordinary = vocabulary is not None and type(head) is torch.nn.Linear
         if ordinary and int(vocabulary.max()) >= len(head.weight):
             raise ValueError(f"The drafter guesses ids up to {int(vocabulary.max())}, and the target has {len(head.weight)}.")
@@ -96,6 +100,11 @@ class TargetHead:
         weight = getattr(self.head, "weight", None)
         if self.vocabulary is not None and type(self.head) is torch.nn.Linear and not weight.is_meta:
             rows, bias = self._rows(weight)
+            if self.shortlist is not None and self.shortlist.serves(states):
+                self.steps = self.steps or self.shortlist.steps(rows)
+                ids, logits = chosen(states.to(rows).flatten(0, -2), self.steps, rows, bias)
+                others = logits.new_full((len(logits), len(rows)), -torch.inf)
+                return others.scatter_(1, ids, self.finished(logits, softcap, scale)).view(*states.shape[:-1], -1)
             logits = torch.nn.functional.linear(states.to(rows), rows, bias)
         else:
             logits = self._all_logits(states)
@@ -114,9 +123,10 @@ class TargetHead:
         if before is None or before[0] is not weight or (before[1].device, before[1].dtype) != (weight.device, weight.dtype):
             wanted, bias = self.vocabulary.to(weight.device), self.head.bias
             rows = torch.nn.Parameter(weight.detach()[wanted], requires_grad=False)  # CUDA graphs copy what is none
+            self.steps = None
             self.gathered, self.version = (weight, rows, None if bias is None else bias.detach()[wanted]), version
         elif self.version != version:  # the target was trained on; CUDA graphs know the place of these rows
-            wanted, self.version = self.vocabulary.to(weight.device), version
+            wanted, self.version, self.steps = self.vocabulary.to(weight.device), version, None
             before[1].data.copy_(weight.detach()[wanted])
             if before[2] is not None:
                 before[2].copy_(self.head.bias.detach()[wanted])

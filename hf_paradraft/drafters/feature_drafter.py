@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..decoding.features import layers_of
+from ..decoding.shortlist import Shortlist
 from ..decoding.target_head import TargetHead, final_norm, final_scale, finished
 from ..protocol import Drafting, SpeculationConfig
 from ..protocol.drafter import FeatureKey
@@ -40,6 +41,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         embedding, head: its own, or None.
         vocabulary: int64 `(V',)`, or None.
         softcap, logit_scale: of its logits, instead of the target's.
+        shortlist: the tokens whose logits are computed, of the target's head for its vocabulary; None: all of them.
         notes: what was understood of its files, for people.
     """
 
@@ -65,6 +67,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         self.vocabulary = vocabulary
         self.softcap: float | None = None
         self.logit_scale: float | None = None
+        self.shortlist: Shortlist | None = None
         self.target_head: TargetHead | None = None
         self.speculation_config = SpeculationConfig()
         self.notes: list[tuple[str, Any]] = []
@@ -98,6 +101,19 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         """Refuse a folder that cannot be loaded as it is."""
         super().check_folder(folder)
         cls.read_folder(folder)
+
+    @classmethod
+    def load_folder(cls, folder: Path, **kwargs: Any) -> Self:
+        """Implement `SavedDrafter.load_folder`, with the shortlist that lies beside."""
+        drafter = super().load_folder(folder, **kwargs)
+        drafter.shortlist = Shortlist.read(folder, drafter.hidden_size)
+        return drafter
+
+    def write(self, folder: Path, **kwargs: Any) -> None:
+        """Implement `SavedDrafter.write`, with its shortlist."""
+        super().write(folder, **kwargs)
+        if self.shortlist is not None:
+            self.shortlist.save(folder)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast as a module, but for rotary tables: bf16 is off by radians after some hundred tokens."""
@@ -154,7 +170,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
             )
         target_head = self.beside(target).target_head
         if target_head is None or target_head.head is not target.get_output_embeddings():
-            target_head = TargetHead(target, None if self.head is not None else self.vocabulary)
+            target_head = TargetHead(target, None if self.head is not None else self.vocabulary, self.shortlist)
         if self.head is None and target_head.embedding.weight.shape[-1] != self.hidden_size:
             raise ValueError(f"{who} has no head of its own, and its states do not fit the target's.")
         pair(self, target, target_head=target_head)

@@ -45,6 +45,7 @@ def export_features(kind: Any, folder: Path, output: Path, engine: str, target: 
     drafter.attach(open_model(target, dtype=drafter.dtype))
     with torch.no_grad():
         rows = drafter.shared.head.weight[drafter.vocabulary].clone()
+    drafter.shortlist = None  # vLLM would take its file for weights
     drafter.head = nn.Linear(*reversed(rows.shape), bias=False)
     drafter.head.weight = nn.Parameter(rows)
     replace_model(output, drafter.save_pretrained)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from ..decoding.shortlist import LEAST, RANK, Shortlist
 from ..decoding.tree_attention import additive
 from ..protocol import SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .anchors import AnchorTrainer
+from .data import IGNORED
 from .run import RunInputs, option
 from .target_training import TargetTraining
 
@@ -33,7 +36,7 @@ class Unrolled(torch.nn.Module):
         self.reads = (model,)  # whose parameters are the drafter's
 
     def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
-        """Compute the `logits` `(B, A, K, V')` of K guesses after each anchor.
+        """Compute `logits` `(B, A, K, V')` of K guesses after each anchor, and the `states` `(B, A, K, hidden)` behind them.
 
         Args:
             batch: from `AnchorCollator`.
@@ -50,14 +53,39 @@ class Unrolled(torch.nn.Module):
         last = batch["places"][..., 0].sub(1).clamp(min=0)  # the row that reads the anchor
         seen = rows < last[..., None]  # (B, A, rows)
         itself = torch.eye(chains, dtype=torch.bool, device=ids.device).expand(len(ids), -1, -1)
-        fed, logits = fused.gather(1, last[..., None].expand(-1, -1, fused.shape[-1])), []
+        fed, read, logits = fused.gather(1, last[..., None].expand(-1, -1, fused.shape[-1])), [], []
         for step in range(self.count):
             seen = torch.cat([seen, itself], dim=-1)
             inputs = model.text(batch["before"][..., step], fed)
             hidden = model.run(inputs, additive(seen[:, None], drafter.dtype), last + step, cache)
             normed, fed = model.states_behind(hidden)
+            read.append(normed.detach())
             logits.append(drafter.logits(normed))
-        return {"logits": torch.stack(logits, dim=2)}
+        return {"logits": torch.stack(logits, dim=2), "states": torch.stack(read, dim=2)}
+
+
+class UnrolledTrainer(AnchorTrainer):
+    """A trainer that leaves a shortlist with a drafter of many tokens, fitted to its states of the last steps."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.recent = deque[Tensor](maxlen=16)
+
+    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
+        """Implement `AnchorTrainer.compute_loss`."""
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if model.training:
+            self.recent.append(outputs["states"][inputs["labels"] != IGNORED].cpu())
+        return (loss, outputs) if return_outputs else loss
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as `Trainer` does, and fit the shortlist."""
+        result, head = super().train(*args, **kwargs), self.states.head.head
+        many = self.drafter.vocabulary is not None and len(self.drafter.vocabulary) >= LEAST
+        if many and self.drafter.head is None and type(head) is torch.nn.Linear and sum(map(len, self.recent)) > RANK:
+            rows = head.weight.detach()[self.drafter.vocabulary.to(head.weight.device)].cpu()
+            self.drafter.shortlist = Shortlist.fit(torch.cat([*self.recent]), rows)
+        return result
 
 
 @dataclass(kw_only=True)
@@ -90,9 +118,9 @@ class UnrolledTraining(TargetTraining):
         drafter.speculation_config = SpeculationConfig(self.num_draft_tokens)
         return drafter
 
-    def trainer(self, drafter: Any, inputs: RunInputs) -> AnchorTrainer:
+    def trainer(self, drafter: Any, inputs: RunInputs) -> UnrolledTrainer:
         """Implement `TrainingOptions.trainer`."""
-        return AnchorTrainer(
+        return UnrolledTrainer(
             Unrolled(drafter, self.model(drafter), self.num_draft_tokens),
             inputs.arguments,
             self.states(inputs, drafter.features, drafter.vocabulary),

@@ -1,0 +1,87 @@
+"""A head in two steps: one of low rank chooses a few tokens, and the head itself gives the logits of those alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+FILE = "shortlist.safetensors"
+RANK, COUNT = 128, 128  # of the first step; of the tokens that it chooses
+ROWS = 4  # with more the whole head is faster: its weights are read once for all of them
+LEAST = 4096  # tokens of a head that it pays for
+
+
+class Shortlist:
+    """The directions of a drafter's states that tell its likely tokens apart.
+
+    Args:
+        down, up: `(r, hidden)` and `(hidden, r)`: for `up @ down @ h` a head has nearly the logits that it has for a state `h`.
+    """
+
+    def __init__(self, down: Tensor, up: Tensor):
+        self.down, self.up = down, up
+
+    @classmethod
+    def fit(cls, states: Tensor, rows: Tensor) -> Shortlist:
+        """Find the map of rank `RANK` with the least squared error of logits, over a drafter's own states.
+
+        Args:
+            states: `(n, hidden)`, normed, as the head reads them.
+            rows: `(V', hidden)`, of the head.
+        """
+        states, rows = states.double(), rows.double()
+        sizes, axes = torch.linalg.eigh(states.T @ states / len(states))
+        sizes = sizes.clamp(min=1e-3 * float(sizes.mean())).sqrt()  # unseen directions are not blown up
+        root, inverse = axes * sizes @ axes.T, axes / sizes @ axes.T
+        main = torch.linalg.eigh(root @ (rows.T @ rows) @ root).eigenvectors[:, -RANK:]
+        return cls((main.T @ inverse).float(), (root @ main).float())
+
+    @classmethod
+    def read(cls, folder: Path, hidden_size: int) -> Shortlist | None:
+        """Read the one that lies beside a drafter's weights; None: there is none.
+
+        Raises:
+            ValueError: it is another drafter's, or not of numbers.
+        """
+        if not (folder / FILE).exists():
+            return None
+        tensors = load_file(folder / FILE)
+        down, up = tensors.get("down"), tensors.get("up")
+        if down is None or up is None or down.shape != up.T.shape or down.ndim != 2 or down.shape[1] != hidden_size:
+            raise ValueError(
+                f"{folder / FILE} does not fit states of {hidden_size} numbers: remove it, or save the drafter again."
+            )
+        if not bool(down.isfinite().all() and up.isfinite().all()):
+            raise ValueError(f"{folder / FILE} is not of finite numbers: remove it, or save the drafter again.")
+        return cls(down, up)
+
+    def save(self, folder: Path) -> None:
+        """Write it beside a drafter's weights."""
+        save_file({"down": self.down.contiguous(), "up": self.up.contiguous()}, folder / FILE)
+
+    def serves(self, states: Tensor) -> bool:
+        """Tell whether it is faster than the whole head: for a few rows on a CPU, and not in a compiled forward."""
+        few = states.numel() <= ROWS * states.shape[-1]
+        return few and states.device.type == "cpu" and not torch.compiler.is_compiling()
+
+    def steps(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Make the two matrices of the first step for a head: `(r, hidden)` and `(V', r)`, in its dtype."""
+        return self.down.to(rows), (rows.float() @ self.up.float()).to(rows)
+
+
+def chosen(states: Tensor, steps: tuple[Tensor, Tensor], rows: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Choose each state's `COUNT` most likely tokens, int64 `(n, COUNT)`, and compute their logits.
+
+    Args:
+        states: `(n, hidden)`.
+        steps: from `Shortlist.steps`.
+        rows, bias: of the head.
+    """
+    down, up = steps
+    near = torch.nn.functional.linear(torch.nn.functional.linear(states, down), up, bias)
+    ids = near.topk(min(COUNT, len(rows)), sorted=False).indices
+    logits = torch.bmm(rows[ids], states[..., None])[..., 0]
+    return ids, logits if bias is None else logits + bias[ids]
