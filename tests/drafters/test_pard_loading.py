@@ -6,6 +6,7 @@ import pytest
 import torch
 from lossless import assert_lossless
 from safetensors.torch import load_file, save_file
+from test_pard import edit_config
 from tiny import MASK, VOCAB, make_tokenizer, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
@@ -16,13 +17,6 @@ import hf_paradraft
 def folder(drafter, tmp_path):
     drafter.save_pretrained(tmp_path / "drafter")
     return tmp_path / "drafter"
-
-
-def edit_config(folder, **changes):
-    file = folder / "config.json"
-    config = json.loads(file.read_text())
-    config.update(changes)
-    file.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
 
 
 def test_a_model_without_a_mask_token_is_refused(target, tmp_path):

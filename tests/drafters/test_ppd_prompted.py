@@ -6,21 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import assert_lossless
 from peft import get_peft_model
-from tiny import EOS, tiny_model, with_prompts
+from test_ppd_drafting import NAMES, TARGETS
+from tiny import EOS, tiny_model
 
 import hf_paradraft
 from hf_paradraft.drafters.ppd import PpdConfig
-from hf_paradraft.drafters.ppd.model import PpdDrafter
-
-NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
-
-TARGETS = {name: tiny_model(name) for name in NAMES}
-
-
-def adapter_for(name, m=3, e=1, calibrated=False):
-    drafter = PpdDrafter.from_model(with_prompts(tiny_model(name), m, e, calibrated))
-    drafter.speculation_config.never_slower = False
-    return drafter
 
 
 @pytest.mark.slow

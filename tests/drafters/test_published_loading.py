@@ -126,16 +126,6 @@ def test_pickled_weights_are_loaded_where_that_is_safe(load, tmp_path, monkeypat
         kind_of_folder(tmp_path / "pickled").check_folder(tmp_path / "pickled")
 
 
-def without(name, *tensors, config=None):
-    made, weights = LAYOUTS[name]()
-    return {**made, **(config or {})}, {key: value for key, value in weights.items() if key not in tensors}
-
-
-def with_tensors(name, **tensors):
-    config, weights = LAYOUTS[name]()
-    return config, {**weights, **{key.replace("__", "."): value for key, value in tensors.items()}}
-
-
 def test_targets_that_do_not_fit_are_refused_on_attaching(load):
     drafter = load("z-lab", attach=False)
     with pytest.raises(ValueError, match="hidden states of 32 numbers"):
