@@ -65,6 +65,7 @@ class TrainingOptions(ABC):
     kind: ClassVar[str]
     example: ClassVar[str]
     optimiser: ClassVar[str | None] = None  # where it is another one than `optim` says
+    recorded: ClassVar[tuple[str, ...]] = ()  # names of options that are kept with the drafter, beside those of its base classes
 
     train_file: str = option("JSON lines with 'text' or 'messages', or a Hub dataset; best answered by the target.")
     output_dir: Path = option("Where the drafter and its checkpoints go.")
@@ -155,9 +156,15 @@ class TrainingOptions(ABC):
         drafter = self.untrained(inputs)
         return drafter, self.trainer(drafter, inputs)
 
+    @property
     @abstractmethod
+    def models(self) -> dict[str, str | None]:
+        """The models that it comes of, by their names in the record: Hub ids, None for what is on this machine alone."""
+
     def record(self) -> dict[str, Any]:
-        """Collect the options that are kept with the drafter."""
+        """Collect the models and the options that are kept with the drafter."""
+        names = (name for kind in reversed(type(self).__mro__) for name in vars(kind).get("recorded", ()))
+        return {**self.models, **{name: getattr(self, name) for name in names}}
 
     def save(self, drafter: Any, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
         """Write the drafter and the record of its training."""

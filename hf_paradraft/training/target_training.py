@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import LongTensor
@@ -30,6 +30,8 @@ JUDGED = 32  # evaluation rows whose acceptance is measured
 @dataclass(kw_only=True)
 class TargetTraining(TrainingOptions):
     """Options of a drafter that stands on its target."""
+
+    recorded: ClassVar[tuple[str, ...]] = ("loss",)
 
     target: str = option("The causal LM to speed up: folder, Hub id or .gguf file. It is not changed.")
     target_id: str | None = option("The target's name on the Hub, where it is loaded from a folder.", None)
@@ -79,9 +81,10 @@ class TargetTraining(TrainingOptions):
         folder = None if self.cache_dir is None else Path(self.cache_dir)
         return TargetStates(inputs.model, keys, vocabulary, folder, self.cache_gb * 1e9)
 
-    def record(self) -> dict[str, Any]:
-        """Implement `TrainingOptions.record`."""
-        return {"target": hub_name(self.target_id or self.target), "loss": self.loss}
+    @property
+    def models(self) -> dict[str, str | None]:
+        """Implement `TrainingOptions.models`."""
+        return {"target": hub_name(self.target_id or self.target)}
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
         """Measure the acceptance of chains on evaluation rows."""

@@ -93,6 +93,7 @@ class UnrolledTraining(TargetTraining):
     """Options of training a drafter that guesses one token after the other."""
 
     optimiser: ClassVar[str | None] = "muon"
+    recorded: ClassVar[tuple[str, ...]] = ("num_draft_tokens", "num_anchors")
     fading: ClassVar[float]  # the weight of each further step, of that before it
 
     num_draft_tokens: int = option("K: tokens drafted one after the other, in training too.", 5, least=1)
@@ -131,7 +132,3 @@ class UnrolledTraining(TargetTraining):
             train_dataset=inputs.train_set,
             eval_dataset=inputs.eval_set,
         )
-
-    def record(self) -> dict[str, Any]:
-        """Implement `TrainingOptions.record`."""
-        return {**super().record(), "num_draft_tokens": self.num_draft_tokens, "num_anchors": self.num_anchors}

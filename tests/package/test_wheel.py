@@ -39,7 +39,7 @@ def test_what_is_in_it(wheel):
         "hf_paradraft/spaces/app.py",
         "hf_paradraft/demo/family/target/model.safetensors",
         "hf_paradraft/demo/questions.jsonl",
-        "hf_paradraft/demo/public/mtp/model.safetensors",
+        "hf_paradraft/demo/public/eagle3/model.safetensors",
         "hf_paradraft/demo/public_model.py",
     ):
         assert wanted in names

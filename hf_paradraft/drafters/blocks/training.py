@@ -45,6 +45,7 @@ class BlockTraining(TargetTraining):
 
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
     optimiser: ClassVar[str | None] = "muon"
+    recorded: ClassVar[tuple[str, ...]] = ("num_layers", "block_size", "num_anchors")
 
     learning_rate: float = option("Peak learning rate.", 6e-4, above=0)
     num_layers: int = option("Layers of the drafter.", 2, least=1)
@@ -80,11 +81,6 @@ class BlockTraining(TargetTraining):
             eval_dataset=inputs.eval_set,
         )
 
-    def record(self) -> dict[str, Any]:
-        """Implement `TrainingOptions.record`."""
-        names = {"num_layers", "block_size", "num_anchors", "markov_rank"}
-        return {**super().record(), **{name: value for name, value in vars(self).items() if name in names}}
-
 
 @dataclass(kw_only=True)
 class DFlashTraining(BlockTraining):
@@ -105,6 +101,7 @@ class DSparkTraining(BlockTraining):
     """Train a drafter of blocks on a target's hidden states, with heads on the token before and on how sure it is."""
 
     kind: ClassVar[str] = "dspark"
+    recorded: ClassVar[tuple[str, ...]] = ("markov_rank",)
 
     block_size: int = option("Tokens that a block guesses.", 7, least=2)
     markov_rank: int = option("Of the head that looks at the token before; 0: none.", 64, least=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...training.run import RunInputs, option
 from ...training.unrolled import UnrolledTraining
@@ -16,6 +16,7 @@ class Eagle3Training(UnrolledTraining):
 
     kind: ClassVar[str] = "eagle3"
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
+    recorded: ClassVar[tuple[str, ...]] = ("num_layers",)
     fading: ClassVar[float] = 0.8
 
     learning_rate: float = option("Peak learning rate.", 2e-3, above=0)
@@ -34,7 +35,3 @@ class Eagle3Training(UnrolledTraining):
     def model(self, drafter: Eagle3Drafter) -> Eagle3Drafter:
         """Implement `UnrolledTraining.model`."""
         return drafter
-
-    def record(self) -> dict[str, Any]:
-        """Implement `TrainingOptions.record`."""
-        return {**super().record(), "num_layers": self.num_layers}

@@ -79,6 +79,7 @@ class ParallelSpecTraining(TargetTraining):
 
     kind: ClassVar[str] = "parallelspec"
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --style eagle"
+    recorded: ClassVar[tuple[str, ...]] = ("style", "num_masks", "cod_ratio", "decay")
 
     lr_scheduler_type: str = option("Schedule: cosine, linear, constant, …", "linear")
     style: Style = option("medusa: reads tokens alone; eagle: the target's states too.", "medusa")
@@ -111,8 +112,3 @@ class ParallelSpecTraining(TargetTraining):
             train_dataset=inputs.train_set,
             eval_dataset=inputs.eval_set,
         )
-
-    def record(self) -> dict[str, Any]:
-        """Implement `TrainingOptions.record`."""
-        names = ("style", "num_masks", "cod_ratio", "decay")
-        return {**super().record(), **{name: getattr(self, name) for name in names}}

@@ -62,6 +62,7 @@ class PardTraining(TrainingOptions):
 
     kind: ClassVar[str] = "pard"
     example: ClassVar[str] = "--model DIR --train-file answers.jsonl --output-dir OUT --mask-token-id 4"
+    recorded: ClassVar[tuple[str, ...]] = ("num_depths", "cod_ratio", "cod_min_ratio")
 
     model: str = option("The small causal LM to teach: folder or Hub id.")
     target: str | None = option("Measure acceptance against this model; needs --eval-file.", None)
@@ -134,10 +135,10 @@ class PardTraining(TrainingOptions):
             eval_dataset=inputs.eval_set,
         )
 
-    def record(self) -> dict[str, Any]:
-        """Implement `TrainingOptions.record`."""
-        names = {"base_model": hub_name(self.model), "target": hub_name(self.target)}
-        return {**names, **{name: getattr(self, name) for name in ("num_depths", "cod_ratio", "cod_min_ratio")}}
+    @property
+    def models(self) -> dict[str, str | None]:
+        """Implement `TrainingOptions.models`."""
+        return {"base_model": hub_name(self.model), "target": hub_name(self.target)}
 
     def save(self, drafter: PardDrafter, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
         """Save the drafter as a whole causal LM, with its tokenizer."""

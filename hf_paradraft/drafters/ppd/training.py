@@ -88,6 +88,7 @@ class PpdTraining(TrainingOptions):
 
     kind: ClassVar[str] = "ppd"
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT"
+    recorded: ClassVar[tuple[str, ...]] = ("points", "decay")
 
     target: str = option("The causal LM to speed up: folder or Hub id. It is not changed.")
     num_prompt_tokens: int = option("m: how far ahead is guessed.", 3, least=1)
@@ -123,10 +124,10 @@ class PpdTraining(TrainingOptions):
         sets = {"train_dataset": inputs.train_set, "eval_dataset": inputs.eval_set}
         return adapted, PpdTrainer(adapted, inputs.arguments, self.points, self.decay, **sets)
 
-    def record(self) -> dict[str, Any]:
-        """Implement `TrainingOptions.record`."""
-        names = ("points", "decay")
-        return {"base_model": hub_name(self.target), **{name: getattr(self, name) for name in names}}
+    @property
+    def models(self) -> dict[str, str | None]:
+        """Implement `TrainingOptions.models`."""
+        return {"base_model": hub_name(self.target)}
 
     def save(self, drafter: PeftModel, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
         """Save the adapter as PEFT does, without PEFT's card, and the record of its training."""
