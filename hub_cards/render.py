@@ -40,7 +40,7 @@ def between(text: str, mark: str, new: str) -> str:
 
 def readme_with_speeds(readme: str) -> str:
     """The README with one line for each way to generate, of the family and of the public model."""
-    family, public = (json.loads((folder / "bench.json").read_text()) for folder in (FAMILY, PUBLIC / "mtp"))
+    family, public = (json.loads((folder / "bench.json").read_text()) for folder in (FAMILY, PUBLIC / "eagle3"))
 
     def best(records: list[dict], begins: str) -> str:
         speeds = [record["speedup"] for record in records if record["method"].startswith(begins)]
@@ -50,7 +50,7 @@ def readme_with_speeds(readme: str) -> str:
         "plain `generate`": ("plain", "plain"),
         "transformers' assisted generation, at its best": ("assisted", "assisted"),
         "transformers' prompt lookup": ("prompt-lookup", "prompt-lookup"),
-        "**hf_paradraft**, with its drafter's own settings": ("pard-tree-k16-auto", "mtp-tree-k5-auto-lookup"),
+        "**hf_paradraft**, with its drafter's own settings": ("pard-tree-k16-auto", "eagle3-tree-k5-auto-lookup"),
     }
     lines = ["| speed-up | the family | a public model |", "|---|---:|---:|"]
     lines += [f"| {name} | {best(family, ours)} | {best(public, theirs)} |" for name, (ours, theirs) in rows.items()]
@@ -76,7 +76,7 @@ def table(columns: list[str], rows: list[list[Any]]) -> str:
 
 def measurements_with_tables(page: str) -> str:
     """A page of measurements with its tables: those of a benchmark with all methods, and those of a JSON file beside it."""
-    for mark, folder, by_category, tokens in (("measured", FAMILY, True, 128), ("public", PUBLIC / "mtp", False, 64)):
+    for mark, folder, by_category, tokens in (("measured", FAMILY, True, 128), ("public", PUBLIC / "eagle3", False, 64)):
         if f"<!-- {mark} -->" in page:
             bench = json.loads((folder / "bench.json").read_text())
             note = f"Greedy, batch 1, up to {tokens} new tokens; {bench[0]['environment']}."

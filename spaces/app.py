@@ -46,7 +46,7 @@ AUTO = 0  # the tree size that is chosen in every round
 device = "cuda" if torch.cuda.is_available() else "cpu"
 public = DRAFTER is None and TARGET is not None and TARGET.rstrip("/").endswith(MODEL.split("/")[1])
 target_name = TARGET or str(FAMILY / "target")
-drafter_name = DRAFTER or str(PUBLIC / "mtp" if public else FAMILY / "pard")
+drafter_name = DRAFTER or str(PUBLIC / "eagle3" if public else FAMILY / "pard")
 if (TARGET is None) != (DRAFTER is None) and not public:
     raise ValueError("TARGET and DRAFTER go together: set both, or neither for the embedded family.")
 tokenizer = AutoTokenizer.from_pretrained(target_name, trust_remote_code=False)

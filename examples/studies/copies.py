@@ -1,6 +1,6 @@
 """What copied drafts bring where the answer is known: edits of source files, passages, and questions that are asked again.
 
-`python examples/studies/copies.py --target build/public/SmolLM2-135M-Instruct --drafter hf_paradraft/demo/public/mtp` prints a
+`python examples/studies/copies.py --target build/public/SmolLM2-135M-Instruct --drafter hf_paradraft/demo/public/eagle3` prints a
 table, and writes the records with --output; with --curve it times lookups in memories of all sizes instead.
 """
 

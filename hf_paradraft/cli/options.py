@@ -184,7 +184,7 @@ def load_public(dtype: Dtype) -> Models:
     from ..demo import PUBLIC
     from ..demo.public_model import get_public
 
-    models = load(str(get_public()), str(PUBLIC / "mtp"), None, dtype)
+    models = load(str(get_public()), str(PUBLIC / "eagle3"), None, dtype)
     models.others.append(AutoDrafter.from_pretrained(PUBLIC / "ppd"))
     return models
 

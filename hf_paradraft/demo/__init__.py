@@ -3,6 +3,6 @@
 from pathlib import Path
 
 FAMILY = Path(__file__).parent / "family"  # target/, draft/ (the autoregressive parent) and pard/
-PUBLIC = Path(__file__).parent / "public"  # drafters for a public chat model (`public_model.py`): mtp/ and ppd/
+PUBLIC = Path(__file__).parent / "public"  # drafters for a public chat model (`public_model.py`): eagle3/ and ppd/
 QUESTIONS = Path(__file__).parent / "questions.jsonl"
 GENERAL = Path(__file__).parent / "general.jsonl"  # for models from the Hub, which were not taught the family's tasks

@@ -110,19 +110,19 @@ def test_from_the_hub(hub, tmp_path):
 
 
 def test_the_demo(tmp_path, monkeypatch):
-    target = tiny_model(num_hidden_layers=3, max_position_embeddings=2048, vocab_size=200)
+    target = tiny_model(num_hidden_layers=8, max_position_embeddings=2048, vocab_size=200)
     target.save_pretrained(tmp_path / "target")
     tokenizer = make_tokenizer("u a b c d e f g", 200)
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' ' }}{% endfor %}a "
     tokenizer.save_pretrained(tmp_path / "target")
-    hf_paradraft.MtpDrafter.from_target(target, True).save_pretrained(tmp_path / "mtp")
+    hf_paradraft.Eagle3Drafter.from_target(target).save_pretrained(tmp_path / "eagle3")
     with_prompts(target, 2, calibrated=True).save_pretrained(tmp_path / "ppd")
     monkeypatch.setattr(public_model, "get_public", lambda: tmp_path / "target")
     monkeypatch.setattr(demo, "PUBLIC", tmp_path)
     few = ["--seconds", "1", "--per-category", "1", "--max-new-tokens", "8", "--dtype", "float32"]
     result = CliRunner().invoke(app, ["demo", "--public", *few])
     assert result.exit_code == 0, (result.output, result.exception)
-    for shown in ("identical to", "prompt-lookup", "mtp-tree", "ppd-auto", "lookup"):
+    for shown in ("identical to", "prompt-lookup", "eagle3-tree", "ppd-auto", "lookup"):
         assert shown in result.output
     result = CliRunner().invoke(app, ["demo", "--public", "--target", "x", "--drafter", "y"])
     assert result.exit_code == 2
@@ -132,14 +132,15 @@ def test_what_comes_along():
     """Small, named after the model that it is for, and loadable by itself."""
     files = [file for file in demo.PUBLIC.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= 12e6
-    drafter = hf_paradraft.AutoDrafter.from_pretrained(demo.PUBLIC / "mtp")
-    assert isinstance(drafter, hf_paradraft.MtpDrafter)
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(demo.PUBLIC / "eagle3")
+    assert isinstance(drafter, hf_paradraft.Eagle3Drafter)
+    assert drafter.shortlist is not None
     assert drafter.speculation_config.prompt_lookup
     assert all(weight.isfinite().all() and weight.abs().sum() > 0 for weight in drafter.state_dict().values())
     adapter = json.loads((demo.PUBLIC / "ppd" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == public_model.MODEL
     assert adapter["accuracy"]
-    for kind in ("mtp", "ppd"):
+    for kind in ("eagle3", "ppd"):
         card = (demo.PUBLIC / kind / "README.md").read_text()
         assert f"base_model: {public_model.MODEL}" in card
         assert describe(demo.PUBLIC / kind)
