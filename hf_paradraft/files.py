@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
 from shutil import copymode
@@ -225,3 +225,14 @@ def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:
             f"The {name} in {folder} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, …): the download or "
             "the conversion is incomplete."
         )
+
+
+def other_settings(made: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """List the settings in which a run that was stopped is another one, as a part of a sentence; "" if it is the same.
+
+    Args:
+        made: how the run was made that left something.
+        settings: of the run that is to go on with it.
+    """
+    names = [name for name in sorted({*made, *settings}) if made.get(name) != settings.get(name)]
+    return "; ".join(f"{name}: {made.get(name)} there, {settings.get(name)} now" for name in names)

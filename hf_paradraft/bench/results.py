@@ -13,7 +13,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from .. import __version__
-from ..files import read_json
+from ..files import other_settings, read_json
 from ..hardware import device_name
 from ..whole_files import write_json, write_whole
 from .measure import Measurement
@@ -130,10 +130,9 @@ class Unfinished:
             raise ValueError(f"{self.file} holds no unfinished run: delete the file.")
         if not saved["measurements"]:
             return []
-        if saved["settings"] != self.settings:
-            other = [name for name in self.settings if saved["settings"].get(name) != self.settings[name]]
+        if other := other_settings(saved["settings"], self.settings):
             raise ValueError(
-                f"{self.file} holds an unfinished run with other settings ({', '.join(other)}): "
+                f"{self.file} holds an unfinished run with other settings ({other}): "
                 "run with those again to finish it, or delete the file."
             )
         return [Measurement(**entry) for entry in saved["measurements"]]

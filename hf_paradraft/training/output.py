@@ -12,7 +12,7 @@ from zipfile import is_zipfile
 from transformers import TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from ..files import PUBLISHED, names_of, read_json
+from ..files import PUBLISHED, names_of, other_settings, read_json
 from ..whole_files import write_json
 
 logger = logging.get_logger(__name__)
@@ -77,15 +77,10 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
         else:
             others.append(made)
     if others:
-        names = sorted(settings.keys() | others[0].keys())
-        differ = [
-            f"{name}: {others[0].get(name)} there, {settings.get(name)} now"
-            for name in names
-            if others[0].get(name) != settings.get(name)
-        ]
+        different = other_settings(others[0], settings)
         raise ValueError(
-            f"The checkpoints in {output_dir} are of a run with other settings ({'; '.join(differ)}): use those again to go on, "
-            "pass --overwrite to begin anew, or name another folder."
+            f"The checkpoints in {output_dir} are of a run with other settings ({different}): use those "
+            "again to go on, pass --overwrite to begin anew, or name another folder."
         )
     return None
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..chat import RefusedTurns
-from ..files import read_json, rows_of
+from ..files import other_settings, read_json, rows_of
 from ..whole_files import write_json
 from .answers import Server, Target
 from .data import leave_out, load_rows, text_of, tools_of, turns_of
@@ -61,10 +61,9 @@ def check_same_run(output: Path, run: Path, settings: dict[str, Any]) -> None:
     if not run.exists():
         raise ValueError(f"{output} exists, and no {run.name} says how it was made: pass --overwrite, or name another output.")
     made: dict[str, Any] = read_json(run)
-    differ = [name for name in {**made, **settings} if made.get(name) != settings.get(name)]
-    if other := [f"{name}: {made.get(name)} there, {settings.get(name)} now" for name in differ]:
+    if other := other_settings(made, settings):
         raise ValueError(
-            f"{output} was made with other settings ({'; '.join(other)}): use those again to go on, pass --overwrite to begin "
+            f"{output} was made with other settings ({other}): use those again to go on, pass --overwrite to begin "
             "anew, or name another output."
         )
 
