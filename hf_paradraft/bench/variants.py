@@ -23,14 +23,14 @@ def with_prompt_lookup(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def variants_of(drafter: Drafter, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
-    """List chains of all lengths, then trees of all sizes, as deep as the longest chain; a PPD adapter's own tree alone.
+    """List chains of all lengths, then trees of all sizes, as deep as the longest chain; of prompt tokens their own tree alone.
 
     Raises:
         ValueError: a drafter of no kind.
     """
     if not drafter.kind:
         raise ValueError(f"{type(drafter).__name__} is of no kind that this library measures by itself: build Methods of it.")
-    if drafter.guesses_in_target:
+    if drafter.kind.startswith("ppd"):
         own = drafter.speculation_config
         name = own.tree_size if own.tree_size == "auto" else f"n{own.tree_size}"
         return [Variant(f"{drafter.kind}-{name}", drafter, own)]

@@ -123,7 +123,7 @@ def test_prompt_tokens_next_to_chains_and_trees():
     prompted = hf_paradraft.PromptedDrafter(get_peft_model(tiny_model(seed=3, dtype=torch.float32), PpdConfig()))
     prompts = [Prompt("a", torch.tensor([[1, 2, 3]]))]
     methods = methods_of(Case.methods, near_copy(tiny_model(dtype=torch.float32)), None, others=[adapter, prompted])
-    assert [method.name for method in methods[-2:]] == ["ppd-auto", "ppd-drafter-k4-n12"]
+    assert [method.name for method in methods[-2:]] == ["ppd-auto", "ppd-drafter-auto"]
     assert all(result.same for result in bench(tiny_model(dtype=torch.float32), methods, prompts, Settings(24), progress=False))
     assert [method.name for method in methods_of(Case.methods, adapter, None)] == ["plain", "prompt-lookup", "ppd-auto"]
     with pytest.raises(ValueError, match="hopeless"):
