@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FILE = "shortlist.safetensors"
-RANK, COUNT = 128, 128  # of the first step; of the tokens that it chooses
+RANK, COUNT = 128, 512  # of the first step; of the tokens that it chooses
 ROWS = 4  # with more the whole head is faster: its weights are read once for all of them
 LEAST = 4096  # tokens of a head that it pays for
 

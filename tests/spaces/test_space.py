@@ -201,7 +201,7 @@ def test_the_public_model_alone(tmp_path):
     code = "import app; print(list(app.METHODS), app.drafter.speculation_config.prompt_lookup)"
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "spaces", env=environment, capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
-    for method in ("MTP, a tree of guesses", "MTP, a chain of guesses", "PPD, prompt tokens", "True"):
+    for method in ("EAGLE-3, a tree of guesses", "EAGLE-3, a chain of guesses", "PPD, prompt tokens", "True"):
         assert method in shown.stdout
 
 
