@@ -95,7 +95,7 @@ def test_every_command_of_the_public_model_page_runs(tmp_path, monkeypatch):
     """Every command of docs/public-model.md, in order, on a tiny model of the same architecture."""
     monkeypatch.chdir(tmp_path)
     target = "build/public/SmolLM2-135M-Instruct"
-    tiny_model("llama", num_hidden_layers=6, initializer_range=0.1, max_position_embeddings=1024).save_pretrained(target)
+    tiny_model("llama", num_hidden_layers=8, initializer_range=0.1, max_position_embeddings=1024).save_pretrained(target)
     tokenizer = make_tokenizer("u a b c d e f g")
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' <eos> ' }}{% endfor %}"
@@ -109,7 +109,7 @@ def test_every_command_of_the_public_model_page_runs(tmp_path, monkeypatch):
     smaller = {
         "--invent 5000": "--invent 3",
         "--max-new-tokens 160": "--max-new-tokens 12",
-        "--vocab 8000": "--vocab 16 --max-length 64 --max-steps 2",
+        "--vocab 16000": "--vocab 16 --max-length 64 --max-steps 2",
         "-k 5 -n auto": "-k 3 -n 4 --repeats 1 --max-new-tokens 8",
     }
     ran = 0
@@ -122,7 +122,7 @@ def test_every_command_of_the_public_model_page_runs(tmp_path, monkeypatch):
             ran += 1
     assert ran == 4
     measured = json.loads(Path("results.json").read_text())
-    assert {"plain", "prompt-lookup", "mtp-chain-k3", "mtp-tree-k3-n4-lookup"} <= {row["method"] for row in measured}
+    assert {"plain", "prompt-lookup", "eagle3-chain-k3", "eagle3-tree-k3-n4-lookup"} <= {row["method"] for row in measured}
     assert all(row["matches_reference"] in (True, 1.0) for row in measured)
 
 
