@@ -14,7 +14,8 @@ from ..decoding.tree_attention import attention_windows, or_sdpa
 from ..names import DynamicLayer, stores_nothing, with_cache
 from ..protocol import Prefix, SpeculationConfig
 from .cache import check_continues
-from .reader import Reader, RowModel, newer_halves
+from .positions import newer_halves
+from .reader import Reader, RowModel
 
 
 def check_drafts(model: PreTrainedModel) -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import LongTensor, Tensor
 from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
-from transformers.utils import logging
 
 from ..decoding.cache import RaggedCache
 from ..decoding.growing import width_on
@@ -24,8 +23,8 @@ from ..protocol import Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .cache import Nodes, compiled_method, make_room, plain_cache, ragged_rows
 from .layers import StackMasks, run
+from .positions import newer_halves
 
-logger = logging.get_logger(__name__)
 PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
 
 
@@ -88,34 +87,6 @@ class RowModel(ABC):
     def reader(self, config: SpeculationConfig, max_length: int) -> Any:
         """Begin one call's reading; arguments as for `Reader`."""
         return Reader(self, config, max_length)
-
-
-def newer_halves(
-    rows: list[LongTensor], starts: list[int], count: int, prefixes: list[Prefix], context: int | None
-) -> tuple[int, list[int]]:
-    """Move on where texts begin to be read, once positions run out, and guess no more than there are positions for.
-
-    Args:
-        rows: the texts, int64 `(n,)` each.
-        starts: of each, the first token that is read so far.
-        count: distances that are wanted, K.
-        prefixes: with the room that is wanted behind each.
-        context: positions; None: no end is known.
-
-    Returns:
-        K, and the new starts.
-    """
-    if context is None:
-        return count, starts
-    count = min(count, context // 2)
-    room = max(count, min(max(prefix.room for prefix in prefixes), context // 2))
-    if all(len(ids) - start + room <= context for ids, start in zip(rows, starts, strict=True)):
-        return count, starts
-    logger.warning_once(
-        f"The text is longer than the {context} tokens that the drafter has positions for: it reads the newer half of them "
-        "alone, and fewer of its guesses may be right."
-    )
-    return count, [max(start, len(ids) - context // 2) for ids, start in zip(rows, starts, strict=True)]
 
 
 class Reader:
