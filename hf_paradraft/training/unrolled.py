@@ -69,21 +69,24 @@ class UnrolledTrainer(AnchorTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        vocabulary, head = self.drafter.vocabulary, self.states.head.head
+        many = vocabulary is not None and len(vocabulary) >= LEAST
+        self.fits = many and self.drafter.head is None and type(head) is torch.nn.Linear
         self.recent = deque[Tensor](maxlen=16)
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
         """Implement `AnchorTrainer.compute_loss`."""
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if model.training:
+        if model.training and self.fits:
             self.recent.append(outputs["states"][inputs["labels"] != IGNORED].cpu())
         return (loss, outputs) if return_outputs else loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer` does, and fit the shortlist."""
-        result, head = super().train(*args, **kwargs), self.states.head.head
-        many = self.drafter.vocabulary is not None and len(self.drafter.vocabulary) >= LEAST
-        if many and self.drafter.head is None and type(head) is torch.nn.Linear and sum(map(len, self.recent)) > RANK:
-            rows = head.weight.detach()[self.drafter.vocabulary.to(head.weight.device)].cpu()
+        result = super().train(*args, **kwargs)
+        if sum(map(len, self.recent)) > RANK:
+            weight = self.states.head.head.weight.detach()
+            rows = weight[self.drafter.vocabulary.to(weight.device)].cpu()
             self.drafter.shortlist = Shortlist.fit(torch.cat([*self.recent]), rows)
         return result
 
