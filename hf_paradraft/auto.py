@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from .drafters import kind_named, kind_of_folder
-from .drafters.formats.identify import drafter_folder
+from .drafters import kind_named, kind_of
+from .drafters.drafter import load_drafter
 from .files import names_folder
 from .protocol import Drafter
 
@@ -31,9 +31,4 @@ class AutoDrafter:
         """
         if kind is not None:
             return kind_named(kind).from_pretrained(repo_or_dir, **kwargs)
-        found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
-        folder = drafter_folder(repo_or_dir, kwargs)
-        drafter = kind_of_folder(folder).from_pretrained(folder, **kwargs)
-        if drafter.name_or_path:  # it has a tokenizer, which lies there too
-            drafter.name_or_path, drafter.found_under = str(repo_or_dir), found_under
-        return drafter
+        return load_drafter(kind_of, repo_or_dir, kwargs)

@@ -1,7 +1,5 @@
 """All kinds of drafters. A new one is a folder beside this file, and one line here; their order means nothing."""
 
-from pathlib import Path
-
 from ..names import CONFIG_MAPPING_NAMES
 from .autoregressive import AutoregressiveDrafter
 from .blocks.dflash2 import DFlash2Drafter
@@ -10,8 +8,7 @@ from .blocks.model import DFlashDrafter
 from .blocks.xpress import XPressDrafter
 from .drafter import SavedDrafter
 from .eagle3.model import Eagle3Drafter
-from .formats.identify import kind_in
-from .formats.values import read_config
+from .formats.folder import ADAPTER, CONFIG, DrafterFolder
 from .gemma4.model import Gemma4Drafter
 from .mtp.model import MtpDrafter
 from .parallelspec.model import ParallelSpecDrafter
@@ -48,25 +45,25 @@ def kind_named(name: str) -> type[SavedDrafter]:
     raise ValueError(f"There is no kind {name!r}: it is one of {', '.join(sorted(kind.kind for kind in KINDS))}.")
 
 
-def kind_of_folder(folder: Path) -> type[SavedDrafter]:
+def kind_of(folder: DrafterFolder) -> type[SavedDrafter]:
     """Find the class of the drafter that is saved in a folder.
 
     Raises:
         OSError: no saved model does.
         ValueError: something else; the message says what, if it is known.
     """
-    kinds = [kind for kind in KINDS if kind.recognises(folder)]
+    kinds = [kind for kind in KINDS if folder.holds(ADAPTER if kind.is_adapter else CONFIG) and kind.recognises(folder)]
     if len(kinds) == 1:
         return kinds[0]
     if kinds:
         raise ValueError(f"{folder} holds a {' and a '.join(kind.title for kind in kinds)}: give each a folder of its own.")
-    if not (folder / "config.json").exists():
+    if not folder.holds(CONFIG):
         raise OSError(
             f"{folder} holds no drafter: it has no config.json and no adapter_config.json. Give a folder that was saved whole."
         )
-    if (what := kind_in(folder)) is not None:
-        raise ValueError(f"{folder} holds a {what}, which is not served here.")
-    model_type = read_config(folder).get("model_type")
+    if folder.identified is not None:
+        raise ValueError(f"{folder} holds a {folder.identified}, which is not served here.")
+    model_type = folder.config.get("model_type")
     if isinstance(model_type, str) and model_type not in CONFIG_MAPPING_NAMES:
         raise ValueError(
             f"{folder} has a config.json of model_type {model_type!r}, which is no kind of drafter here, and transformers does "

@@ -11,11 +11,12 @@ from torch import LongTensor, Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..decoding.tree_attention import attention_windows, or_sdpa
-from ..files import local_folder, refuse_missing, tensor_names
+from ..files import refuse_missing, tensor_names
 from ..protocol import Drafting, SpeculationConfig
 from ..whole_files import write_json
 from .causal import CausalRows, check_drafts, logits_after
 from .drafter import SavedDrafter
+from .formats.folder import DrafterFolder
 from .formats.values import provenance_of, read_config
 from .pard.config import mend_sampling
 from .reading import ReadingDrafting
@@ -62,20 +63,15 @@ class AutoregressiveDrafter(SavedDrafter):
             OSError: nothing loadable there.
             ValueError: a model that cannot draft so.
         """
-        if isinstance(model, PreTrainedModel):
-            return cls(model)
-        found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
-        drafter = cls.load_folder(local_folder(model, kwargs), **kwargs)
-        drafter.name_or_path, drafter.found_under = str(model), found_under
-        return drafter
+        return cls(model) if isinstance(model, PreTrainedModel) else cls.from_pretrained(model, **kwargs)
 
     @classmethod
-    def recognises(cls, folder: Path) -> bool:
+    def recognises(cls, folder: DrafterFolder) -> bool:
         """Implement `SavedDrafter.recognises`, by what `write` adds to the model's own `config.json`."""
-        return (folder / "config.json").exists() and provenance_of(read_config(folder)).get("kind") == cls.kind
+        return folder.provenance.get("kind") == cls.kind
 
     @classmethod
-    def load_folder(cls, folder: Path, **kwargs: Any) -> AutoregressiveDrafter:
+    def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> AutoregressiveDrafter:
         """Load the causal LM in a folder as a drafter, with the `speculation_config` that was saved with it, if any.
 
         Args:
@@ -85,13 +81,12 @@ class AutoregressiveDrafter(SavedDrafter):
         Raises:
             OSError, ValueError: it is damaged, incomplete, or cannot draft so.
         """
-        described = read_config(folder)
-        options = provenance_of(described).get("speculation_config") if cls.recognises(folder) else None
-        tensor_names(folder)
+        options = folder.provenance.get("speculation_config") if cls.recognises(folder) else None
+        tensor_names(folder.path)
         loaded, info = AutoModelForCausalLM.from_pretrained(
-            folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **kwargs
+            folder.path, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **kwargs
         )
-        refuse_missing(info, type(loaded).__name__, folder)
+        refuse_missing(info, type(loaded).__name__, folder.path)
         return cls(loaded.eval(), None if options is None else SpeculationConfig.from_saved(options))
 
     @classmethod

@@ -1,16 +1,13 @@
 """The card of a kind's folder: what it was made from, how it is used, how it was trained."""
 
-from pathlib import Path
 from typing import Any
 
-from ..files import read_json
 from ..hub.card import CardFields
+from .formats.folder import DrafterFolder
 from .formats.values import provenance_of
 
-ADAPTER, RECORD = "adapter_config.json", "paradraft.json"  # of adapters, whose configs are PEFT's
 
-
-def card_fields(kind: Any, folder: Path) -> CardFields:
+def card_fields(kind: Any, folder: DrafterFolder) -> CardFields:
     """Collect the fields of a model card that are the drafter's own.
 
     Args:
@@ -20,8 +17,8 @@ def card_fields(kind: Any, folder: Path) -> CardFields:
     Raises:
         OSError, ValueError: a damaged file.
     """
-    config, record = kind.read_description(folder), folder / RECORD
-    provenance = provenance_of({"paradraft": read_json(record)} if kind.is_adapter and record.exists() else config)
+    config = kind.read_description(folder)
+    provenance = provenance_of({"paradraft": folder.record} if kind.is_adapter and folder.record else config)
     base = provenance["training"].get(kind.made_from)
     return CardFields(
         template=kind.template,

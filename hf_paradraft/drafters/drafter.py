@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -16,14 +16,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..files import names_folder, read_json, share_weights, tensor_names
+from ..files import names_folder, share_weights, tensor_names
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from ..whole_files import write_json
-from .card import ADAPTER, card_fields
+from .card import card_fields
 from .formats.files import check_files
-from .formats.identify import drafter_folder
-from .formats.values import provenance_of, read_config
+from .formats.folder import DrafterFolder, find_folder
 
 
 class SavedDrafter(Drafter, ABC):
@@ -55,11 +54,11 @@ class SavedDrafter(Drafter, ABC):
 
     @classmethod
     @abstractmethod
-    def recognises(cls, folder: Path) -> bool:
-        """Tell whether a folder holds a drafter of this kind; of all kinds at most one may say so."""
+    def recognises(cls, folder: DrafterFolder) -> bool:
+        """Tell whether a folder with a config holds a drafter of this kind; of all kinds at most one may say so."""
 
     @classmethod
-    def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> Self:
+    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> Self:
         """Read the drafter that lies in a folder, in fp32 or as it was saved.
 
         Args:
@@ -87,12 +86,12 @@ class SavedDrafter(Drafter, ABC):
         return []
 
     @classmethod
-    def read_description(cls, folder: Path) -> dict[str, Any]:
+    def read_description(cls, folder: DrafterFolder) -> dict[str, Any]:
         """Read the config beside its weights."""
-        return read_json(folder / ADAPTER) if cls.is_adapter else read_config(folder)
+        return folder.adapter if cls.is_adapter else folder.config
 
     @classmethod
-    def load_folder(cls, folder: Path, **kwargs: Any) -> Self:
+    def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> Self:
         """Load the drafter in a folder, in any layout of its kind.
 
         Args:
@@ -105,7 +104,7 @@ class SavedDrafter(Drafter, ABC):
         """
         ignore_keys = kwargs.pop("ignore_keys", ())
         drafter = cls.read_folder(folder, ignore_keys) if ignore_keys else cls.read_folder(folder)
-        drafter.paradraft = provenance_of(read_config(folder))
+        drafter.paradraft = folder.provenance
         if saved := drafter.paradraft.get("speculation_config"):
             drafter.speculation_config = SpeculationConfig.from_saved(saved)
         return drafter.placed(**kwargs)
@@ -195,14 +194,7 @@ class SavedDrafter(Drafter, ABC):
             OSError: nothing loadable there, or a damaged file.
             ValueError: it is something else; the message says what.
         """
-        if kwargs.pop("trust_remote_code", False):
-            raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
-        found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
-        drafter = cls.load_folder(drafter_folder(repo_or_dir, kwargs), **kwargs)
-        drafter.found_under = found_under
-        if cls.has_tokenizer:
-            drafter.name_or_path = str(repo_or_dir)
-        return drafter
+        return load_drafter(lambda folder: cls, repo_or_dir, kwargs)
 
     def push_to_hub(self, repo_id: str, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> CommitInfo:
         """Publish weights, configs and card in one commit, and the tokenizer of a drafter that has one.
@@ -225,16 +217,35 @@ class SavedDrafter(Drafter, ABC):
             self.save_pretrained(folder)
             if self.has_tokenizer:
                 tokenizer.save_pretrained(folder)
-            self.check_folder(folder)
-            return push_drafter(folder, repo_id, card_fields(type(self), folder), **kwargs)
+            saved = DrafterFolder(folder)
+            self.check_folder(saved)
+            return push_drafter(folder, repo_id, card_fields(type(self), saved), **kwargs)
 
     @classmethod
-    def check_folder(cls, folder: Path) -> None:
+    def check_folder(cls, folder: DrafterFolder) -> None:
         """Refuse a folder that is not whole.
 
         Raises:
             OSError: something is missing or damaged.
             ValueError: it is something else.
         """
-        check_files(folder, cls.has_tokenizer)
-        tensor_names(folder)
+        check_files(folder.path, cls.has_tokenizer)
+        tensor_names(folder.path)
+
+
+def load_drafter(kind_of: Callable[[DrafterFolder], type[SavedDrafter]], repo_or_dir: str | Path, kwargs: dict[str, Any]) -> Any:
+    """Load a drafter from a folder or a Hub repository, which is read once.
+
+    Args:
+        kind_of: says of which kind a folder's is.
+        repo_or_dir, kwargs: as for `SavedDrafter.from_pretrained`.
+    """
+    if kwargs.pop("trust_remote_code", False):
+        raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
+    found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
+    folder = find_folder(repo_or_dir, kwargs)
+    drafter = kind_of(folder).load_folder(folder, **kwargs)
+    drafter.found_under = found_under
+    if drafter.has_tokenizer:
+        drafter.name_or_path = str(repo_or_dir)
+    return drafter

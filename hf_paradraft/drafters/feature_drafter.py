@@ -18,7 +18,7 @@ from ..protocol import Drafting, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .drafter import SavedDrafter
 from .formats.files import offset_tables, vocabulary_of
-from .formats.identify import kind_in
+from .formats.folder import DrafterFolder
 from .formats.speculators import proposal
 from .pairs import pair
 
@@ -77,9 +77,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         """Make the config and the tensors as other engines read them."""
 
     @classmethod
-    def recognises(cls, folder: Path) -> bool:
+    def recognises(cls, folder: DrafterFolder) -> bool:
         """Implement `SavedDrafter.recognises`, by config and tensors, as `identify` reads them."""
-        return kind_in(folder) in cls.known_as
+        return folder.identified in cls.known_as
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `SavedDrafter.contents`, in the speculators layout, which vLLM reads too.
@@ -97,16 +97,16 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         return config, tensors
 
     @classmethod
-    def check_folder(cls, folder: Path) -> None:
+    def check_folder(cls, folder: DrafterFolder) -> None:
         """Refuse a folder that cannot be loaded as it is."""
         super().check_folder(folder)
         cls.read_folder(folder)
 
     @classmethod
-    def load_folder(cls, folder: Path, **kwargs: Any) -> Self:
+    def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> Self:
         """Implement `SavedDrafter.load_folder`, with the shortlist that lies beside."""
         drafter = super().load_folder(folder, **kwargs)
-        drafter.shortlist = Shortlist.read(folder, drafter.hidden_size)
+        drafter.shortlist = Shortlist.read(folder.path, drafter.hidden_size)
         return drafter
 
     def write(self, folder: Path, **kwargs: Any) -> None:

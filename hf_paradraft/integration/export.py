@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
-from ..drafters import kind_of_folder
+from ..drafters import kind_of
 from ..drafters.feature_drafter import FeatureDrafter
+from ..drafters.formats.folder import DrafterFolder
 from ..drafters.pard.model import PardDrafter
 from ..files import local_folder
 from ..training.output import replace_model
@@ -44,8 +45,8 @@ def export(source: str | Path, output: Path, engine: Engine, target: str | None 
         raise ValueError(f"{output} exists: give a new folder.")
     if is_packed(source):
         return _unpack(source, output)
-    folder = local_folder(source, {}, also=("*.bin",))
-    kind = kind_of_folder(folder)
+    folder = DrafterFolder(local_folder(source, {}, also=("*.bin",)))
+    kind = kind_of(folder)
     if issubclass(kind, PardDrafter):
         return export_pard(kind, folder, output, str(engine), target, pad)
     if issubclass(kind, FeatureDrafter):

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..drafters.formats.folder import DrafterFolder
 from ..training.output import replace_model
 from ..training.target import open_model
 
 KINDS = ("dflash", "dspark", "eagle3")  # that vLLM reads in the speculators layout
 
 
-def export_features(kind: Any, folder: Path, output: Path, engine: str, target: str | None) -> str:
+def export_features(kind: Any, folder: DrafterFolder, output: Path, engine: str, target: str | None) -> str:
     """Write a drafter that guesses fewer tokens than its target, with the rows of the target's head that it guesses by.
 
     Without them vLLM takes the target's whole head, and the drafter's ids for rows of it: then nothing is accepted.
@@ -34,7 +35,7 @@ def export_features(kind: Any, folder: Path, output: Path, engine: str, target: 
     Raises:
         ValueError: another engine, a drafter that is read as it is, or no target.
     """
-    drafter = kind.from_pretrained(folder)
+    drafter = kind.load_folder(folder)
     if engine != "vllm" or kind.kind not in KINDS or drafter.vocabulary is None or drafter.head is not None:
         raise ValueError(
             f"This {kind.title} has no other form to be exported to: save_pretrained writes the speculators layout, which vLLM "

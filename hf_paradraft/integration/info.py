@@ -12,9 +12,9 @@ from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import HFValidationError, HTTPError
 from safetensors.torch import save_file
 
-from ..drafters import kind_of_folder
+from ..drafters import kind_of
 from ..drafters.drafter import SavedDrafter
-from ..drafters.formats.files import names_in
+from ..drafters.formats.folder import DrafterFolder
 from ..drafters.formats.identify import identify
 from ..drafters.formats.values import provenance_of
 from ..drafters.mtp.model import MtpDrafter
@@ -63,15 +63,15 @@ def describe(repo_or_dir: str) -> list[tuple[str, Any]]:
         ValueError: it is no drafter, or of a kind that is not supported.
     """
     if Path(repo_or_dir).is_dir():
-        return _described(Path(repo_or_dir))
+        return _described(DrafterFolder(Path(repo_or_dir)))
     with _outline(repo_or_dir) as folder:
-        return _described(folder)
+        return _described(DrafterFolder(folder))
 
 
-def _described(folder: Path) -> list[tuple[str, Any]]:
+def _described(folder: DrafterFolder) -> list[tuple[str, Any]]:
     """Describe a drafter's folder, or a target's if it brings MTP layers, as (name, value) pairs."""
     try:
-        kind = kind_of_folder(folder)
+        kind = kind_of(folder)
     except ValueError:
         if not (brought := MtpDrafter.describe_target(folder)):
             raise
@@ -79,13 +79,13 @@ def _described(folder: Path) -> list[tuple[str, Any]]:
     return describe_kind(kind, folder)
 
 
-def describe_kind(kind: type[SavedDrafter], folder: Path) -> list[tuple[str, Any]]:
+def describe_kind(kind: type[SavedDrafter], folder: DrafterFolder) -> list[tuple[str, Any]]:
     """Describe the folder of a drafter of this kind, as (name, value) pairs; its config is enough."""
-    config, names = kind.read_description(folder), names_in(folder)
+    config = kind.read_description(folder)
     made_for = provenance_of(config)["training"].get("target") or config.get("base_model_name_or_path")
     return [
-        ("kind", identify(config, names) or kind.title),
-        *kind.details(config, names),
+        ("kind", identify(config, folder.names) or kind.title),
+        *kind.details(config, folder.names),
         ("trained for", made_for or "not recorded"),
         ("fits", kind.fits),
     ]

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from ..drafters.formats.files import unpickled
-from ..drafters.formats.values import read_config
+from ..drafters.formats.folder import DrafterFolder
 from ..drafters.pard.pard2 import FILE, PICKLE
 from ..files import FILES
 from ..training.target import config_of, refuse_packed
@@ -23,20 +23,19 @@ from ..training.target import config_of, refuse_packed
 MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
 
 
-def export_pard(pard: Any, folder: Path, output: Path, engine: str, target: str | None, pad: bool) -> str:
+def export_pard(pard: Any, folder: DrafterFolder, output: Path, engine: str, target: str | None, pad: bool) -> str:
     """Export a PARD drafter, or a PARD-2 one, whose pickled projection becomes safetensors."""
     if engine == "vllm" and (wrong := next((word for word in MISREAD if word in str(output.resolve()).lower()), None)):
         raise ValueError(f"vLLM takes a drafter with {wrong!r} in its path for one of another kind: choose another folder.")
-    config = read_config(folder)
-    if config.get("pard2") or config.get("spd_type") == "pard2":
-        return _convert_pard2(folder, output, engine)
-    drafter = pard.from_pretrained(folder, dtype="auto")
+    if folder.config.get("pard2") or folder.config.get("spd_type") == "pard2":
+        return _convert_pard2(folder.path, output, engine)
+    drafter = pard.load_folder(folder, dtype="auto")
     if target is not None:
         refuse_packed(target, "its config is read")
         _match_vocabulary(drafter, config_of(target).get_text_config().vocab_size, engine, pad)
     with _new_folder(output) as made:
         drafter.save_pretrained(made)
-        AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(made)
+        AutoTokenizer.from_pretrained(folder.path, trust_remote_code=False).save_pretrained(made)
     unchecked = "" if target or engine == "transformers" else "# The vocabulary's size was not checked: --target was not given.\n"
     return unchecked + _command(
         engine, target or "TARGET", output, drafter.speculation_config.num_draft_tokens, drafter.mask_token_id

@@ -5,8 +5,9 @@ from typing import Any
 
 from huggingface_hub import CommitInfo
 
-from ..drafters import kind_of_folder
+from ..drafters import kind_of
 from ..drafters.card import card_fields
+from ..drafters.formats.folder import DrafterFolder
 from ..hub.push import push_drafter
 
 
@@ -22,7 +23,7 @@ def push_folder(folder: str | Path, repo_id: str, **kwargs: Any) -> CommitInfo:
         OSError: the folder lacks something, or the Hub refused; nothing has been published.
         ValueError: the folder holds no drafter.
     """
-    folder = Path(folder)
-    kind = kind_of_folder(folder)
-    kind.check_folder(folder)
-    return push_drafter(folder, repo_id, card_fields(kind, folder), **kwargs)
+    saved = DrafterFolder(Path(folder))
+    kind = kind_of(saved)
+    kind.check_folder(saved)
+    return push_drafter(saved.path, repo_id, card_fields(kind, saved), **kwargs)

@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM
 
 import hf_paradraft
 from hf_paradraft.bench.variants import variants_of
-from hf_paradraft.drafters import KINDS, kind_of_folder
+from hf_paradraft.drafters import KINDS, kind_of
 from hf_paradraft.drafters.card import card_fields
+from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.integration.info import describe_kind
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
@@ -123,11 +124,11 @@ def test_every_kind_saves_a_folder_that_is_recognised(name, tmp_path):
     drafter.save_pretrained(folder)
     assert len({file.stat().st_mode for file in folder.iterdir()}) == 1  # weights are as readable as what lies beside them
     make_tokenizer().save_pretrained(folder)
-    kind = kind_of_folder(folder)
+    kind = kind_of(saved := DrafterFolder(folder))
     assert kind.kind == drafter.kind == hf_paradraft.AutoDrafter.from_pretrained(folder).kind == name
-    kind.check_folder(folder)
-    assert dict(describe_kind(kind, folder))["kind"]
-    assert card_fields(kind, folder).template.endswith(".jinja")
+    kind.check_folder(saved)
+    assert dict(describe_kind(kind, saved))["kind"]
+    assert card_fields(kind, saved).template.endswith(".jinja")
     for variant in variants_of(drafter, (2,), (6, "auto")):
         assert variant.name.startswith(name)
 
@@ -135,7 +136,7 @@ def test_every_kind_saves_a_folder_that_is_recognised(name, tmp_path):
 def test_a_plain_model_is_of_no_kind(tmp_path):
     TARGETS["llama"].save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="names no mask token"):
-        kind_of_folder(tmp_path)
+        kind_of(DrafterFolder(tmp_path))
     assert len({kind.kind for kind in KINDS}) == len(KINDS)
 
 
@@ -280,4 +281,5 @@ def test_a_model_is_saved_as_the_kind_that_was_made_of_it(tmp_path):
     again = hf_paradraft.PardDrafter.from_pretrained(tmp_path / "first", mask_token_id=MASK)
     assert again.speculation_config == hf_paradraft.SpeculationConfig()
     again.save_pretrained(tmp_path / "third")
-    assert [kind_of_folder(tmp_path / name).kind for name in ("first", "second", "third")] == ["autoregressive", "pard", "pard"]
+    kinds = [kind_of(DrafterFolder(tmp_path / name)).kind for name in ("first", "second", "third")]
+    assert kinds == ["autoregressive", "pard", "pard"]

@@ -9,7 +9,8 @@ from published import features_behind, guesses_of_a_call
 from tiny import MASK, VOCAB, make_tokenizer, near_copy, pard_folder, tiny_model
 
 import hf_paradraft
-from hf_paradraft.drafters import kind_of_folder
+from hf_paradraft.drafters import kind_of
+from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.integration.info import describe_kind
 from hf_paradraft.training.vocabulary import most_frequent
 
@@ -76,15 +77,15 @@ def test_pard2_saved_again(tmp_path):
     tensors = pard2(tmp_path / "first")
     drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "first")
     with pytest.raises(ValueError, match="warp_model"):
-        kind_of_folder(tmp_path / "first").check_folder(tmp_path / "first")
+        kind_of(saved := DrafterFolder(tmp_path / "first")).check_folder(saved)
     drafter.save_pretrained(tmp_path / "second")
     make_tokenizer().save_pretrained(tmp_path / "second")
-    kind_of_folder(tmp_path / "second").check_folder(tmp_path / "second")
+    kind_of(saved := DrafterFolder(tmp_path / "second")).check_folder(saved)
     again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "second")
     assert torch.equal(again.projection.weight, tensors["target_proj.weight"])
     assert again.projection.scale == 0.3
     assert again.config.spd_type == "pard2"
-    assert dict(describe_kind(kind_of_folder(tmp_path / "second"), tmp_path / "second"))["kind"] == "PARD-2 drafter"
+    assert dict(describe_kind(kind_of(saved), saved))["kind"] == "PARD-2 drafter"
 
 
 def test_pard2_on_the_hub(hub, tmp_path):

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from tiny import pard_folder, tiny_model
 
 import hf_paradraft
-from hf_paradraft.drafters import kind_of_folder
+from hf_paradraft.drafters import kind_of
 from hf_paradraft.drafters.formats.files import weights_in
+from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.files import read_json
 from hf_paradraft.integration.info import describe_kind
 
@@ -48,9 +49,9 @@ def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
     again.remember({"target": "user/model"})
     again.save_pretrained(tmp_path)
     assert read_json(tmp_path / "config.json")["speculators_config"]["verifier"]["name_or_path"] == "user/model"
-    kind = kind_of_folder(tmp_path)
-    kind.check_folder(tmp_path)
-    assert dict(describe_kind(kind, tmp_path))["kind"]
+    kind = kind_of(saved := DrafterFolder(tmp_path))
+    kind.check_folder(saved)
+    assert dict(describe_kind(kind, saved))["kind"]
     assert not {"embed_tokens.weight"} & load_file(tmp_path / "model.safetensors").keys() or drafter.embedding is not None
 
 
@@ -123,7 +124,7 @@ def test_pickled_weights_are_loaded_where_that_is_safe(load, tmp_path, monkeypat
     with pytest.raises(OSError, match="can be read safely"):
         hf_paradraft.Eagle3Drafter.from_pretrained(tmp_path / "evil")
     with pytest.raises(OSError, match="save_pretrained it"):
-        kind_of_folder(tmp_path / "pickled").check_folder(tmp_path / "pickled")
+        kind_of(saved := DrafterFolder(tmp_path / "pickled")).check_folder(saved)
 
 
 def test_targets_that_do_not_fit_are_refused_on_attaching(load):

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 import hf_paradraft
 from hf_paradraft.cli import app
-from hf_paradraft.drafters import kind_of_folder
+from hf_paradraft.drafters import kind_of
 from hf_paradraft.drafters.blocks.calibration import calibration_error, temperatures
 from hf_paradraft.drafters.card import card_fields
+from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.training.anchors import AnchorTrainer
 from hf_paradraft.training.target_training import unused_token
 
@@ -60,9 +61,9 @@ def test_parallelspec_learns(style, loss, folder):
     target = tiny_model("llama", num_hidden_layers=6, dtype=torch.float32)
     ids = torch.tensor([[1, 2, 3]])
     assert_lossless(target, again, ids, max_new_tokens=30)
-    kind = kind_of_folder(folder / "out")
-    kind.check_folder(folder / "out")
-    assert card_fields(kind, folder / "out").provenance["training"]["num_masks"] == 2
+    kind = kind_of(saved := DrafterFolder(folder / "out"))
+    kind.check_folder(saved)
+    assert card_fields(kind, saved).provenance["training"]["num_masks"] == 2
     with pytest.raises(ValueError, match="already has files"):
         train_parallelspec(folder / "target", rows, folder / "out", max_steps=1, **OPTIONS)
 
@@ -84,7 +85,7 @@ def test_eagle3_learns(folder):
     target = tiny_model("llama", num_hidden_layers=8, dtype=torch.float32)
     ids = torch.tensor([[1, 2, 3]])
     assert_lossless(target, again, ids, max_new_tokens=30, eos_token_id=EOS)
-    kind_of_folder(folder / "out").check_folder(folder / "out")
+    kind_of(saved := DrafterFolder(folder / "out")).check_folder(saved)
     with pytest.raises(ValueError, match="7 are needed"):
         hf_paradraft.Eagle3Drafter.from_target(tiny_model("llama", dtype=torch.float32))
     with pytest.raises(ValueError, match="num_anchors must be at least 1"):
@@ -105,7 +106,7 @@ def test_a_new_mtp_layer_learns(folder):
     assert len(again.vocabulary) == 24
     target = tiny_model("llama", num_hidden_layers=6, dtype=torch.float32)
     assert_lossless(target, again, torch.tensor([[1, 2, 3]]), max_new_tokens=30, eos_token_id=EOS)
-    kind_of_folder(folder / "out").check_folder(folder / "out")
+    kind_of(saved := DrafterFolder(folder / "out")).check_folder(saved)
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 import hf_paradraft
 from hf_paradraft.cli import app
-from hf_paradraft.drafters import kind_of_folder
+from hf_paradraft.drafters import kind_of
 from hf_paradraft.drafters.card import card_fields
+from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.files import hub_name
 from hf_paradraft.hub.card import render_card
 from hf_paradraft.hub.push import push_recipe
@@ -39,7 +40,7 @@ BENCH = [
 
 
 def card_of(folder, repo_id):
-    return render_card(folder, repo_id, card_fields(kind_of_folder(folder), folder))
+    return render_card(folder, repo_id, card_fields(kind_of(saved := DrafterFolder(folder)), saved))
 
 
 def test_cards_say_what_the_hub_wants_to_know(hub, tmp_path):
@@ -84,7 +85,7 @@ def test_texts_of_a_foreign_config_stay_out_of_a_card(tmp_path):
     training = {"steps": 7, "samples": {"a": evil}, "style": f"eagle\n# {evil}", "seed": evil, "acceptance": acceptance}
     (tmp_path / "config.json").write_text(json.dumps({"paradraft": {"training": training}}))
     for kind in (hf_paradraft.ParallelSpecDrafter, hf_paradraft.PardDrafter):
-        text = render_card(tmp_path, REPO, card_fields(kind, tmp_path)).text
+        text = render_card(tmp_path, REPO, card_fields(kind, DrafterFolder(tmp_path))).text
         assert "7 steps" in text
         assert "evil" not in text
 
@@ -114,7 +115,7 @@ def test_cards_say_what_feature_drafters_read(tmp_path):
         ),
     ):
         (tmp_path / "config.json").write_text(json.dumps({"paradraft": {"training": {"style": style} if style else {}}}))
-        text = render_card(tmp_path, REPO, card_fields(kind, tmp_path)).text
+        text = render_card(tmp_path, REPO, card_fields(kind, DrafterFolder(tmp_path))).text
         assert begins in text
         assert ("hidden states" in text) == (style != "medusa")
 

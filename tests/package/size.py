@@ -89,7 +89,10 @@ def odd_docstrings(file: Path) -> list[str]:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, kinds) and (first := (ast.get_docstring(node) or "").split()[:1]):
             decorators = {getattr(part, "id", "") for part in getattr(node, "decorator_list", ())}
-            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and "property" not in decorators
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not decorators & {
+                "property",
+                "cached_property",
+            }
             if first[0].strip("`.,:") in ODD_BEGINNINGS | (NO_VERBS if is_function else set()):
                 found.append(f"{file.relative_to(PACKAGE.parent)}, {getattr(node, 'name', 'top')}")
     return found

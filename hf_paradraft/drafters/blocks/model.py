@@ -7,7 +7,6 @@ they pass no layer themselves. The block `[newest token, mask, …, mask]` atten
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -23,11 +22,11 @@ from ..cache import compiled_method, make_room, plain_cache
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
 from ..formats.common import neighbours_to_halves
 from ..formats.files import check_width, load_strictly, weights_in
+from ..formats.folder import DrafterFolder
 from ..formats.identify import DFLASH
 from ..formats.keys import without
 from ..formats.speculators import blocks_config
 from ..formats.tensors import BLOCKS, published, renamed
-from ..formats.values import read_config
 from ..layers import GEMMA4, QWEN35, StackMasks, decoder_stack, embedding_of, run, turns
 from .config import BlockConfig, block_config
 from .drafting import BlockDrafting
@@ -109,14 +108,14 @@ class DFlashDrafter(FeatureDrafter):
         return cls(config, vocabulary).started_beside(target)
 
     @classmethod
-    def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> DFlashDrafter:
+    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> DFlashDrafter:
         """Implement `FeatureDrafter.read_folder`; every layout that `BlockConfig` knows."""
-        tensors = weights_in(folder)
-        config = block_config(without(read_config(folder), ignore_keys), tensors)
+        tensors = weights_in(folder.path)
+        config = block_config(without(folder.config, ignore_keys), tensors)
         weights = renamed(tensors, BLOCKS)
         if config.in_pairs:
             weights = neighbours_to_halves(weights, config.layers.head_dim)
-        vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder)
+        vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder.path)
         if vocabulary is None:  # padded heads guess the target's ids, and more that mean nothing
             for name in ("head.weight", "markov.after.weight"):
                 if name in weights:

@@ -7,7 +7,6 @@ the drafter's own state of the row before. P-EAGLE feeds masks there instead, al
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -21,12 +20,12 @@ from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
 from ..formats.common import neighbours_to_halves
 from ..formats.files import check_width, load_strictly, weights_in
+from ..formats.folder import DrafterFolder
 from ..formats.identify import EAGLE3, PEAGLE
 from ..formats.keys import without
 from ..formats.speculators import eagle3_config as saved_config
 from ..formats.tensors import EAGLE3 as NAMES
 from ..formats.tensors import published, renamed
-from ..formats.values import read_config
 from ..layers import GEMMA4, behind_attention, decoder_stack, embedding_of, turns
 from ..pairs import pair
 from ..reader import RowModel
@@ -108,14 +107,14 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         return cls(config, vocabulary).started_beside(target)
 
     @classmethod
-    def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> Eagle3Drafter:
+    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> Eagle3Drafter:
         """Implement `FeatureDrafter.read_folder`; every layout that `Eagle3Config` knows."""
-        tensors = weights_in(folder)
+        tensors = weights_in(folder.path)
         weights = renamed(tensors, NAMES)
-        config = eagle3_config(without(read_config(folder), ignore_keys), [*weights, *tensors])
+        config = eagle3_config(without(folder.config, ignore_keys), [*weights, *tensors])
         if config.in_pairs:
             weights = neighbours_to_halves(weights, config.layers.head_dim)
-        vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder)
+        vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder.path)
         if (mask := weights.get("mask_hidden")) is not None:
             weights["mask_hidden"] = mask.reshape(1, 1, -1)
         check_width(weights, config.num_features, config.target_hidden_size, cls.title)

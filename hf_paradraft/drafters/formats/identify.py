@@ -1,12 +1,7 @@
 """The kind of a published drafter's folder, by its config and its tensors' names; never by its `model_type`."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
-
-from ...files import local_folder
-from .files import PICKLES, names_in
-from .values import read_config
 
 DFLASH, DSPARK, EAGLE3, PEAGLE = "DFlash drafter", "DSpark drafter", "EAGLE-3 drafter", "P-EAGLE drafter"
 PARD2, MTP = "PARD-2 drafter", "MTP drafter"
@@ -86,32 +81,16 @@ def _by_tensors(names: list[str]) -> str | None:
     return None
 
 
-def kind_in(folder: Path) -> str | None:
-    """Identify the published drafter in a folder; None if there is no config."""
-    if not (folder / "config.json").exists():
-        return None
-    return identify(read_config(folder), names_in(folder))
+def refuse_foreign(kind: str | None) -> None:
+    """Refuse a drafter that reads the target's features where a plain causal LM is wanted.
 
-
-def drafter_folder(repo_or_dir: str | Path, kwargs: dict[str, Any]) -> Path:
-    """Find or fetch a drafter's folder; without safetensors with the pickles that published drafters have, and a PARD-2 one
-    with its projection."""
-    hub = dict(kwargs)
-    folder = local_folder(repo_or_dir, kwargs)
-    if Path(repo_or_dir).is_dir() or not (folder / "config.json").exists():
-        return folder
-    if any(folder.glob("*.safetensors")) and identify(read_config(folder), ()) != PARD2:
-        return folder
-    return local_folder(repo_or_dir, hub, PICKLES)
-
-
-def refuse_foreign(config: Mapping[str, Any], tensors: Iterable[str]) -> None:
-    """Refuse a drafter that reads the target's features where a plain causal LM is wanted; arguments as for `identify`.
+    Args:
+        kind: as `identify` names it.
 
     Raises:
         ValueError: it is one.
     """
-    if (kind := identify(config, tensors)) is None:
+    if kind is None:
         return
     who = f"{'an' if kind.startswith((*'AEIOUX', MTP)) else 'a'} {kind}"
     if kind in SERVED:

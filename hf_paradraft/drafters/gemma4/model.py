@@ -20,7 +20,8 @@ from ...protocol.drafter import FeatureKey, KeyValues
 from ...whole_files import write_json
 from ..drafter import SavedDrafter
 from ..feature_drafter import PADDING
-from ..formats.values import provenance_of, read_config
+from ..formats.folder import DrafterFolder
+from ..formats.values import read_config
 from ..pairs import last_target, pair, remember_target
 from ..reading import logits_behind
 from .drafting import Gemma4Drafting
@@ -56,12 +57,12 @@ class Gemma4Drafter(SavedDrafter):
         self.shapes = {kind: (heads // part.num_key_value_groups, part.head_dim) for kind, part in layers.items()}
 
     @classmethod
-    def recognises(cls, folder: Path) -> bool:
+    def recognises(cls, folder: DrafterFolder) -> bool:
         """Implement `SavedDrafter.recognises`, by the `model_type` that its config names."""
-        return (folder / "config.json").exists() and read_config(folder).get("model_type") in MODEL_TYPES
+        return folder.config.get("model_type") in MODEL_TYPES
 
     @classmethod
-    def load_folder(cls, folder: Path, **kwargs: Any) -> Self:
+    def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> Self:
         """Load the assistant in a folder.
 
         Args:
@@ -73,18 +74,17 @@ class Gemma4Drafter(SavedDrafter):
         """
         if not cls.recognises(folder):
             raise ValueError(f"{folder} holds no {cls.title}: its model_type is none of {', '.join(MODEL_TYPES)}.")
-        described = read_config(folder)
-        if described.get("use_ordered_embeddings") and described.get("centroid_intermediate_top_k", 32) > described.get(
-            "num_centroids", 2048
-        ):
+        config = folder.config
+        chosen, all_of_them = config.get("centroid_intermediate_top_k", 32), config.get("num_centroids", 2048)
+        if config.get("use_ordered_embeddings") and chosen > all_of_them:
             raise ValueError(f"{folder} chooses more centroids than it has: download it again.")
-        saved, wanted = provenance_of(read_config(folder)).get("speculation_config"), kwargs.pop("speculation_config", None)
-        tensor_names(folder)
+        saved, wanted = folder.provenance.get("speculation_config"), kwargs.pop("speculation_config", None)
+        tensor_names(folder.path)
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **kwargs
+            folder.path, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **kwargs
         )
-        refuse_missing(info, type(model).__name__, folder)
-        _check_centroids(model, folder)
+        refuse_missing(info, type(model).__name__, folder.path)
+        _check_centroids(model, folder.path)
         return cls(model.eval(), wanted or (None if saved is None else SpeculationConfig.from_saved(saved)))
 
     def write(self, folder: Path, **kwargs: Any) -> None:

@@ -22,11 +22,11 @@ from ...names import commit_of
 from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
 from ..formats.files import vocabulary_of, weights_in
+from ..formats.folder import DrafterFolder
 from ..formats.identify import MTP
 from ..formats.keys import without
 from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_counts, unscaled
 from ..formats.speculators import mtp_config as saved_config
-from ..formats.values import read_config
 from ..layers import decoder_stack
 from ..reader import RowModel
 from ..reading import ReadingDrafting
@@ -198,9 +198,9 @@ class MtpDrafter(FeatureDrafter):
         return drafter.placed(**{name: value for name, value in kwargs.items() if name not in ("revision", "token")})
 
     @classmethod
-    def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> MtpDrafter:
+    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> MtpDrafter:
         """Implement `FeatureDrafter.read_folder`, of speculators' layout."""
-        described, tensors = mtp_config(without(read_config(folder), ignore_keys)), weights_in(folder)
+        described, tensors = mtp_config(without(folder.config, ignore_keys)), weights_in(folder.path)
         if (brought := mtp_tensors(tensors, described.target.num_hidden_layers)) is None:
             raise OSError(f"{folder} holds no MTP layer: download it again.")
         drafter = cls._made(described.target, brought, tensors, described.num_draft_tokens)
@@ -237,10 +237,10 @@ class MtpDrafter(FeatureDrafter):
         ]
 
     @classmethod
-    def describe_target(cls, folder: Path) -> list[tuple[str, Any]]:
+    def describe_target(cls, folder: DrafterFolder) -> list[tuple[str, Any]]:
         """Describe the MTP layers of a target's folder; empty if it brings none."""
-        config = read_config(folder)
-        text, sizes = config.get("text_config"), parameter_counts(folder)
+        config = folder.config
+        text, sizes = config.get("text_config"), parameter_counts(folder.path)
         layers = (text if isinstance(text, dict) else config).get("num_hidden_layers")
         if not isinstance(layers, int) or (brought := mtp_tensors(sizes, layers)) is None:
             return []

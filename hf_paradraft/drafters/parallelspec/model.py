@@ -8,7 +8,6 @@ had at the token before.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter
 from ..formats.files import load_strictly, weights_in
-from ..formats.values import read_config
+from ..formats.folder import DrafterFolder
 from ..layers import decoder_stack, describe_layers
 from ..reader import RowModel
 from ..reading import ReadingDrafting
@@ -66,14 +65,14 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         self.eval()
 
     @classmethod
-    def recognises(cls, folder: Path) -> bool:
+    def recognises(cls, folder: DrafterFolder) -> bool:
         """Implement `SavedDrafter.recognises`, by the `model_type` of its config."""
-        return (folder / "config.json").exists() and read_config(folder).get("model_type") == ParallelSpecConfig.model_type
+        return folder.config.get("model_type") == ParallelSpecConfig.model_type
 
     @classmethod
-    def read_folder(cls, folder: Path, ignore_keys: Iterable[str] = ()) -> ParallelSpecDrafter:
+    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> ParallelSpecDrafter:
         """Implement `FeatureDrafter.read_folder`, of its own layout."""
-        config, tensors = ParallelSpecConfig.from_dict(read_config(folder)), weights_in(folder)
+        config, tensors = ParallelSpecConfig.from_dict(folder.config), weights_in(folder.path)
         drafter = cls(config, tensors.pop(VOCABULARY, None))
         load_strictly(drafter, tensors, f"The {cls.title} in {folder}")
         return drafter
@@ -89,11 +88,11 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         return self.written()
 
     @classmethod
-    def check_folder(cls, folder: Path) -> None:
+    def check_folder(cls, folder: DrafterFolder) -> None:
         """Refuse a folder that is not whole."""
         if not cls.recognises(folder):
             raise OSError(f"{folder} holds no ParallelSpec drafter.")
-        if "mask_embeddings" not in tensor_names(folder):
+        if "mask_embeddings" not in tensor_names(folder.path):
             raise OSError(f"{folder} lacks the drafter's masks: save it again.")
 
     @classmethod

@@ -19,9 +19,9 @@ from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..causal import CausalRows, check_drafts, logits_after
 from ..drafter import SavedDrafter
-from ..formats.files import names_in
-from ..formats.identify import PARD2, identify, refuse_foreign
-from ..formats.values import provenance_of, read_config, transformers_config
+from ..formats.folder import ADAPTER, DrafterFolder
+from ..formats.identify import PARD2, refuse_foreign
+from ..formats.values import provenance_of, transformers_config
 from ..pairs import last_target, remember_target
 from ..reading import ReadingDrafting
 from .assistant import StockAssistant
@@ -59,19 +59,17 @@ class PardDrafter(StockAssistant, SavedDrafter):
     projection: Projection | None = None
 
     @classmethod
-    def recognises(cls, folder: Path) -> bool:
+    def recognises(cls, folder: DrafterFolder) -> bool:
         """Implement `SavedDrafter.recognises`: a causal LM whose config names a mask token, and that is of no other kind."""
-        if not (folder / "config.json").exists() or (folder / "adapter_config.json").exists():
+        if folder.holds(ADAPTER):
             return False
-        config = read_config(folder)
-        names_a_mask = any(config.get(key) is not None for key in MASK_KEYS)
-        other = provenance_of(config).get("kind", cls.kind) != cls.kind
-        kind = identify(config, names_in(folder))
-        return kind == PARD2 or (kind is None and names_a_mask and not other)
+        names_a_mask = any(folder.config.get(key) is not None for key in MASK_KEYS)
+        other = folder.provenance.get("kind", cls.kind) != cls.kind
+        return folder.identified == PARD2 or (folder.identified is None and names_a_mask and not other)
 
     @classmethod
     def load_folder(
-        cls, folder: Path, *args: Any, mask_token_id: int | None = None, target_independent: bool = False, **kwargs: Any
+        cls, folder: DrafterFolder, *args: Any, mask_token_id: int | None = None, target_independent: bool = False, **kwargs: Any
     ) -> PardDrafter:
         """Load the drafter in a folder, in AMD's published format or saved by this library; PARD-2 too.
 
@@ -85,22 +83,22 @@ class PardDrafter(StockAssistant, SavedDrafter):
             OSError: a damaged file.
             ValueError: not a PARD drafter; the message says what it is or lacks.
         """
-        described = read_config(folder)
-        if "draft_vocab_size" in described:
+        if "draft_vocab_size" in folder.config:
             raise ValueError(
                 f"{folder} guesses some of its target's tokens alone (paradraft shrink --vocab of version 0.3): train an MTP "
                 "layer, which is faster, or load it with that version."
             )
-        if not (reads_features := identify(described, tensor_names(folder)) == PARD2):
-            refuse_foreign(described, tensor_names(folder))
-        projection = Projection.read(folder, described) if reads_features and not target_independent else None
-        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        tensor_names(folder.path)
+        if not (reads_features := folder.identified == PARD2):
+            refuse_foreign(folder.identified)
+        projection = Projection.read(folder.path, folder.config) if reads_features and not target_independent else None
+        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(folder.path, trust_remote_code=False)
         for name in kwargs.keys() & config.to_dict().keys() - {"dtype", "quantization_config"}:
             setattr(config, name, kwargs.pop(name))
         mask_token_id = read_mask_token_id(config, mask_token_id)
         drafter_type = drafter_class(type(config))  # type: ignore[arg-type]  # a class is hashable
         load, name = super(SavedDrafter, drafter_type).from_pretrained, drafter_type.__bases__[1].__name__
-        drafter = _prepare(load_whole(load, name, folder, config, args, kwargs), mask_token_id, str(folder))
+        drafter = _prepare(load_whole(load, name, folder.path, config, args, kwargs), mask_token_id, str(folder))
         if projection is not None and projection.weight.shape[0] != drafter.get_input_embeddings().weight.shape[1]:
             raise ValueError(f"{folder}: the projection's width is not that of the drafter's embedding: it is another drafter's.")
         drafter.projection = projection
@@ -140,15 +138,14 @@ class PardDrafter(StockAssistant, SavedDrafter):
             self.projection.save(folder)
 
     @classmethod
-    def check_folder(cls, folder: Path) -> None:
+    def check_folder(cls, folder: DrafterFolder) -> None:
         """Refuse a folder that is not a whole PARD drafter with its tokenizer."""
         super().check_folder(folder)
-        config = read_config(folder)
-        if identify(config, ()) != PARD2:
-            refuse_foreign(config, tensor_names(folder))
-        elif not (folder / FILE).exists():
+        if folder.identified != PARD2:
+            refuse_foreign(folder.identified)
+        elif not folder.holds(FILE):
             raise ValueError(f"{folder} is a PARD-2 drafter without {FILE}: load it and save_pretrained it.")
-        read_mask_token_id(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        read_mask_token_id(AutoConfig.from_pretrained(folder.path, trust_remote_code=False))
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:

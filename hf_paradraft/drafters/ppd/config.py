@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
-from typing import Any
 
 from peft import PeftConfig, TaskType
 
-from ...files import read_json
+from ..formats.folder import DrafterFolder
 
 
 class PpdType(str, Enum):  # noqa: UP042  (PEFT's tables and files want the value as a plain string)
@@ -73,15 +71,13 @@ class PpdConfig(PeftConfig):
         return self.num_prompt_tokens * self.num_ensembles
 
 
-def read_adapter(folder: Path) -> dict[str, Any]:
-    """Read the `adapter_config.json` of a PPD adapter.
+def check_adapter(folder: DrafterFolder) -> None:
+    """Refuse an adapter that is not PPD's.
 
     Raises:
-        OSError: it is missing or not JSON.
+        OSError: its config is missing or not JSON.
         ValueError: an adapter of another kind.
     """
-    config = read_json(folder / "adapter_config.json")
-    if (kind := config.get("peft_type")) != "PPD":
+    if (kind := folder.adapter.get("peft_type")) != "PPD":
         uno = ", or UnoDrafter.from_pretrained if it is UNO's" if kind == "LORA" else ""
         raise ValueError(f"{folder} is a PEFT adapter of type {kind}, not a drafter: use PEFT's own PeftModel for it{uno}.")
-    return config

@@ -14,15 +14,15 @@ from transformers.utils import logging
 
 from ...decoding.checks import Refused
 from ...decoding.tree_attention import attention_windows, or_sdpa
-from ...files import names_of, read_json
+from ...files import names_of
 from ...names import cache_in
 from ...notes import notes_on
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
-from ..card import ADAPTER, RECORD
 from ..drafter import SavedDrafter
+from ..formats.folder import DrafterFolder
 from ..pairs import last_target, remember_target
-from .config import PpdConfig, read_adapter
+from .config import PpdConfig, check_adapter
 from .drafting import PpdDrafting, default_rows, tree_rows
 from .prompted import PromptedDrafter
 from .tuner import PpdModel, check_embeds_once, prompt_embedding
@@ -56,15 +56,12 @@ class PpdDrafter(SavedDrafter):
         self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=rows)
 
     @classmethod
-    def recognises(cls, folder: Path) -> bool:
+    def recognises(cls, folder: DrafterFolder) -> bool:
         """Implement `SavedDrafter.recognises`: any adapter with no record of another kind; PEFT's others are refused by name."""
-        record = folder / RECORD
-        if not (folder / ADAPTER).exists():
-            return False
-        return not record.exists() or read_json(record).get("kind", cls.kind) == cls.kind
+        return folder.record.get("kind", cls.kind) == cls.kind
 
     @classmethod
-    def load_folder(cls, folder: Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> PpdDrafter:
+    def load_folder(cls, folder: DrafterFolder, dtype: torch.dtype | str | None = None, **kwargs: Any) -> PpdDrafter:
         """Load the drafter in an adapter's folder; the base model is not loaded.
 
         Args:
@@ -76,10 +73,10 @@ class PpdDrafter(SavedDrafter):
             OSError: nothing loadable there.
             ValueError: an adapter of another kind.
         """
-        read_adapter(folder)
+        check_adapter(folder)
         config = PpdConfig.from_pretrained(str(folder))
-        names_of(folder / "adapter_model.safetensors")
-        tensors = load_file(folder / "adapter_model.safetensors")
+        names_of(folder.path / "adapter_model.safetensors")
+        tensors = load_file(folder.path / "adapter_model.safetensors")
         if len(tensors) != 1 or next(iter(tensors.values())).shape != (config.num_ids, config.hidden_size):
             raise ValueError(f"{folder} does not hold the {config.num_ids} prompts its config speaks of: save it again.")
         name, prompts = next(iter(tensors.items()))
@@ -118,17 +115,17 @@ class PpdDrafter(SavedDrafter):
         save_file({self.tensor_name: prompts}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     @classmethod
-    def check_folder(cls, folder: Path) -> None:
+    def check_folder(cls, folder: DrafterFolder) -> None:
         """Refuse a folder that is not a whole PPD adapter."""
-        read_adapter(folder)
-        if not (folder / "adapter_model.safetensors").exists():
+        check_adapter(folder)
+        if not folder.holds("adapter_model.safetensors"):
             raise OSError(f"{folder} has no adapter_model.safetensors: save the adapter there again.")
-        names_of(folder / "adapter_model.safetensors")
+        names_of(folder.path / "adapter_model.safetensors")
 
     @classmethod
-    def read_description(cls, folder: Path) -> dict[str, Any]:
+    def read_description(cls, folder: DrafterFolder) -> dict[str, Any]:
         """Read the adapter's config, with what it leaves to defaults."""
-        read_adapter(folder)
+        check_adapter(folder)
         return PpdConfig.from_pretrained(str(folder)).to_dict()
 
     @classmethod

@@ -19,14 +19,14 @@ from transformers import Cache, PreTrainedModel
 from ...decoding.cache import RaggedCache
 from ...decoding.features import layers_of
 from ...decoding.tree_attention import attention_windows, or_sdpa
-from ...files import names_of, read_json
+from ...files import names_of
 from ...names import with_cache
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
 from ...whole_files import write_json
 from ..cache import plain_cache
-from ..card import ADAPTER, RECORD
 from ..drafter import SavedDrafter
+from ..formats.folder import RECORD, DrafterFolder
 from ..layers import StackMasks
 from ..pairs import last_target, pair, remember_target
 from ..reading import logits_behind
@@ -63,13 +63,12 @@ class UnoDrafter(SavedDrafter):
         self.shapes: list[tuple[int, int, int]] = []
 
     @classmethod
-    def recognises(cls, folder: Path) -> bool:
+    def recognises(cls, folder: DrafterFolder) -> bool:
         """Implement `SavedDrafter.recognises`, by the record beside it: any LoRA adapter looks like it."""
-        record = folder / RECORD
-        return (folder / ADAPTER).exists() and record.exists() and read_json(record).get("kind") == cls.kind
+        return folder.record.get("kind") == cls.kind
 
     @classmethod
-    def load_folder(cls, folder: Path, dtype: torch.dtype | str | None = None, **kwargs: Any) -> UnoDrafter:
+    def load_folder(cls, folder: DrafterFolder, dtype: torch.dtype | str | None = None, **kwargs: Any) -> UnoDrafter:
         """Load the adapter in a folder of any publisher; the target is not loaded.
 
         Args:
@@ -82,25 +81,25 @@ class UnoDrafter(SavedDrafter):
             ValueError: another kind of adapter, or one that changes more than noise.
         """
         cls.check_folder(folder)
-        config, record = LoraConfig.from_pretrained(str(folder)), read_json(folder / RECORD) if cls.recognises(folder) else {}
-        tensors = load_file(folder / WEIGHTS)
+        config = LoraConfig.from_pretrained(str(folder))
+        tensors = load_file(folder.path / WEIGHTS)
         if isinstance(wanted := getattr(torch, dtype, None) if isinstance(dtype, str) else dtype, torch.dtype):
             tensors = {name: tensor.to(wanted) for name, tensor in tensors.items()}
-        saved = record.get("speculation_config")
+        saved = folder.record.get("speculation_config")
         return cls(config, tensors, None if saved is None else SpeculationConfig.from_saved(saved))
 
     @classmethod
-    def check_folder(cls, folder: Path) -> None:
+    def check_folder(cls, folder: DrafterFolder) -> None:
         """Refuse a folder that is not a whole LoRA adapter, or one that changes more than noise."""
-        config = read_json(folder / ADAPTER)
+        config = folder.adapter
         if config.get("peft_type") != "LORA":
             raise ValueError(f"{folder} is a PEFT adapter of type {config.get('peft_type')}, and UNO's are of type LORA.")
         changed = [name for name in ("modules_to_save", "trainable_token_indices", "alora_invocation_tokens") if config.get(name)]
         if changed or config.get("bias", "none") != "none":
             raise ValueError(f"{folder} changes more of a model than rows of noise ({', '.join(changed) or 'bias'}): not UNO's.")
-        if not (folder / WEIGHTS).exists():
+        if not folder.holds(WEIGHTS):
             raise OSError(f"{folder} has no {WEIGHTS}: save the adapter there again.")
-        names_of(folder / WEIGHTS)
+        names_of(folder.path / WEIGHTS)
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write the adapter as PEFT does, and how to use it in `paradraft.json`."""
