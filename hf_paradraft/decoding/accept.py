@@ -37,13 +37,14 @@ class Emitted:
     scores: Tensor
 
 
-def _match(draft: Draft, node: int, token: int) -> tuple[int, int | None]:
+def child_that_is(draft: Draft, node: int, token: int) -> tuple[int, int | None]:
+    """Find the drafted child that is this token: the token, and the child or None."""
     return token, next((child for child in draft.children(node) if draft.token_ids[child] == token), None)
 
 
 def greedy(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
     """Choose the target's most probable token; a drafted child is accepted when it is that token."""
-    return _match(draft, node, int(scores.argmax()))
+    return child_that_is(draft, node, int(scores.argmax()))
 
 
 def drawn(p: Tensor) -> int:
@@ -60,7 +61,7 @@ def sample_match(draft: Draft, node: int, scores: Tensor, draw: Callable[[Tensor
         draft, node, scores: as for every rule.
         draw: gives a token of a distribution `(1, V)`, as plain decoding would at this place.
     """
-    return _match(draft, node, draw(scores.softmax(-1)))
+    return child_that_is(draft, node, draw(scores.softmax(-1)))
 
 
 def rejection(draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
@@ -203,7 +204,7 @@ def accept(
         raw = logits[node + 1 : node + 2]
         if choices is not None:
             scores = raw
-            token, child = _match(draft, node, choices[node + 1])
+            token, child = child_that_is(draft, node, choices[node + 1])
         else:
             raw = raw.float()
             scores = logits_processor(buffer[:, :length], raw.clone())

@@ -23,12 +23,12 @@ from ..names import (
     attention_of,
     treats_rows_alike,
 )
-from ..protocol import Drafter, SpeculationConfig, SpeculationStats
+from ..protocol import Drafter, RoundStreamer, SpeculationConfig, SpeculationStats
 from .accept import RULES, greedy, sample_match
 from .budget import Budget, budget_of
 from .cache import RaggedCache, cache_of_call, check_roll_back, is_recurrent, static_cache, use_plain_layers
 from .call import Call
-from .checks import Refused, check_call, check_lengths, left_padding
+from .checks import Refused, check_call, check_lengths, left_padding, more_than_ids
 from .drafts import DraftBuilder
 from .features import Features
 from .lookup import DEEPEST
@@ -39,8 +39,8 @@ from .tree_attention import TreeAttention, attention_windows, or_sdpa
 from .verify import ChainVerifier, TreeVerifier, extend_to
 
 logger = logging.get_logger(__name__)
-MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features")
 NOTES = "_paradraft_notes"  # where the hook on `generate` leaves them, in the call's `GenerationConfig`
+LONGEST = 2**20  # new tokens of a text: what is kept by token is made at once
 ALONE = (StopStringCriteria, MaxTimeCriteria)  # criteria without a memory, which look at each sequence by itself
 
 
@@ -91,7 +91,10 @@ def _begin(
     used.attach(model)
     config, (batch_size, begin) = used.speculation_config, input_ids.shape
     ends, criteria = _ends(stopping_criteria, generation_config, begin, batch_size)
-    buffer = torch.cat([input_ids, input_ids.new_zeros((batch_size, ends.limit - begin + 1))], dim=1)
+    if streamer is not None and not isinstance(streamer, RoundStreamer):
+        ends.put = lambda token: streamer.put(torch.tensor([token]))
+    room = torch.zeros((batch_size, ends.limit - begin + 1), dtype=torch.long, device=input_ids.device)
+    buffer = torch.cat([input_ids, room], dim=1)
     padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
     features = Features(model, used.needs(model))
     verifier = make_verifier(model, input_ids, ends.limit, used, model_kwargs, features)
@@ -115,15 +118,15 @@ def _begin(
     budget_for = partial(_budget, model, drafter, config, rule, verifier.branches, verifier.row_counts)
     budget = budget_for(batch_size)
     budget.begin()
+    drafting = used.start_drafting(model, ends.limit)
+    drafting.check_texts(batch_size)
     text = model.config.get_text_config()
-    # The first forward may read images or embeddings, which a drafter cannot.
-    more = any(value is not None and any(part in name for part in MORE_THAN_IDS) for name, value in model_kwargs.items())
     return Call(
         buffer=buffer,
         sequences=sequences,
         drafter=drafter,
         config=config,
-        drafting=used.start_drafting(model, ends.limit),
+        drafting=drafting,
         builder=DraftBuilder(config, rule, budget, text.vocab_size, type(drafter).__name__, used.memory),
         budget_for=budget_for,
         verifier=verifier,
@@ -136,7 +139,7 @@ def _begin(
         streamer=streamer,
         stats=SpeculationStats(by_row=[SpeculationStats() for _ in sequences] if batch_size > 1 else []),
         context=getattr(text, "max_position_embeddings", None) or ends.limit + max(padding),
-        drafts_first=not more,
+        drafts_first=not more_than_ids(model_kwargs),  # the first forward may read images or embeddings, which a drafter cannot
         hands_back=hands_back,
         begin=begin,
         judged=begin,
@@ -164,14 +167,17 @@ def _ends(
     """Build the conditions that end each sequence, and list the criteria that are asked about the whole batch."""
     # An own length criterion replaces max_length, as in plain decoding, which too gives one token at least.
     lengths = [stop.max_length for stop in stopping_criteria if type(stop) is MaxLengthCriteria]
-    limit = max(begin + 1, min(lengths, default=generation_config.max_length))
+    wanted = int(max(begin + 1, min(lengths, default=generation_config.max_length)))
+    if wanted > (limit := min(wanted, begin + LONGEST)):
+        logger.warning_once(f"A text may have {LONGEST} new tokens with a drafter; max_length={wanted} is taken for that.")
     tokens = {token for stop in stopping_criteria if type(stop) is EosTokenCriteria for token in stop.eos_token_id.tolist()}
     others = [stop for stop in stopping_criteria if type(stop) not in (EosTokenCriteria, MaxLengthCriteria)]
-    alone = [stop for stop in others if batch_size == 1 or (tokens and type(stop) in ALONE)]
+    pads = any(hasattr(stop, "eos_token_id") for stop in stopping_criteria)  # as plain decoding asks
+    alone = [stop for stop in others if batch_size == 1 or (pads and type(stop) in ALONE)]
     keeps = generation_config.return_dict_in_generate
-    wanted = keeps and generation_config.output_scores, keeps and generation_config.output_logits
+    kept = keeps and generation_config.output_scores, keeps and generation_config.output_logits
     together = [stop for stop in others if stop not in alone]
-    return Ends(limit, tokens, StoppingCriteriaList(alone), *wanted), StoppingCriteriaList(together)
+    return Ends(limit, tokens, StoppingCriteriaList(alone), pads, *kept), StoppingCriteriaList(together)
 
 
 def _tell(

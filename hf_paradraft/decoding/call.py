@@ -10,7 +10,7 @@ from torch import LongTensor, Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import logging
 
-from ..names import BaseStreamer
+from ..names import BaseStreamer, pad_token_of
 from ..protocol import (
     Draft,
     Drafter,
@@ -23,7 +23,7 @@ from ..protocol import (
     SpeculationConfig,
     SpeculationStats,
 )
-from .accept import Emitted
+from .accept import Emitted, child_that_is
 from .budget import Budget
 from .checks import changes_its_scale
 from .drafts import DraftBuilder
@@ -106,7 +106,7 @@ class Call:
         return [
             Prefix(
                 sequence.ids[:, sequence.padding : sequence.length],
-                0 if sequence.finished else min(depth, self.space(sequence)),
+                0 if sequence.finished or sequence.ended is not None else min(depth, self.space(sequence)),
                 sequence.asked,
             )
             for sequence in self.sequences
@@ -140,10 +140,14 @@ class Call:
             spaces = None if self.config.compile else [self.space(sequence) for sequence in self.sequences]
             drafts = yield from self.shape(prefixes, self.verifier.branches and not self.first, spaces)
         for sequence, prefix, draft in zip(self.sequences, prefixes, drafts, strict=True):
-            sequence.draft = draft
+            sequence.draft = draft if sequence.ended is None else self.padding(max(other.depth for other in drafts))
             if self.builder.asked:
                 sequence.asked = prefix.ids.shape[1]
         return drafts
+
+    def padding(self, count: int) -> Draft:
+        """Make the draft of a sequence that has ended, and goes on beside others."""
+        return Draft.chain(self.buffer.new_full((count,), pad_token_of(self.generation_config)))
 
     def shape(self, prefixes: list[Prefix], branches: bool, spaces: list[int] | None = None) -> Steps:
         """Make drafts of what the drafter guesses; arguments as for `DraftBuilder`."""
@@ -171,37 +175,47 @@ class Call:
             self.done = [before or stop for before, stop in zip(self.done, stops.tolist(), strict=True)]
             for sequence, done in zip(self.sequences, self.done, strict=True):
                 # Without a token that ends texts, plain decoding goes on with all of them until all are done.
-                if (done if self.ends.tokens else all(self.done)) and sequence.length >= self.judged:
+                if (done if self.ends.pads else all(self.done)) and sequence.length >= self.judged:
                     sequence.end_at(self.judged, self.begin)
 
     def advance_together(self, logits: list[Tensor]) -> None:
         """Take tokens step by step, all sequences at one length: processors see the batch as plain decoding shows it.
 
-        So a round ends for all sequences with the first one whose draft is used up or rejected.
+        So a round ends for all sequences with the first one whose draft is used up or rejected, and those that have ended go on
+        with padding, until all have.
 
         Args:
-            logits: the target's of each sequence, `(at least N + 1, V)`; of one that had ended anything of that width.
+            logits: the target's of each sequence, `(at least N + 1, V)`.
         """
         nodes: list[int | None] = [-1] * len(self.sequences)
-        while True:
-            growing = [index for index, sequence in enumerate(self.sequences) if not sequence.finished]
-            if not growing or any(nodes[index] is None for index in growing):
+        while any(sequence.ended is None for sequence in self.sequences):
+            if None in nodes:
                 return
-            length = self.sequences[growing[0]].length
-            for index in growing:
-                accepted = self.sequences[index].accepted
-                accepted.num_read = len(accepted.path)
-            rows = [nodes[index] + 1 if index in growing else 0 for index in range(len(nodes))]
-            raw = torch.stack([read[row] for read, row in zip(logits, rows, strict=True)]).float()
+            length = self.sequences[0].length
+            for sequence in self.sequences:
+                sequence.accepted.num_read = len(sequence.accepted.path)
+            raw = torch.stack([read[node + 1] for read, node in zip(logits, nodes, strict=True)]).float()
             scores = self.together(padded(self.sequences, self.buffer, length, self.generation_config), raw.clone())
             if scores.shape != raw.shape:
                 raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for {tuple(raw.shape)}.")
-            for index in growing:
-                sequence, here = self.sequences[index], slice(index, index + 1)
-                token, nodes[index] = sequence.rule(sequence.draft, nodes[index], scores[here])
+            drawn = None if self.noise is None else self.noise.draw_together(scores.softmax(-1))
+            for index, sequence in enumerate(self.sequences):
+                draft, node, here = sequence.draft, nodes[index], slice(index, index + 1)
+                if sequence.ended is not None:
+                    token, nodes[index] = child_that_is(draft, node, pad_token_of(self.generation_config))
+                elif drawn is not None:
+                    token, nodes[index] = child_that_is(draft, node, drawn[index])
+                else:
+                    token, nodes[index] = sequence.rule(draft, node, scores[here])
                 sequence.ids[0, length] = token
                 take(sequence, Emitted(token, nodes[index], raw[here], scores[here]), self.ends)
             self.stop()
+            for sequence in self.sequences:
+                if sequence.finished and sequence.ended is None:
+                    sequence.ended = sequence.length
+                sequence.finished = False
+        for sequence in self.sequences:
+            sequence.length, sequence.finished = sequence.end, True
 
     def observations(self, logits: list[Tensor | None], rows: list[int]) -> list[Observation | None]:
         """Make what the drafter is shown of the last forward.
@@ -254,17 +268,13 @@ class Call:
     def record(self, record: Round) -> None:
         """Tell everyone what a round was."""
         for race, sequence in zip(self.races, self.sequences, strict=False):
-            if sequence.accepted is not None and race.length == sequence.accepted.begin:
-                race.learn(sequence.ids[0, race.length : sequence.length].tolist())
+            if sequence.accepted is not None and race.length == sequence.accepted.begin < sequence.end:
+                race.learn(sequence.ids[0, race.length : sequence.end].tolist())
         self.races = []
         self.stats.add(record, self.config.trace)
-        if self.streamer is not None:
+        if isinstance(self.streamer, RoundStreamer):
             for part in record.sequences:
-                if isinstance(self.streamer, RoundStreamer):
-                    self.streamer.put_round(part.emitted, len(part.accepted))
-                else:
-                    for token in part.emitted:
-                        self.streamer.put(torch.tensor([token]))
+                self.streamer.put_round(part.emitted, len(part.accepted))
         self.first = False
 
     def parts(self) -> list[SequenceRound]:
@@ -273,12 +283,12 @@ class Call:
             SequenceRound(
                 index,
                 sequence.draft,
-                sequence.accepted.path,
-                sequence.ids[0, sequence.accepted.begin : sequence.length].tolist(),
+                sequence.accepted.path[: sequence.end - sequence.accepted.begin],
+                sequence.ids[0, sequence.accepted.begin : sequence.end].tolist(),
                 sequence.accepted.judged,
             )
             for index, sequence in enumerate(self.sequences)
-            if sequence.accepted is not None
+            if sequence.accepted is not None and sequence.end > sequence.accepted.begin
         ]
 
     def finish(self) -> None:

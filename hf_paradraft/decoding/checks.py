@@ -1,5 +1,6 @@
 """Refusals of calls that the loop cannot serve exactly, before any work."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import LongTensor, Tensor
@@ -15,7 +16,24 @@ from .cache import check_forgets
 
 
 class Refused(ValueError):
-    """A call that this loop does not serve, and plain decoding may; nothing has been done yet."""
+    """A call that this loop does not serve, and plain decoding may; nothing has been done yet.
+
+    Attributes:
+        told: whether its own call has raised it: then it says nothing about one around it.
+    """
+
+    told = False
+
+
+MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features")
+
+
+def more_than_ids(model_kwargs: dict[str, Any]) -> bool:
+    """Tell whether a call brings images, sound or embeddings: an argument of such a name that holds something."""
+    return any(
+        value is not None and not (isinstance(value, Mapping) and not value) and any(part in name for part in MORE_THAN_IDS)
+        for name, value in model_kwargs.items()
+    )
 
 
 CALLS = "attach", "needs"

@@ -113,7 +113,9 @@ def output(call: Call, started: float, model_kwargs: dict[str, Any]) -> Speculat
     call.stats.total_seconds = perf_counter() - started
     call.drafter.last_stats = call.stats
     memory, listener = call.drafter.memory, call.drafter.listener
-    for sequence in call.sequences:
+    for row, sequence in enumerate(call.sequences):
+        if call.criteria:
+            call.stats.take_back(row, sequence.length - call.begin)
         text = sequence.ids[0, sequence.padding : sequence.length]
         if memory is not None and memory.remember:
             memory.add(text)

@@ -104,6 +104,18 @@ class Noise:
             self.generator.set_state(self.states[self.stands])
             return token
 
+    def draw_together(self, p: Tensor) -> list[int]:
+        """Draw the next tokens of all sequences, which stand at one length, from `p`, `(B, V)`: at once, as plain decoding does,
+        where their noise is not known."""
+        known = p.dtype == torch.float32 and p.shape[1] == self.vocab_size and self.generator is not None
+        if not known or not torch.equal(self.generator.get_state(), self.states[self.stands]):
+            self.generator = None  # it stands where plain decoding has it
+            return torch.multinomial(p, 1, generator=self.own)[:, 0].tolist()
+        tokens = [self.draw(index, row) for index, row in enumerate(p.split(1))]
+        self.stands = self._step(self.sequences[0]) + 1
+        self.generator.set_state(self.states[self.stands])
+        return tokens
+
     def log(self, index: int, length: int, distances: Sequence_[int]) -> Tensor | None:
         """Compute the log noise, float32 `(n, V)`, of a sequence's tokens at distances behind a prefix; None if not known.
 

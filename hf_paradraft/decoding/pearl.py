@@ -238,8 +238,6 @@ def overlapped_decoding(
         ValueError: as there; and a drafter that cannot go on without the verification, or a target that cannot be overlapped.
     """
     started = perf_counter()
-    drafter.attach(model)
-    check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
     schedule, config = schedule_of(model, drafter), drafter.speculation_config
     repeatable = config.acceptance not in ("rejection", "typical")  # whatever the clock says, the text is the same
     overlapped = not (config.never_slower and repeatable) or schedule.turn()
@@ -247,6 +245,7 @@ def overlapped_decoding(
     call = begin_call(
         model, input_ids, logits_processor, stopping_criteria, generation_config, used, streamer, synced_gpus, model_kwargs
     )
+    check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
     call.drafter = drafter
     if overlapped and call.builder.sampled:  # the thread's draws are its own: two threads would take turns at torch's generator
         call.builder.generator = torch.Generator(call.buffer.device).manual_seed(int(torch.randint(2**62, ())))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from ..protocol import Drafter
+from .checks import Refused
 
 Seconds = Callable[[NDArray], NDArray]
 
@@ -35,15 +36,13 @@ def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> 
     """
     who = type(drafter).__name__
     if drafter.needs(model):
-        raise ValueError(
+        raise Refused(
             f"overlap=True: {who} reads the target's hidden states, so its next window needs this one's: set overlap=False."
         )
     if drafter.guesses_in_target:
-        raise ValueError(
-            f"overlap=True: {who} guesses in the target's own forward, and has nothing to do meanwhile: set it False."
-        )
+        raise Refused(f"overlap=True: {who} guesses in the target's own forward, and has nothing to do meanwhile: set it False.")
     if recurrent:
-        raise ValueError(
+        raise Refused(
             f"overlap=True: {type(model).__name__} has recurrent layers, which cannot be overlapped: set overlap=False."
         )
 

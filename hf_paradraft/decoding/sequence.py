@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,7 @@ class Sequence:
         padding: tokens before the prompt.
         rule: of acceptance.
         finished: whether it has ended.
+        ended: its length, where it has ended and goes on with padding beside others, as in plain decoding; None before.
         asked: tokens of the last prefix that the drafter was asked about, without padding.
         observed: its tokens before this one have been shown to the drafter with their features, without padding.
         scores, logits: `(1, V)` float32 for each new token, where they are asked for.
@@ -56,12 +58,18 @@ class Sequence:
     padding: int = 0
     rule: Rule = greedy
     finished: bool = False
+    ended: int | None = None
     asked: int = 0
     observed: int = 0
     scores: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     draft: Draft | None = None
     accepted: Accepted | None = None
+
+    @property
+    def end(self) -> int:
+        """Tokens of its text so far, without padding behind its end."""
+        return self.length if self.ended is None else self.ended
 
     def end_at(self, length: int, begin: int) -> None:
         """Go back to `length` tokens, `begin` of which are the prompt's, and end there."""
@@ -80,14 +88,18 @@ class Ends:
         limit: tokens at most.
         tokens: ids that end a text.
         criteria: of transformers' own, asked after every token of a sequence, about it alone.
+        pads: whether sequences end one by one, with padding behind them; otherwise all go on until all are done.
         keep_scores, keep_logits: what the caller wants back of every token.
+        put: shows a streamer every token, as plain decoding does, behind the criteria.
     """
 
     limit: int
     tokens: set[int]
     criteria: StoppingCriteriaList
+    pads: bool
     keep_scores: bool = False
     keep_logits: bool = False
+    put: Callable[[int], None] | None = None
 
 
 def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends: Ends) -> None:
@@ -124,6 +136,8 @@ def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
     if ends.criteria:
         stop = ends.criteria(sequence.ids[:, : sequence.length], tuple(sequence.scores) or None)
         sequence.finished = bool(stop.all()) or sequence.finished
+    if ends.put is not None:
+        ends.put(emitted.token)
 
 
 class Processors(LogitsProcessorList):

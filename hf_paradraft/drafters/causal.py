@@ -147,19 +147,19 @@ class OneTextReader:
     def __init__(self, model: CausalRows):
         self.model, self.cache, self.start, self.length = model, empty_cache(model.stack), 0, 0
 
-    @torch.no_grad()
-    def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:
-        """Read as `Reader.read`.
-
-        Raises:
-            ValueError: there are several texts.
-        """
-        model, network = self.model, self.model.stack
-        if len(prefixes) > 1:
+    def check_texts(self, count: int) -> None:
+        """Refuse more than one text."""
+        if count > 1:
+            network = self.model.stack
             raise ValueError(
                 f"{type(network).__name__} as it is loaded here takes no explicit masks, so it drafts for one prompt at a "
                 f"time: call generate once per prompt{or_sdpa(network)}."
             )
+
+    @torch.no_grad()
+    def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:
+        """Read as `Reader.read`, one text."""
+        model, network = self.model, self.model.stack
         ids = prefixes[0].ids[0].to(network.device)
         self._forget(min(prefixes[0].kept, len(ids) - 1))
         count, starts = newer_halves([ids], [self.start], count, prefixes, model.context)

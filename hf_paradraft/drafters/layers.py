@@ -146,6 +146,13 @@ def describe_layers(config: PreTrainedConfig, num_layers: int, dense: bool = Tru
     return described
 
 
+def last_position(stack: PreTrainedModel) -> int | None:
+    """Find the last position of a stack that has a table of them; None where positions turn, and have no end."""
+    turns = any(name.endswith("rotary_emb") for name, _ in stack.named_modules())
+    size = getattr(stack.config.get_text_config(), "max_position_embeddings", None)
+    return None if turns or size is None else size - 1
+
+
 def run(stack: PreTrainedModel, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
     """Compute normed states `(B, M, hidden)` behind `inputs`, whose keys and values are added to `cache`.
 

@@ -22,7 +22,7 @@ from ..decoding.tree_attention import attention_windows
 from ..protocol import Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .cache import Nodes, compiled_method, make_room, plain_cache, ragged_rows
-from .layers import StackMasks, run
+from .layers import StackMasks, last_position, run
 from .positions import newer_halves
 
 PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
@@ -109,6 +109,7 @@ class Reader:
         at_once = 1 if config.tree_size is None else width_on(model.stack.device)
         self.width = at_once if config.compile else 0  # nodes, likewise
         self.num_slots = self.compiled_width and max_length + self.compiled_width * (1 + self.width)
+        self.last_position = last_position(model.stack)
         self.cache: RaggedCache | None = None
         self.starts: list[int] = []  # of each row, the first token that is read
         self.fused: list[Tensor] = []  # of each row, what is kept of the tokens from `lengths - 1` on
@@ -127,6 +128,9 @@ class Reader:
         self.attention = StackMasks(attention_windows(stack) or {}, offsets, stack.dtype, stack.device)
         if self.follower is not None:
             self.follower._begin([start + 1 for start in starts])
+
+    def check_texts(self, count: int) -> None:
+        """Take any number of texts."""
 
     def observe(self, observations: Sequence[Observation | None]) -> None:
         """Keep what the target's forward brought of each row."""
@@ -253,7 +257,8 @@ class Reader:
         lasts = [
             length + len(row) - 1 + max(0, room - 1) for length, row, room in zip(self.cache.lengths, rows, rooms, strict=True)
         ]
-        positions = positions.minimum(positions.new_tensor(lasts)[:, None] + self.attention.offsets).clamp(min=0)
+        positions = positions.minimum(positions.new_tensor(lasts)[:, None] + self.attention.offsets)
+        positions = positions.clamp(0, self.last_position)  # a text that is longer than a table is read along
         forward = compiled_method(model.forward_rows, compiled)
         logits, states = forward(inputs, mask, positions, self.cache.cache, max(1, count))
         self.cache.keep([list(range(longest - len(row), longest)) for row in rows], size)

@@ -36,6 +36,10 @@ class ReadingDrafting(Drafting):
         self.vocabulary, self.extends = vocabulary, extends
         self.reader = model.reader(config, max_length)
 
+    def check_texts(self, count: int) -> None:
+        """Implement `Drafting.check_texts`."""
+        self.reader.check_texts(count)
+
     @torch.no_grad()
     def observe(self, observations: list[Observation | None]) -> None:
         """Keep the features of what the target has read, where they are read."""

@@ -6,19 +6,20 @@ and nobody can tell later. If this transformers has changed them, nothing is wra
 loop, one chain at a time.
 """
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
 from torch import LongTensor
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
 from .. import protocol
 from ..decoding import loop, pearl
 from ..decoding.begin import NOTES, Notes
-from ..decoding.checks import Refused, check_drafter
+from ..decoding.checks import Refused, check_drafter, more_than_ids
 from ..drafters.ppd.model import PpdDrafter
 from ..names import (
     CACHE_NAMES,
@@ -94,9 +95,9 @@ def _decode(
         check_same_tokenizer(model, drafter, *tokenizers)
         if any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
             check_more_than_text(model, drafter)
-        else:
-            mask = kwargs.get("attention_mask")
-            check_reads(model, len(input_ids) > 1 or (mask is not None and not bool(mask.all())))
+        mask = kwargs.get("attention_mask")
+        several = len(input_ids) > 1 or (mask is not None and not bool(mask.all()))
+        check_reads(model, several, needs_more=more_than_ids(kwargs))
     overlaps = drafter is not None and pearl.may_overlap(drafter, model)
     decode = pearl.overlapped_decoding if overlaps else loop.speculative_decoding
     return decode(model, input_ids, *args, drafter=drafter, **kwargs)
@@ -118,9 +119,9 @@ def _with_our_loop(original):
         try:
             return _decode(self, input_ids, *args, drafter=drafter, tokenizers=tokenizers, **kwargs)
         except (Refused, ChangedTransformers) as reason:
-            if not isinstance(assistant_model, _Set):
+            if not isinstance(assistant_model, _Set) or getattr(reason, "told", False):
                 raise
-            logger.warning_once(f"{reason} Decoding plainly: the drafter is set, and this call has to be answered.")
+            _decode_plainly(drafter, reason)
         return plain_decoding(self)(input_ids, *args, **kwargs)
 
     return assisted_decoding
@@ -130,8 +131,9 @@ def _with_our_checks(original):
     @wraps(original)
     def validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if _drafter_of(self, generation_mode_kwargs.get("assistant_model")) is not None:
-            if generation_config.num_beams > 1:
-                raise Refused(f"Drafters serve greedy decoding and sampling, but num_beams is {generation_config.num_beams}.")
+            for name, own in (("num_beams", 1), ("dola_layers", None)):
+                if (value := getattr(generation_config, name, None) or own) != own:
+                    raise Refused(f"Drafters serve greedy decoding and sampling, but {name} is {value}.")
             ours = ("assistant_model", "assistant_tokenizer")
             generation_mode_kwargs = {name: value for name, value in generation_mode_kwargs.items() if name not in ours}
             # Samples, batches and recurrent states, which transformers' own assisted loop refuses, are none of its business here.
@@ -154,22 +156,42 @@ def _with_our_notes(original):
     return prepare_generation_config
 
 
+def _decode_plainly(drafter: protocol.Drafter, reason: Exception) -> None:
+    """Say why a call is decoded without the drafter that is set, whose statistics it has none of."""
+    drafter.last_stats = None
+    logger.warning_once(f"{reason} Decoding plainly: the drafter is set, and this call has to be answered.")
+
+
 # Ways to decode that a call asks for itself.
 OWN_WAY = ("assistant_model", "custom_generate", "prompt_lookup_num_tokens", "use_mtp", "assistant_early_exit")
 
 
+def _is_paged(given: dict[str, Any], *configs: Any) -> bool:
+    """Tell whether a call goes to continuous batching, which takes no assistant."""
+    named = (given.get("cache_implementation"), *(getattr(config, "cache_implementation", None) for config in configs))
+    return next((name for name in named if name), None) == "paged"
+
+
 def _with_set_drafters(original):
+    places = [*inspect.signature(original).parameters][1:]
+
     @wraps(original)
     def generate(self, *args, **kwargs):
-        drafter = drafter_on(self)
-        config = kwargs.get("generation_config") or next((arg for arg in args if isinstance(arg, GenerationConfig)), None)
-        asked = (kwargs.get(name, getattr(config, name, None)) for name in OWN_WAY)
-        if drafter is None or any(value not in (None, False) for value in asked) or getattr(config, "is_assistant", False):
-            return original(self, *args, **kwargs)
+        drafter, given = drafter_on(self), {**dict(zip(places, args, strict=False)), **kwargs}
+        config = given.get("generation_config")
+        asked = (given.get(name, getattr(config, name, None)) for name in OWN_WAY)
+        own = any(value not in (None, False) for value in asked) or getattr(config, "is_assistant", False)
+        if drafter is not None and not own and not _is_paged(given, config, self.generation_config):
+            try:
+                return original(self, **{**given, "assistant_model": _Set(drafter)})
+            except Refused as reason:  # before anything was decoded or streamed
+                if reason.told:
+                    raise
+                _decode_plainly(drafter, reason)
         try:
-            return original(self, *args, **kwargs, assistant_model=_Set(drafter))
-        except Refused as reason:  # before anything was decoded or streamed
-            logger.warning_once(f"{reason} Decoding plainly: the drafter is set, and this call has to be answered.")
-        return original(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
+        except Refused as reason:
+            reason.told = True
+            raise
 
     return generate

@@ -17,6 +17,7 @@ import torch
 from huggingface_hub.constants import HF_HOME
 from peft.tuners.lora.variants import ALoraLinearVariant
 from torch import LongTensor, Tensor
+from torch.nn.modules import module as torch_module
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, __version__
 
 from ..decoding.checks import Refused
@@ -40,6 +41,7 @@ FOLDER = Path(HF_HOME) / "paradraft" / "reads"
 PLAIN = vars(torch.nn.Module()).keys()  # what every part has of its own
 LOOKS = 64  # verdicts that are kept of a target
 OURS = "hf_paradraft."  # hooks of calls in other threads
+CANNOT = "cannot decode a short text"
 _count = itertools.count()
 
 
@@ -86,16 +88,19 @@ class OracleDrafter(Drafter, Drafting):
         return guesses
 
 
-def as_called(model: PreTrainedModel) -> tuple:
+def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
     """Describe everything but weights and inputs that decides what a forward of `model` does now.
 
     It may have changed since the last call: wrappers put methods over those of the class, hooks change what a layer gives,
     adapters are parts, and a part in training mode may draw random numbers.
 
     Returns:
-        The classes of its parts; then, for each part that is not as its class made it, its index and what is different.
+        The classes of its parts and, for each part that is not as its class made it, its index and what is different; whether
+        anything is not as its class made it; whether there are hooks, of which nobody knows what they will do next.
     """
     kinds, changed = set(), []
+    everywhere = (*torch_module._global_forward_pre_hooks, *torch_module._global_forward_hooks)
+    hooked = bool(everywhere)
     for index, part in enumerate(model.modules()):
         kinds.add(type(part))
         own, hooks = vars(part), {**part._forward_pre_hooks, **part._forward_hooks}
@@ -103,7 +108,16 @@ def as_called(model: PreTrainedModel) -> tuple:
         methods = tuple((name, _identity(own[name])) for name in own.keys() - PLAIN if _covers(own[name], type(part), name))
         if foreign or methods or part.training:
             changed.append((index, foreign, methods, part.training))
-    return frozenset(kinds), tuple(changed)
+            hooked = hooked or bool(foreign)
+    forwards = {kind: _identity(kind.forward) for kind in kinds}
+    how = frozenset(forwards.items()), everywhere, tuple(changed)
+    return how, bool(changed or everywhere or any(map(_is_patched, kinds))), hooked
+
+
+def _is_patched(kind: type) -> bool:
+    """Tell whether a class has a forward from elsewhere in the place of its own."""
+    owner: Any = next(base for base in kind.__mro__ if "forward" in vars(base))
+    return getattr(owner.forward, "__module__", None) != owner.__module__
 
 
 def _covers(value: Any, owner: type, name: str) -> bool:
@@ -118,14 +132,16 @@ def _identity(method: Any) -> tuple[int, ...]:
     return tuple(notes_on(part).setdefault("number", next(_count)) for part in parts)  # for an id is used again
 
 
-def check_reads(model: PreTrainedModel, several: bool) -> None:
+def check_reads(model: PreTrainedModel, several: bool, needs_more: bool = False) -> None:
     """Refuse a target whose texts would be others with a drafter.
 
-    It is looked at once as it is called now (`as_called`), and, if nothing is wrapped around it, once in all processes.
+    It is looked at once as it is called now (`as_called`), and, if nothing is wrapped around it, once in all processes; in every
+    call, if it has hooks.
 
     Args:
         model: the target.
         several: whether sequences are padded, or are of different lengths after the first round.
+        needs_more: whether the call brings more than ids, without which the target may not be able to decode.
 
     Raises:
         ValueError: it does not read drafts, or padded prompts, as it reads tokens one by one.
@@ -141,9 +157,9 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
             "a draft moves: generate without a drafter."
         )
     faults = notes_on(model).setdefault("faults", {})
-    kinds, changed = as_called(model)
-    how = several, model.dtype, attention_of(model), kinds, changed
-    if how not in faults:
+    called, changed, hooked = as_called(model)
+    how = several, model.dtype, attention_of(model), called
+    if hooked or how not in faults:
         file = None if changed else _file(model, several)
         fault = "" if file is not None and file.exists() else _fault(model, several)
         if fault is None:
@@ -155,7 +171,7 @@ def check_reads(model: PreTrainedModel, several: bool) -> None:
         if len(faults) >= LOOKS:  # hooks that each call registers anew
             faults.clear()
         faults[how] = fault
-    if faults[how]:
+    if faults[how] and not (needs_more and faults[how].startswith(CANNOT)):
         alone = ", or one prompt at a time" if "padded" in faults[how] else ""
         raise Refused(
             f"{type(model).__name__} {faults[how]}, as it is loaded and called here: generate without a drafter{alone}."
@@ -204,7 +220,7 @@ def _fault(model: PreTrainedModel, several: bool) -> str | None:
     """Decode a short text plainly and with drafts; say what is wrong with the target, as the predicate of a sentence.
 
     Returns:
-        "" for a sound target; None for one that cannot be decoded plainly, or that the loop itself refuses.
+        "" for a sound target; None for one that the loop itself refuses, and says so.
     """
     device = input_device(model)
     vocab_size = model.config.get_text_config().vocab_size
@@ -214,24 +230,31 @@ def _fault(model: PreTrainedModel, several: bool) -> str | None:
         ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
         mask[1, :PADDED] = 0
     generator, decodes = generator_of(device), False
+    # What its own config says of decoding is for texts of others, and other threads may decode with it meanwhile.
+    twin = object.__new__(type(model))
+    twin.__dict__ = {**vars(model), "generation_config": GenerationConfig()}
     with plainly(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # the caller's seed is the caller's
         try:
             before = None if generator is None else generator.get_state()
-            texts, plain = _decoded(model, ids, mask)
+            texts, plain = _decoded(twin, ids, mask)
             moved = generator is not None and not torch.equal(before, generator.get_state())
-            _, again = _decoded(model, ids.repeat(2, 1), mask.repeat(2, 1))
+            _, again = _decoded(twin, ids.repeat(2, 1), mask.repeat(2, 1))
             decodes = True
             drafter = OracleDrafter(texts, (mask == 0).sum(1).tolist(), vocab_size)
-            _, drafted = _decoded(model, ids, mask, custom_generate=speculative_decoding, drafter=drafter)
+            _, drafted = _decoded(twin, ids, mask, custom_generate=speculative_decoding, drafter=drafter)
         except (torch.OutOfMemoryError, ChangedTransformers):
             raise
         except Exception as error:  # whatever a model raises that was not written for drafts
-            # What cannot be decoded plainly tells whoever asks for it; what the loop refuses, the loop will say.
-            return f"does not read {_read(several)}" if decodes and not isinstance(error, Refused) else None
+            if isinstance(error, Refused):
+                return None
+            return f"does not read {_read(several)}" if decodes else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
     if moved:
         return "draws random numbers in its forwards (dropout in training mode?)"
-    if not bool(plain.isfinite().all()):  # acceptance says what is wrong with it
+    if bool(plain.isnan().any()):  # acceptance says what is wrong with it
         return ""
+    if not torch.equal(plain.isinf(), drafted.isinf()):
+        return f"does not read {_read(several)}"
+    plain, again, drafted = (logits.masked_fill(logits.isinf(), 0.0) for logits in (plain, again, drafted))
     spread = plain.std(-1)
     noise = ((plain - again[: len(plain)]).square().mean(-1).sqrt() / spread).median()
     apart = ((plain - drafted).square().mean(-1).sqrt() / spread)[:, 1:].median(-1).values.max()

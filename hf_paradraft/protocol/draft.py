@@ -58,6 +58,14 @@ class Draft:
         """Whether every token follows the one before it."""
         return self.parents == list(range(-1, len(self.parents) - 1))
 
+    @property
+    def depth(self) -> int:
+        """Tokens of its longest path."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        return max(depths, default=0)
+
     @cached_property
     def token_ids(self) -> list[int]:
         """`tokens` on the host, fetched once: a comparison per node would wait for the device each time."""

@@ -74,6 +74,13 @@ class Drafting:
         """
         raise NotImplementedError(f"{type(self).__name__} has no propose(prefixes), which gives a guess for each sequence.")
 
+    def check_texts(self, count: int) -> None:
+        """Refuse so many sequences in one call. Most take any number.
+
+        Raises:
+            ValueError: they are too many; the message says what to change.
+        """
+
     def observe(self, observations: list[Observation | None]) -> None:
         """Learn what a forward of the target brought each sequence; None for one that had ended before. Most do nothing."""
 

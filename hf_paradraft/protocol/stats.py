@@ -135,6 +135,21 @@ class SpeculationStats:
                 drafted, parents = part.draft.token_ids, part.draft.parents
                 self.trace.append(RoundTrace(part.row, drafted, parents, part.accepted, part.emitted, *times))
 
+    def take_back(self, row: int, length: int) -> None:
+        """Forget the newest tokens of a sequence of a batch, which a criterion has taken back.
+
+        Args:
+            row: the sequence's place.
+            length: its new tokens that stay.
+        """
+        own = self.by_row[row].emitted_per_round
+        while (surplus := sum(own) - length) > 0:
+            last = own.pop()
+            self.emitted_per_round.remove(last)
+            if last > surplus:
+                own.append(last - surplus)
+                self.emitted_per_round.append(last - surplus)
+
     def _count(self, part: SequenceRound) -> None:
         self.num_drafted += len(part.draft)
         self.emitted_per_round.append(len(part.emitted))

@@ -1,6 +1,7 @@
 """A call leaves the caller's things as plain decoding leaves them: criteria, processors, caches."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from transformers import (
     StoppingCriteria,
     StopStringCriteria,
 )
+from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft
 
@@ -252,3 +254,51 @@ def test_a_full_context_is_said_once(caplog):
     short = near_copy(tiny_model(max_position_embeddings=24))
     assert_lossless(tiny_model(), short, [[1, 2, 3]], max_new_tokens=40, eos_token_id=None)
     assert "longer than the 24 tokens that the drafter has positions for" in caplog.text
+
+
+def test_a_criterion_that_counts_what_was_streamed(target, prompt):
+    """Tokens are streamed one by one, behind the criteria, as in plain decoding; also where one raises."""
+
+    class Counted(BaseStreamer):
+        def __init__(self):
+            self.values = []
+
+        def put(self, value):
+            self.values += value.flatten().tolist()
+
+        def end(self):
+            self.values.append("end")
+
+    def stop_at(streamer, error):
+        class Enough(StoppingCriteria):
+            def __call__(self, input_ids, scores, **kwargs):
+                if error is not None and len(streamer.values) >= prompt.shape[1] + 6:
+                    raise error
+                return torch.full((1,), len(streamer.values) >= prompt.shape[1] + 7)
+
+        return [Enough()]
+
+    for error in (None, ZeroDivisionError()):
+        seen = []
+        for drafter in (None, near_copy(target, 0.001)):
+            streamer = Counted()
+            options = {"streamer": streamer, "stopping_criteria": stop_at(streamer, error), "max_new_tokens": 20}
+            with nullcontext() if error is None else pytest.raises(ZeroDivisionError):
+                target.generate(prompt, do_sample=False, eos_token_id=None, assistant_model=drafter, **options)
+            seen.append(streamer.values)
+        assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("options", [{"max_length": int(1e30)}, {"max_length": 10**12}, {"max_new_tokens": 20.0}])
+def test_a_limit_that_nobody_reaches(options, target, prompt):
+    """Many tokenizers' `model_max_length` is 1e30."""
+    options = {**options, "do_sample": False, "eos_token_id": [*range(3, 20)], "pad_token_id": 0}
+    plain = target.generate(prompt, **options)
+    assert torch.equal(plain, target.generate(prompt, **options, assistant_model=near_copy(target, 0.01)))
+
+
+def test_ids_of_another_dtype(target, prompt):
+    plain = target.generate(prompt.int(), do_sample=False, max_new_tokens=8)
+    drafted = target.generate(prompt.int(), do_sample=False, max_new_tokens=8, assistant_model=near_copy(target, 0.01))
+    assert torch.equal(plain, drafted)
+    assert plain.dtype == drafted.dtype

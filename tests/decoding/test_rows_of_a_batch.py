@@ -139,3 +139,77 @@ def test_rules_that_look_at_other_texts_are_refused(rule):
     with pytest.raises(ValueError, match="may know its rows"):
         both(target, drafter, lambda: Banned([[1], [2], [3]]), do_sample=True)
     target.generate(torch.tensor([[1, 2]]), assistant_model=drafter, do_sample=True, logits_processor=[Banned([[1]])])
+
+
+class Contrast(LogitsProcessor):
+    """The first row's scores depend on the second one's, which may have ended."""
+
+    def __call__(self, input_ids, scores):
+        scores = scores.clone()
+        scores[0] += 2 * (scores[0] - scores[1])
+        return scores
+
+
+class Finer(LogitsProcessor):
+    """Scores in another dtype, which draw other noise."""
+
+    def __call__(self, input_ids, scores):
+        return scores.double()
+
+
+class Noisy(LogitsProcessor):
+    """Draws for all rows at once, in the middle of a call's draws."""
+
+    def __call__(self, input_ids, scores):
+        return scores + torch.rand_like(scores)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from([Contrast, Finer, Noisy]), st.booleans(), st.booleans())
+def test_rows_that_have_ended_go_on_with_padding(seed, rows, kind, do_sample, ends):
+    """Then a processor sees of them what plain decoding shows it, and the others' texts are plain decoding's."""
+    target = tiny_model()
+    drafter = near_copy(target, 0.02)
+    drafter.speculation_config = SpeculationConfig(4, [None, 7][seed % 2], never_slower=False)
+    prompts = torch.randint(1, 30, (rows, 5), generator=torch.Generator().manual_seed(seed)).tolist()
+    options = {"do_sample": do_sample, "eos_token_id": [*range(3, 10)] if ends else None, "max_new_tokens": 20}
+    plain, ours = both(target, drafter, kind, seed, prompts, **options)
+    assert torch.equal(plain[0], ours[0])
+    assert torch.equal(plain[2], ours[2])
+    for expected, scores in zip(plain[1], ours[1], strict=True):
+        torch.testing.assert_close(scores, expected, check_dtype=False)
+    new = (plain[0][:, 5:] != 0).sum() if ends else None
+    assert new is None or drafter.last_stats.num_emitted >= int(new)
+    assert drafter.last_stats.num_emitted <= rows * 20
+
+
+class OwnEnd(StoppingCriteria):
+    """Ends texts as `EosTokenCriteria` does: plain decoding pads behind it, for it has that attribute."""
+
+    eos_token_id = torch.tensor([3, 7, 9])
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.isin(input_ids[:, -1], self.eos_token_id)
+
+
+def test_an_end_of_the_callers_own_pads():
+    target = tiny_model()
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "stopping_criteria": [OwnEnd()]}
+    plain = target.generate(**left_padded(PROMPTS), **options)
+    assert torch.equal(plain, target.generate(**left_padded(PROMPTS), **options, assistant_model=near_copy(target, 0.02)))
+    assert (plain[:, -1] == 0).any()
+
+
+def test_statistics_forget_what_a_criterion_took_back():
+    class Short(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 12)
+
+    target = tiny_model()
+    drafter = near_copy(target, 0.001)
+    drafter.speculation_config = SpeculationConfig(4, None, never_slower=False)
+    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "stopping_criteria": [Short()]}
+    out = target.generate(**left_padded(PROMPTS), **options, assistant_model=drafter)
+    assert out.shape[1] == 12
+    assert [row.num_emitted for row in drafter.last_stats.by_row] == [5, 5, 5]
+    assert drafter.last_stats.num_emitted == 15

@@ -261,3 +261,9 @@ def test_several_calls_share_one_process_and_an_interrupt_ends_it(target, monkey
         assert not before.is_alive()
         call()
         assert torch.equal(plain, texts[-1])
+
+
+def test_a_calls_own_number_of_drafts(target, process):
+    process.speculation_config = hf_paradraft.SpeculationConfig(4, None, overlap=True, never_slower=False)
+    assert_lossless(target, process, prompts(1), **OPTIONS, num_assistant_tokens=2)
+    assert process.speculation_config.num_draft_tokens == 4

@@ -7,9 +7,10 @@ import torch
 from lossless import assert_lossless
 from published import check_guesses, guesses_of_a_call
 from tiny import EOS, tiny_model, with_noise_adapter
-from transformers import DynamicCache
+from transformers import DynamicCache, OPTConfig, OPTForCausalLM
 
 from hf_paradraft import AutoDrafter, SpeculationConfig, UnoDrafter
+from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.drafters.uno.adapter import noise_at
 from hf_paradraft.integration.info import describe_kind
 from hf_paradraft.names import with_cache
@@ -101,7 +102,7 @@ def test_saved_and_loaded(tmp_path):
         one.attach(target)
     features = features_behind(target, ids)
     assert torch.equal(again.draft_logits(ids, features, 3), drafter.draft_logits(ids, features, 3))
-    assert ("rank", 4) in describe_kind(UnoDrafter, tmp_path)
+    assert ("rank", 4) in describe_kind(UnoDrafter, DrafterFolder(tmp_path))
     (tmp_path / "paradraft.json").unlink()  # as others publish it, an adapter does not say whose it is
     with pytest.raises(ValueError, match=r"UnoDrafter\.from_pretrained if it is UNO's"):
         AutoDrafter.from_pretrained(tmp_path)
@@ -144,3 +145,29 @@ def test_targets_that_it_was_not_made_for_are_refused():
     drafter.speculation_config = SpeculationConfig(4, compile=True)
     with pytest.raises(ValueError, match="leave compile off"):
         drafter.attach(tiny_model("llama"))
+
+
+def test_a_batch_fills_learned_positions():
+    target = tiny_model("gpt2", max_position_embeddings=32)
+    drafter = with_noise_adapter(target, std=0.05)[1]
+    drafter.speculation_config.never_slower = False
+    prompts = [torch.randint(1, 28, (size,), generator=torch.Generator().manual_seed(size)).tolist() for size in (20, 13, 5)]
+    assert_lossless(target, drafter, prompts, max_new_tokens=13, eos_token_id=None)
+
+
+def test_a_target_that_is_resized_between_calls(prompt):
+    target = tiny_model()
+    drafter = with_noise_adapter(target, std=0.05)[1]
+    drafter.speculation_config.never_slower = False
+    assert_lossless(target, drafter, prompt)
+    target.resize_token_embeddings(29)
+    assert_lossless(target, drafter, prompt % 29)
+
+
+def test_a_target_that_flattens_its_texts_is_refused(prompt):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    target = OPTForCausalLM(OPTConfig(**sizes, max_position_embeddings=64, word_embed_proj_dim=32)).eval()
+    drafter = with_noise_adapter(target, std=0.05)[1]
+    with pytest.raises(ValueError, match="see rows without their texts"):
+        target.generate(prompt, assistant_model=drafter, max_new_tokens=4)

@@ -10,7 +10,16 @@ from lossless import left_padded
 from peft import LoraConfig, get_peft_model
 from tiny import make_tokenizer, near_copy, tiny_model
 from torch import nn
-from transformers import AutoModelForCausalLM, DynamicCache, T5Config, T5ForConditionalGeneration, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    StoppingCriteria,
+    T5Config,
+    T5ForConditionalGeneration,
+    pipeline,
+)
 from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft
@@ -227,3 +236,68 @@ def test_rows_of_a_trimmed_head_follow_the_target():
         target.get_output_embeddings().weight.mul_(0.5).add_(0.1)
     expected = states @ target.get_output_embeddings().weight[3:20].T
     torch.testing.assert_close(drafter.logits(states), expected)
+
+
+def test_a_call_that_is_decoded_plainly_has_no_statistics(pair):
+    target, drafter = pair
+    with set_drafter(target, drafter):
+        assert drafted(drafter, lambda: text(target))[1]
+        text(target, use_cache=False)
+        assert drafter.last_stats is None
+
+
+def test_other_ways_of_a_call_are_its_own(pair):
+    """Continuous batching takes no assistant; DoLa, whatever it says today, is not greedy decoding; arguments come by place."""
+    target, drafter = pair
+    paged = target.generate(PROMPTS["input_ids"], cache_implementation="paged", max_new_tokens=8, do_sample=False, pad_token_id=0)
+    plain = text(target, max_new_tokens=8)
+    with set_drafter(target, drafter):
+        again = target.generate(
+            PROMPTS["input_ids"], cache_implementation="paged", max_new_tokens=8, do_sample=False, pad_token_id=0
+        )
+        assert torch.equal(paged, again)
+        with pytest.raises(ValueError, match="Dola"):
+            text(target, dola_layers="low")
+        places = (PROMPTS["input_ids"], None, None, None, None, None, None, None)
+        assert torch.equal(target.generate(*places, max_new_tokens=8, do_sample=False, pad_token_id=0), plain)
+    with pytest.raises(ValueError, match="dola_layers is low"):
+        text(target, dola_layers="low", assistant_model=drafter)
+
+
+def test_an_overlapped_drafter_breaks_no_call(pair):
+    drafter = pair[1]
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, overlap=True, never_slower=False)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    other = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
+    for target, options in ((pair[0], {"use_cache": False}), (other, {"max_new_tokens": 4})):
+        plain = text(target, **options)
+        with set_drafter(target, drafter):
+            assert torch.equal(text(target, **options), plain)
+
+
+def test_a_refusal_inside_a_call_is_not_its_own(pair):
+    target, drafter = pair
+    asked = []
+
+    class Nested(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            asked.append(input_ids.shape[1])
+            target.generate(PROMPTS["input_ids"], num_beams=2, max_new_tokens=2, assistant_model=drafter)
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    with set_drafter(target, drafter), pytest.raises(ValueError, match="num_beams is 2"):
+        text(target, stopping_criteria=[Nested()])
+    assert len(asked) == 1
+
+
+def test_a_drafter_of_one_text_at_a_time(caplog):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Lfm2Config(**sizes, num_key_value_heads=2, layer_types=["conv", "full_attention"], pad_token_id=0)
+    target = Lfm2ForCausalLM(config).double().eval()
+    batch = left_padded([[1, 2, 3], [4, 5]])
+    plain = target.generate(**batch, max_new_tokens=6, do_sample=False)
+    small = near_copy(target, 0.01)
+    with set_drafter(target, small):
+        assert torch.equal(target.generate(**batch, max_new_tokens=6, do_sample=False), plain)

@@ -25,6 +25,8 @@ def _behind_the_first(layer: Any) -> Callable[..., Tensor]:
     adapted = type(layer).forward
 
     def forward(rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if rows.ndim != 3:
+            raise ValueError("This target's layers see rows without their texts, in which an UNO adapter cannot be switched on.")
         own, noise = rows[:, :1].contiguous(), rows[:, 1:].contiguous()
         return torch.cat([layer.base_layer(own, *args, **kwargs), adapted(layer, noise, *args, **kwargs)], dim=1)
 

@@ -143,9 +143,9 @@ class UnoDrafter(SavedDrafter):
             raise ValueError(
                 f"A {self.title} reads the target's cache, which a compiled forward does not show: leave compile off."
             )
-        buffers = None if (network := pair(self, target).network) is None else network.buffers()
-        # Moving a target moves its parameters, and puts other tensors in the place of its buffers.
-        if buffers is None or any(own is not theirs for own, theirs in zip(buffers, target.buffers(), strict=True)):
+        network = pair(self, target).network
+        # Who moves a target puts other tensors in the place of its buffers, and who resizes it in that of its embedding.
+        if network is None or not _tensors(target) <= _tensors(network):
             network = with_adapter(target, self.config, self.tensors)
             pair(self, target, network=network, shapes=_shapes(network))
         remember_target(self, target)
@@ -206,8 +206,16 @@ class UnoDrafter(SavedDrafter):
         sees = torch.ones((rows, count, count), dtype=torch.bool).tril()
         depths = torch.arange(count).expand(rows, -1)
         mask, positions = masks.inputs(cache.lengths, sees, depths, cache.num_slots)
+        # What nobody reads, noise beyond a text's own room, stays where the model may have a position.
+        if (context := getattr(self.network.config.get_text_config(), "max_position_embeddings", None)) is not None:
+            positions = positions.clamp(max=context - 1)
         given = with_cache(self.network, cache.cache)
         return self.network(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **given).logits
+
+
+def _tensors(model: PreTrainedModel) -> set[int]:
+    """Collect what tells its parameters and buffers from others."""
+    return {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
 
 @torch.no_grad()
