@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
@@ -41,7 +42,7 @@ def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[st
         OSError: neither is there.
     """
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
-    subfolder = kwargs.pop("subfolder", "")
+    subfolder = kwargs.pop("subfolder", None) or ""
     if Path(repo_or_dir).is_dir():
         return Path(repo_or_dir) / subfolder
     patterns = [f"{subfolder}/{pattern}" if subfolder else pattern for pattern in (*FILES, *also)]
@@ -132,7 +133,9 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         OSError: there are no safetensors, a piece is missing, or a file is truncated or damaged.
     """
     if (index := folder / INDEX).exists():
-        files = {folder / str(name) for name in read_json(index).get("weight_map", {}).values()}
+        if not isinstance(named := read_json(index).get("weight_map"), dict):
+            raise OSError(f"{index} does not say in which file a weight lies (weight_map): save or download it again.")
+        files = {folder / str(name) for name in named.values()}
     else:
         files = {folder / WHOLE} if (folder / WHOLE).exists() else {*folder.glob("*.safetensors")}
     if not files:
@@ -142,7 +145,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     held = {name: file for file in sorted(files) for name in names_of(file)}
     if not index.exists():
         return held
-    return {name: folder / file for name, file in read_json(index)["weight_map"].items() if name in held}
+    return {name: folder / file for name, file in named.items() if name in held}
 
 
 def names_of(file: Path) -> list[str]:
@@ -208,6 +211,17 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{file}, line {number}: wanted an object, but found {row!r:.60}.")
             yield row
+
+
+def drop_old_pieces(folder: Path) -> None:
+    """Remove an index and the pieces that it names, where weights in one piece have just taken their place."""
+    index = folder / INDEX
+    if (folder / WHOLE).exists() and index.exists():
+        named = read_json(index).get("weight_map")
+        index.unlink()
+        for piece in {*named.values()} if isinstance(named, dict) else ():
+            if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", str(piece)):
+                (folder / piece).unlink(missing_ok=True)
 
 
 def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:

@@ -79,6 +79,8 @@ def main() -> None:
             raise
         err_console.print(Text(f"{error.name} is not installed: pip install 'hf-paradraft[{extra}]'"), soft_wrap=True)
         raise SystemExit(1) from None
-    except (ValueError, OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
+    except (ValueError, OSError, SafetensorError, RuntimeError) as error:  # both have errors of their own for a full disk
+        if isinstance(error, RuntimeError) and "inline_container" not in str(error):
+            raise
         err_console.print(Text.assemble(("paradraft: ", "bold red"), str(error)), soft_wrap=True)
         raise SystemExit(1) from None

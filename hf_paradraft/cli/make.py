@@ -53,6 +53,7 @@ def regenerate(
 ) -> None:
     """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will be judged by."""
     from ..training.answers import Server, Target
+    from ..training.regenerate import check_files, only_writer
     from ..training.regenerate import regenerate as run
 
     if (prompts is None) == (invent is None):
@@ -70,10 +71,13 @@ def regenerate(
     if invent is not None:
         from ..training.invent import invent as write_prompts
 
+        check_files(output, avoid)
         invented = output.with_name(f"{output.name}.prompts.jsonl")
-        write_prompts(model, tokenizer, invent, invented, batch_size=batch_size, seed=seed, overwrite=overwrite)
-        prompts = str(invented)
-    rows = run(writer, str(prompts), output, overwrite=overwrite, avoid=avoid, count=invent)
+        with only_writer(invented):
+            write_prompts(model, tokenizer, invent, invented, batch_size=batch_size, seed=seed, overwrite=overwrite)
+        rows = run(writer, invented, output, overwrite=overwrite, avoid=avoid, count=invent)
+    else:
+        rows = run(writer, str(prompts), output, overwrite=overwrite, avoid=avoid)
     console.print(f"{rows} rows written to {output}")
 
 

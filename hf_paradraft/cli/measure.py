@@ -1,5 +1,6 @@
 """Commands that measure: bench, report, plan."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -68,6 +69,9 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
     named = [file.resolve() for file in files if file is not None]
     if len(set(named)) < len(named):
         raise typer.BadParameter(f"{named[0].name} is named twice: what is written later would replace it.")
+    for file in files:
+        if file is not None and file.exists() and not _is_of_bench(file):
+            raise typer.BadParameter(f"{file} holds something that no benchmark has written: name another file.")
     for file in (*files, plot):
         if file is not None and not file.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {file.parent} to write {file.name} into.")
@@ -76,6 +80,17 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
 
         if plot.suffix and plot.suffix not in FORMATS:
             raise typer.BadParameter(f"{plot.name} is no picture: name a folder, or a file that ends in {', '.join(FORMATS)}.")
+
+
+def _is_of_bench(file: Path) -> bool:
+    """Tell whether a file is empty, or one that a benchmark wrote: records, or their tables."""
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if not text.strip() or re.match(r"(Batch \d+, .*:\s+)?\| method \| tokens/s \|", text):
+        return True
+    try:
+        return bool(read_bench(file))
+    except (OSError, ValueError):
+        return False
 
 
 def _load_questions(sources: list[str] | None, embedded: bool, per_category: int | None) -> list[Question]:

@@ -16,13 +16,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..files import names_folder, share_weights, tensor_names
+from ..files import drop_old_pieces, names_folder, share_weights, tensor_names
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from ..whole_files import write_json
 from .card import card_fields
 from .formats.files import check_files
-from .formats.folder import DrafterFolder, find_folder
+from .formats.folder import ADAPTER, DrafterFolder, find_folder
 
 
 class SavedDrafter(Drafter, ABC):
@@ -136,9 +136,9 @@ class SavedDrafter(Drafter, ABC):
             self.speculation_config = speculation_config
         dtype = kwargs.get("torch_dtype") or dtype
         if isinstance(dtype, str):
-            if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-                raise ValueError(f"There is no dtype {dtype!r}: pass torch.bfloat16, 'bfloat16', 'auto' or the like.")
-            dtype = None if dtype == "auto" else getattr(torch, dtype)
+            dtype = None if dtype == "auto" else getattr(torch, dtype, dtype)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(f"There is no dtype {dtype!r} of weights: pass torch.bfloat16, 'bfloat16', 'auto' or the like.")
         if attn_implementation not in (None, "sdpa", "eager"):
             raise ValueError(
                 f"A {self.title} takes explicit masks: attn_implementation is sdpa or eager, not {attn_implementation}."
@@ -149,8 +149,12 @@ class SavedDrafter(Drafter, ABC):
         if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
             device_map = "cuda" if torch.cuda.is_available() else None
         elif isinstance(device_map, dict):
-            device_map = next(iter(device_map.values()))
-        return self.to(device=device_map, dtype=dtype).eval()
+            device_map = next(iter(device_map.values()), None)
+        try:
+            device = None if device_map is None else torch.device(device_map)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"There is no device {device_map!r}: pass 'cpu', 'cuda:0', 'auto' or the like.") from None
+        return self.to(device=device, dtype=dtype).eval()
 
     def remember(self, record: dict[str, Any]) -> None:
         """Keep how it was trained; `write` puts that into `config.json`, as `{"paradraft": {"training": record}}`."""
@@ -173,11 +177,14 @@ class SavedDrafter(Drafter, ABC):
             kwargs: of a causal LM, as for `PreTrainedModel.save_pretrained`.
 
         Raises:
-            ValueError: it has something that its layout has no place for.
+            ValueError: it has something that its layout has no place for, or the folder holds an adapter.
         """
         folder = Path(save_directory)
+        if not self.is_adapter and (folder / ADAPTER).exists():
+            raise ValueError(f"{folder} holds an adapter, which would be loaded in the place of this {self.title}: give another.")
         folder.mkdir(parents=True, exist_ok=True)
         self.write(folder, **kwargs)
+        drop_old_pieces(folder)
         share_weights(folder)
 
     @classmethod

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..decoding.features import layers_of
+from ..decoding.shortlist import FILE as SHORTLIST
 from ..decoding.shortlist import Shortlist
 from ..decoding.target_head import TargetHead, final_norm, final_scale, finished
 from ..protocol import Drafting, SpeculationConfig
@@ -112,7 +113,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Implement `SavedDrafter.write`, with its shortlist."""
         super().write(folder, **kwargs)
-        if self.shortlist is not None:
+        if self.shortlist is None:
+            (folder / SHORTLIST).unlink(missing_ok=True)  # of the weights before
+        else:
             self.shortlist.save(folder)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:

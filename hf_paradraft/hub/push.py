@@ -1,5 +1,6 @@
 """Publish a drafter's folder: one commit with everything in it, or nothing."""
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -8,21 +9,24 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, hf_hub_download
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
+from transformers.utils import logging
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from ..files import BESIDE, PUBLISHED, hub_name, read_json, shipped
 from ..whole_files import write_json, write_whole
 from .card import CardFields, plot_bench, render_card
 
+logger = logging.get_logger(__name__)
 MODEL = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")  # in one piece or in several
 BASE = (*MODEL, "config.json", "generation_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 MEASURED = ("bench.json", "tau.png")  # of former weights
 SPACE = ("README.md", "requirements.txt", "*.py")
 NO_CACHES = shutil.ignore_patterns("__pycache__", ".*")
-PEFT_CARD = "# Model Card for Model ID"  # what PEFT writes beside every adapter
+MARK = "<!-- rendered: {} -->"  # behind a card of ours, with its hash: whoever changes it keeps it
+PEFT_BLANK, MANY_BLANKS = "[More Information Needed]", 20  # in what PEFT writes beside every adapter, and nobody has filled in
 
 
 def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: str | None = None, **options: Any) -> CommitInfo:
@@ -56,12 +60,19 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
             write_json(adapter, config)
         plot_bench(whole)
         card = whole / "README.md"
-        if not card.exists() or PEFT_CARD in card.read_text(encoding="utf-8"):
-            render_card(whole, repo_id, fields, license).save(card)
+        if not card.exists() or card.read_text(encoding="utf-8").count(PEFT_BLANK) >= MANY_BLANKS:
+            text = str(render_card(whole, repo_id, fields, license))
+            if _is_edited(repo_id, options.get("revision"), options.get("token")):
+                logger.warning(
+                    "%s has a README that people wrote or changed: it is kept. Put one into %s to replace it.", repo_id, folder
+                )
+                card.unlink(missing_ok=True)
+            else:
+                write_whole(card, f"{text}\n{MARK.format(_hash(text))}\n")
         elif license is not None:
             try:
                 model_card = ModelCard.load(card)
-            except YAMLError as error:
+            except (TypeError, ValueError, YAMLError) as error:
                 raise ValueError(f"{folder / 'README.md'} does not begin with YAML that can be read: {error}") from None
             model_card.data.license = license
             model_card.save(card)
@@ -69,6 +80,22 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
         if any(whole.glob("model*.safetensors")):  # a base may lie beside an adapter
             stale += [*MODEL, *ADAPTER]
         return upload(whole, repo_id, "model", **{"commit_message": "Upload drafter", **options}, without=stale)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.strip().encode()).hexdigest()[:12]
+
+
+def _is_edited(repo_id: str, revision: str | None, token: str | bool | None) -> bool:
+    """Tell whether a repository has a README that is not as this library rendered it."""
+    try:
+        text = Path(hf_hub_download(repo_id, "README.md", revision=revision, token=token)).read_text(encoding="utf-8")
+    except (HTTPError, OSError, ValueError):  # there is none, or no such repository yet: whoever uploads will say
+        return False
+    body, mark, rest = text.rpartition(MARK.partition("{")[0])
+    if not mark:  # of a version that left no mark, or of somebody else
+        return "\n- paradraft\n" not in text
+    return rest.strip() != MARK.format(_hash(body)).removeprefix(mark)
 
 
 def upload(
@@ -116,7 +143,8 @@ def upload(
                 api.create_branch(repo_id, branch=revision, repo_type=repo_type, exist_ok=True)
         files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
         had = [] if new else api.list_repo_files(repo_id, repo_type=repo_type, revision=None if create_pr else revision)
-        stale = [name for name in had if name not in files and any(fnmatch(name, pattern) for pattern in without)]
+        here = [name for name in had if "/" not in name and name not in files]  # in folders lies what others have put there
+        stale = [name for name in here if any(fnmatch(name, pattern) for pattern in without)]
         return api.create_commit(
             repo_id=repo_id,
             operations=[

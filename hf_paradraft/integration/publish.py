@@ -8,9 +8,11 @@ from huggingface_hub import CommitInfo
 from ..drafters import kind_of
 from ..drafters.card import card_fields
 from ..drafters.formats.folder import DrafterFolder
+from ..files import names_folder
 from ..hub.push import push_drafter
 
 
+@names_folder
 def push_folder(folder: str | Path, repo_id: str, **kwargs: Any) -> CommitInfo:
     """Publish the drafter in `folder` with its card, in one commit.
 

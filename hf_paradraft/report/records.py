@@ -9,6 +9,7 @@ from ..files import read_json
 Record = Mapping[str, Any]
 NUMBERS = ("batch_size", "temperature", "tokens_per_second", "speedup", "tau")
 BY_CATEGORY = ("by_category", "tau_by_category")
+SPLIT, MOST = ("draft", "verify", "engine"), 1e12
 WANTED = {*NUMBERS, *BY_CATEGORY, "method", "speedup_quartiles", "matches_reference"}
 
 
@@ -16,10 +17,17 @@ def _is_record(row: Any) -> bool:
     if not isinstance(row, dict) or not row.keys() >= WANTED or not isinstance(row["method"], str):
         return False
     quartiles, by_category = row["speedup_quartiles"], [row[name] for name in BY_CATEGORY]
-    if not isinstance(quartiles, list) or not all(isinstance(values, dict) for values in by_category):
+    if not isinstance(quartiles, list) or len(quartiles) != 3 or not all(isinstance(values, dict) for values in by_category):
         return False
+    rates, split = row.get("acceptance_by_position", []), row.get("time_split", dict.fromkeys(SPLIT, 0))
+    if not isinstance(rates, list) or not isinstance(split, dict) or split.keys() != {*SPLIT}:
+        return False
+    if "time_split" in row and "acceptance_by_position" not in row:
+        return False
+    share = row["matches_reference"]
     numbers = [*(row[name] for name in NUMBERS), *quartiles, *(value for values in by_category for value in values.values())]
-    return all(type(value) in (int, float) for value in numbers)  # a bool is none
+    numbers += [*rates, *split.values(), *([] if share is None else [share])]
+    return all(type(value) in (int, float) and abs(value) < MOST for value in numbers)  # a bool is none
 
 
 def read_bench(file: Path) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ def table(rows: Sequence[Record], title: str) -> Group:
         average.columns[3].no_wrap = True  # a range stays on one line
         best = max(row["speedup"] for row in group)
         for row in group:
-            average.add_row(row["method"], *_cells(row), style="bold green" if row["speedup"] == best else None)
+            average.add_row(escape(row["method"]), *_cells(row), style="bold green" if row["speedup"] == best else None)
         made += [average, *_by_category(group, kind)] if len(group[0]["by_category"]) > 1 else [average]
         if ours := [row for row in group if "time_split" in row]:
             made.append(_inside(ours, kind))
@@ -71,7 +71,7 @@ def _by_category(rows: Sequence[Record], kind: str) -> Iterator[Table]:
         made = _table(f"speed-up by category, {kind}", map(escape, shown), "fold")
         for row in rows:
             values = [f"{row['by_category'][name]:.2f}" for name in shown]
-            made.add_row(row["method"], *values, style="bold green" if row["speedup"] == best else None)
+            made.add_row(escape(row["method"]), *values, style="bold green" if row["speedup"] == best else None)
         yield made
 
 
@@ -80,7 +80,7 @@ def _inside(rows: Sequence[Record], kind: str) -> Table:
     for row in rows:
         rates = row["acceptance_by_position"]
         made.add_row(
-            row["method"],
+            escape(row["method"]),
             *(f"{100 * row['time_split'][part]:.0f}" for part in ("draft", "verify", "engine")),
             *(f"{100 * rates[position - 1]:.0f}" if position <= len(rates) else "–" for position in (1, 2, 4, 8)),
         )

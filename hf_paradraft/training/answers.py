@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from huggingface_hub.utils import http_backoff
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..chat import end_tokens, learned_context, render_chat, sampling, until_end
+from ..chat import end_tokens, learned_context, render_chat, sampling, until_end, whole_characters
 from ..decoding.checks import Refused
 from ..decoding.continuous import can_join, continuous_batching
 from ..protocol import Drafter
@@ -107,7 +107,12 @@ class Target:
         Raises:
             RefusedTurns: the chat template refuses it.
         """
-        length = len(self.ids(row)) + self.max_new_tokens
+        ids, size = self.ids(row), self.model.get_input_embeddings().weight.shape[0]
+        if ids and max(ids) >= size:
+            raise ValueError(
+                f"A prompt has the token {max(ids)}, and the target's embedding {size} rows: its tokenizer is another's."
+            )
+        length = len(ids) + self.max_new_tokens
         return self.context is None or length <= self.context
 
     def answers(self, rows: Mapping[int, Mapping[str, Any]], done: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -221,21 +226,31 @@ class Server:
         with ThreadPoolExecutor(self.batch_size) as pool:
             asked = {pool.submit(self._ask, index, row): index for index, row in rows.items() if index not in done}
             failure: BaseException | None = None
+            refused: list[tuple[int, dict[str, Any]]] = []  # until one is answered: it may be the call that is wrong
+            answered_one, open_ = bool(done), set(asked)
             try:
-                for answered in as_completed(asked):
-                    if answered.cancelled():
-                        continue
-                    if answered.exception() is None:
-                        yield asked[answered], answered.result()
-                    elif failure is None:  # what is under way is waited for, and no more is asked
-                        failure = answered.exception()
-                        pool.shutdown(wait=False, cancel_futures=True)
+                while open_:
+                    ended, open_ = wait(open_, return_when=FIRST_COMPLETED)
+                    for future in ended:
+                        if (error := future.exception()) is None:
+                            index, (row, accepted) = asked[future], future.result()
+                            answered_one = answered_one or accepted
+                            refused.append((index, row))
+                        elif failure is None:  # what is under way is waited for, and no more is asked
+                            failure = error
+                            open_ = {other for other in open_ if not other.cancel()}
+                    if answered_one:
+                        yield from refused
+                        refused = []
             finally:
                 pool.shutdown(cancel_futures=True)
             if failure is not None:
                 raise failure
+            if refused:
+                raise OSError(f"{self.base_url} refuses every prompt, as the warnings say: look at --target and the options.")
 
-    def _ask(self, index: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, index: int, row: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Ask for one answer: the answered row, and whether the server took the prompt."""
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         body = {
             "model": self.model,
@@ -250,15 +265,18 @@ class Server:
             response = http_backoff("POST", url, json=body, headers=headers, timeout=PATIENCE)
             if response.status_code == 400:  # this prompt's own: it is too long, say
                 logger.warning("%s refuses prompt %d: %s", url, index + 1, response.text[:200])
-                return answered(row, "", False)
+                return answered(row, "", False), False
             if response.status_code > 400:
                 raise ValueError(f"status {response.status_code}, {response.text[:200]}")
             choice = response.json()["choices"][0]
             message, reason = choice["message"], choice["finish_reason"]
-            text, calls = message["content"], message.get("tool_calls") or None
+            text, calls = message.get("content"), message.get("tool_calls") or None
+            if not isinstance(calls, list | None):
+                raise ValueError(f"calls of tools that are no list: {str(choice)[:200]}")
             thought = next((message[name] for name in THOUGHTS if isinstance(message.get(name), str) and message[name]), None)
-            if not isinstance(text, str | None):
+            if not isinstance(text, str | None) or ("content" not in message and calls is None):
                 raise ValueError(f"an answer without text: {str(choice)[:200]}")
+            whole_characters(json.dumps(message, ensure_ascii=False))
         except Exception as error:  # a foreign server fails in many ways
             raise OSError(
                 f"{url} did not answer prompt {index + 1} ({type(error).__name__}: {error}). What it has answered is "
@@ -267,4 +285,4 @@ class Server:
         said = {"reasoning_content": thought, "tool_calls": calls}
         text = text if text or calls else text or ""  # all of its tokens may have gone into thoughts
         whole = reason in ("stop", "tool_calls") and bool(text or calls)
-        return answered(row, text, whole, {name: value for name, value in said.items() if value is not None})
+        return answered(row, text, whole, {name: value for name, value in said.items() if value is not None}), True

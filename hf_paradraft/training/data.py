@@ -85,6 +85,7 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError(f"'tools' must be a list of JSON schemas, but is {reprlib.repr(tools)}.")
+    whole_characters(json.dumps(tools, ensure_ascii=False, default=str))
     return tools
 
 
@@ -109,7 +110,8 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
         thought = next((message[name] for name in THOUGHTS if isinstance(message.get(name), str) and message[name]), None)
         thoughts = {} if thought is None else {"reasoning_content": thought, "thinking": thought}
         turns.append({**message, "content": content, **thoughts})
-        whole_characters((content or "") + (thought or ""))
+        for part in (content or "", thought or "", json.dumps(message, ensure_ascii=False, default=str)):
+            whole_characters(part)
     return turns
 
 

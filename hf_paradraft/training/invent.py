@@ -93,7 +93,11 @@ def invent(
         output.touch()
     rows = list(rows_of(output, "train")) if output.stat().st_size else []
     seen = {row["messages"][0]["content"] for row in rows}
-    fruitful = rows[-1]["batch"] if rows else -1
+    fruitful = rows[-1].get("batch") if rows else -1
+    if type(fruitful) is not int:
+        raise ValueError(
+            f"{output} was changed by somebody else: pass --overwrite to invent prompts anew, or name another output."
+        )
     batch = max(0, fruitful)  # it may be half written: what is not there of it is added
     bar, tried = tqdm(total=count, initial=min(count, len(seen)), desc="invent", unit="prompts"), 0
     ids = torch.tensor([opened], device=target.get_input_embeddings().weight.device).expand(batch_size, -1)

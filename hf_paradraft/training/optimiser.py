@@ -32,7 +32,7 @@ class MuonAdamW(torch.optim.Optimizer):
             self.parts.append(Muon(projections, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
         if others:
             self.parts.append(AdamW(others, lr=lr, betas=betas, eps=eps, weight_decay=0.0))
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        super().__init__([group for part in self.parts for group in part.param_groups], {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -17,7 +18,8 @@ from ..whole_files import write_json
 
 logger = logging.get_logger(__name__)
 RUN = "run.json"  # in every whole checkpoint, written last: how its run was made
-FORMER = "former"  # where what belonged to the weights before goes
+NEW, FORMER = ".new", "former"  # where a model is written, and where what belonged to the weights before goes
+MADE_HERE = ".paradraft"  # in the first: nothing else of that name is touched
 OF_WEIGHTS = ("bench.json.part", "tau.png", "training_args.bin")
 NOT_OURS = ("LICENSE", "README.md")  # unless it is a card of ours
 
@@ -48,6 +50,10 @@ def check_output(output_dir: Path, resume: bool, overwrite: bool, *sources: str 
         raise ValueError(f"{output_dir} is a file; the output must be a folder.")
     if output_dir.is_dir() and any(output_dir.iterdir()) and not (resume or overwrite):
         raise ValueError(f"{output_dir} already has files: pass --resume to go on, --overwrite to replace, or another folder.")
+    if resume and not _checkpoints(output_dir) and any(output_dir.glob("*.safetensors")):
+        raise ValueError(f"{output_dir} has a model and no checkpoint to go on from: pass --overwrite to replace it, or another.")
+    if (output_dir / NEW).exists() and not (output_dir / NEW / MADE_HERE).exists():
+        raise ValueError(f"{output_dir} has a {NEW} that no run has left there: move it, or name another folder.")
 
 
 def _checkpoints(output_dir: Path) -> list[Path]:
@@ -70,9 +76,10 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
     for checkpoint in _checkpoints(output_dir):
         if not (checkpoint / RUN).exists():
             logger.warning("%s is not whole, for its run was stopped while it was written: it is left aside.", checkpoint)
-        elif (damaged := _damaged(checkpoint)) is not None:
+        elif (damaged := _damaged(checkpoint)) is not None or _made(checkpoint) is None:
+            damaged = damaged or checkpoint / RUN
             logger.warning("%s is damaged, so its checkpoint is left aside.", damaged)
-        elif (made := read_json(checkpoint / RUN)) == settings:
+        elif (made := _made(checkpoint)) == settings:
             return str(checkpoint)
         else:
             others.append(made)
@@ -83,6 +90,14 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
             "again to go on, pass --overwrite to begin anew, or name another folder."
         )
     return None
+
+
+def _made(checkpoint: Path) -> dict[str, Any] | None:
+    """Read how a checkpoint's run was made; None: that is damaged."""
+    try:
+        return read_json(checkpoint / RUN)
+    except OSError:
+        return None
 
 
 def _damaged(checkpoint: Path) -> Path | None:
@@ -118,8 +133,10 @@ class Checkpoints(TrainerCallback):
             return
         output_dir = Path(args.output_dir)
         write_json(output_dir / f"checkpoint-{state.global_step}" / RUN, self.settings)
-        whole = [checkpoint for checkpoint in _checkpoints(output_dir) if (checkpoint / RUN).exists()]
-        ours = [checkpoint for checkpoint in whole if read_json(checkpoint / RUN) == self.settings]
+        whole = [
+            checkpoint for checkpoint in _checkpoints(output_dir) if (checkpoint / RUN).exists() and not checkpoint.is_symlink()
+        ]
+        ours = [checkpoint for checkpoint in whole if _made(checkpoint) == self.settings]
         reached = [checkpoint for checkpoint in ours if int(checkpoint.name.removeprefix("checkpoint-")) <= state.global_step]
         best = Path(state.best_model_checkpoint or "")
         for old in {*whole} - {*reached[: self.limit], best}:
@@ -141,16 +158,20 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
     Raises:
         OSError: it cannot be written; then the folder is as it was.
     """
-    made = output_dir / ".new"
-    shutil.rmtree(made, ignore_errors=True)  # of a run that was stopped here
+    made = output_dir / NEW
+    formers = (output_dir / f"{FORMER}{'' if number == 0 else f'-{number}'}" for number in count())
+    former = next(folder for folder in formers if not folder.exists())
+    if (made / MADE_HERE).exists():  # of a run that was stopped here
+        shutil.rmtree(made)
+    made.mkdir(parents=True)
     try:
-        made.mkdir(parents=True)
+        (made / MADE_HERE).touch()
         save(made)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
     mode = made.stat().st_mode & 0o666  # safetensors' files are readable by their owner alone
-    new = {file.relative_to(made) for file in made.rglob("*") if file.is_file()}
+    new = {file.relative_to(made) for file in made.rglob("*") if file.is_file() and file.name != MADE_HERE}
     for name in new:
         (made / name).chmod(mode)
     stale = [file for pattern in (*PUBLISHED, *OF_WEIGHTS) for file in output_dir.glob(pattern)]
@@ -158,15 +179,15 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
     for file in sorted(stale, key=lambda file: file not in weights):
         replaced = file.relative_to(output_dir) in new
         if file in weights or (not replaced and (file.name not in NOT_OURS or _is_our_card(file))):
-            (output_dir / FORMER).mkdir(exist_ok=True)
-            file.replace(output_dir / FORMER / file.name)
+            former.mkdir(exist_ok=True)
+            file.replace(former / file.name)
     move_into(made, output_dir)
     shutil.rmtree(made)
     for file in weights:
         if file.relative_to(output_dir) in new:
-            (output_dir / FORMER / file.name).unlink()
+            (former / file.name).unlink()
     with suppress(OSError):  # unless something is left there
-        (output_dir / FORMER).rmdir()
+        former.rmdir()
 
 
 def _is_our_card(file: Path) -> bool:
@@ -181,7 +202,7 @@ def move_into(made: Path, output_dir: Path) -> None:
         made: on the same disk; left empty of files.
         output_dir: made if need be.
     """
-    files = [file for file in made.rglob("*") if file.is_file()]
+    files = [file for file in made.rglob("*") if file.is_file() and file.name != MADE_HERE]
     for file in sorted(files, key=lambda path: (path.suffix == ".safetensors", path)):
         destination = output_dir / file.relative_to(made)
         destination.parent.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from .data import leave_out, load_rows, text_of, tools_of, turns_of
 from .disjoint import WORDS, disjoint
 
 logger = logging.get_logger(__name__)
+WRITTEN = ("", ".run", ".part", ".former", ".part.former")  # behind the output's name
 WINDOW = 32  # batches within which prompts are put together by their lengths
 
 
@@ -45,6 +46,24 @@ def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedToke
             if tokenizer is None:
                 raise ValueError(f"{source}, row {count}: a server answers conversations, give rows with 'messages'.")
             yield {"text": tokenizer.decode(tokenizer(text)["input_ids"][:prompt_tokens], skip_special_tokens=True)}
+
+
+def check_files(output: Path, *sources: str | Path | None) -> None:
+    """Refuse an output that is no file, or whose writing would touch what is read.
+
+    Args:
+        output: the answers; other files of theirs lie beside it, with more behind its name.
+        sources: prompts, and rows to avoid: files or Hub datasets; None for none.
+
+    Raises:
+        ValueError: it would.
+    """
+    if output.is_dir() or not output.name:
+        raise ValueError(f"The output {str(output)!r} is a folder: name a file.")
+    for source in sources:
+        beside = source is not None and Path(source).parent.resolve() == output.parent.resolve()
+        if beside and Path(source).name in {f"{output.name}{end}" for end in WRITTEN}:
+            raise ValueError(f"{source} would be written to: name another one for the answers than {output}.")
 
 
 def check_same_run(output: Path, run: Path, settings: dict[str, Any]) -> None:
@@ -86,7 +105,8 @@ def waiting_in(part: Path, done: int) -> dict[int, dict[str, Any]]:
     if not part.exists():
         return {}
     cut_half_line(part)
-    return {row["index"]: row["row"] for row in rows_of(part, "train") if row["index"] >= done}
+    rows = [row for row in rows_of(part, "train") if isinstance(row.get("row"), dict) and type(row.get("index")) is int]
+    return {row["index"]: row["row"] for row in rows if row["index"] >= done}
 
 
 @contextmanager
@@ -131,8 +151,7 @@ def regenerate(
         ValueError, OSError: something about the files is wrong; nothing has been written then. Or a server does not answer; what
             it had answered is kept.
     """
-    if output.exists() and Path(source).exists() and output.samefile(source):
-        raise ValueError(f"{output} is the file with the prompts: name another one for the answers.")
+    check_files(output, source, avoid)
     prompts = list(islice(prompts_of(source, prompt_tokens, writer.tokenizer), count))
     if avoid is not None and prompts:
         total, prompts = len(prompts), disjoint(prompts, rows_of(avoid, "train"))
@@ -159,7 +178,7 @@ def regenerate(
     run, part = (output.with_name(f"{output.name}.{name}") for name in ("run", "part"))
     done = 0
     waiting: dict[int, dict[str, Any]] = {}
-    settings = {**writer.settings(), "prompts": hashlib.sha256(json.dumps(fits).encode()).hexdigest()[:16]}
+    settings = {**writer.settings(), "prompts": hashlib.sha256(json.dumps(fits, default=str).encode()).hexdigest()[:16]}
     output.parent.mkdir(parents=True, exist_ok=True)
     with only_writer(output):
         if output.exists() and not overwrite:
@@ -170,8 +189,10 @@ def regenerate(
             waiting = waiting_in(part, done)
         else:
             for old in (output, part):  # first: old answers must not be found beside new settings
-                if old.exists():
-                    old.replace(old.with_name(f"{old.name}.former"))
+                former = old.with_name(f"{old.name}.former")
+                if old.exists() and not former.exists():  # one that is there is of answers that were finished
+                    old.replace(former)
+                old.unlink(missing_ok=True)
             write_json(run, settings)
         before, window = done, WINDOW * writer.batch_size
         bar = tqdm(total=len(fits), initial=done + len(waiting), desc="regenerate", unit="rows")
@@ -180,7 +201,7 @@ def regenerate(
             def write_those_in_turn() -> int:
                 count = done
                 while count in waiting:
-                    file.write(json.dumps(waiting.pop(count), ensure_ascii=False) + "\n")
+                    file.write(json.dumps(waiting.pop(count), ensure_ascii=False, default=str) + "\n")
                     count += 1
                 file.flush()
                 return count
@@ -190,7 +211,7 @@ def regenerate(
                 done = write_those_in_turn()
                 for index, row in writer.answers(rows, {index for index in rows if index < done or index in waiting}):
                     waiting[index] = row
-                    ahead.write(json.dumps({"index": index, "row": row}, ensure_ascii=False) + "\n")
+                    ahead.write(json.dumps({"index": index, "row": row}, ensure_ascii=False, default=str) + "\n")
                     ahead.flush()
                     bar.update(1)
                     done = write_those_in_turn()

@@ -20,11 +20,12 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
+from ..names import get_available_reporting_integrations
 from .data import encode_rows, load_rows
 from .epochs import ResumableTrainer
 from .fingerprint import fingerprint
 from .output import Checkpoints, check_output, newest_checkpoint, replace_model
-from .target import check_context, open_tokenizer
+from .target import check_context, check_ids, open_tokenizer
 
 
 def option(
@@ -38,6 +39,9 @@ def option(
         least, above, most: what its number may be.
     """
     return field(default=default, metadata={"help": help, "least": least, "above": above, "most": most})
+
+
+SCHEDULES = ("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt")
 
 
 @dataclass
@@ -126,6 +130,12 @@ class TrainingOptions(ABC):
                     raise ValueError(f"{item.name} must be {word} {bound}, but is {value}.")
             if not math.isfinite(value):
                 raise ValueError(f"{item.name} must be a finite number, but is {value}.")
+        if self.lr_scheduler_type not in SCHEDULES:
+            raise ValueError(f"lr_scheduler_type is {self.lr_scheduler_type!r}, and has to be one of {', '.join(SCHEDULES)}.")
+        if self.report_to not in ("none", "all", *(known := get_available_reporting_integrations())):
+            raise ValueError(
+                f"report_to={self.report_to!r} needs a package of that name: pip install it. Here is {known or 'none'}."
+            )
         if self.max_steps == 0:
             raise ValueError("max_steps=0 trains nothing: give a number of steps, or -1 to go by epochs.")
 
@@ -223,6 +233,8 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     eval_set = encode_rows(load_rows(run.eval_file), tokenizer, run.max_length) if run.eval_file else None
     model = run.open_model(tokenizer, arguments.device)
     check_context(model.config, run.max_length)
+    for rows in (train_set, eval_set):
+        check_ids(rows, model)
     settings = _settings(run, model, train_set, arguments)
     checkpoint = newest_checkpoint(run.output_dir, settings) if run.resume else None
     torch.manual_seed(run.seed)

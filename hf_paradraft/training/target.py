@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -61,6 +62,21 @@ def check_context(config: PreTrainedConfig, max_length: int) -> None:
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if context is not None and max_length > context:
         raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
+
+
+def check_ids(rows: Dataset | None, model: PreTrainedModel) -> None:
+    """Refuse samples with tokens for which a model has no embedding.
+
+    Raises:
+        ValueError: they have.
+    """
+    size = model.get_input_embeddings().weight.shape[0]
+    for number, row in enumerate(() if rows is None else rows["input_ids"], 1):
+        if (largest := max(row)) >= size:
+            raise ValueError(
+                f"A sample (number {number}) has the token {largest}, and the model's embedding {size} rows: the tokenizer is "
+                "another model's, or tokens were added that the model was not resized for."
+            )
 
 
 @names_folder

@@ -4,7 +4,7 @@ import contextlib
 import json
 
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import HfApi, ModelCard
 from loopback import REPO, USER
 from tiny import pard_folder, ppd_folder, tiny_model
 from trained import train_ppd
@@ -131,3 +131,35 @@ def test_repositories_that_are_no_drafters_are_refused(hub, tmp_path):
     HfApi().upload_folder(repo_id=f"{USER}/plain", folder_path=plain)
     with pytest.raises(ValueError, match="not a PARD drafter yet"):
         hf_paradraft.AutoDrafter.from_pretrained(f"{USER}/plain")
+
+
+def test_files_in_folders_of_a_repository_stay(hub, tmp_path):
+    """Patterns of file names fitted paths too: other people's weights in sub-folders were taken away."""
+    push_folder(pard_folder(tmp_path), REPO)
+    for name in ("model-fp16/model.safetensors", "sub/tau.png"):
+        HfApi().upload_file(path_or_fileobj=b"mine", path_in_repo=name, repo_id=REPO)
+    push_folder(tmp_path / "drafter" if (tmp_path / "drafter").is_dir() else pard_folder(tmp_path / "again"), REPO)
+    assert {"model-fp16/model.safetensors", "sub/tau.png"} <= {*HfApi().list_repo_files(REPO)}
+
+
+def test_a_readme_that_people_changed_stays(hub, tmp_path, caplog):
+    folder = pard_folder(tmp_path)
+    push_folder(folder, REPO)
+    card = ModelCard.load(REPO).content
+    push_folder(folder, REPO)
+    assert ModelCard.load(REPO).content == card
+    for text in (card + "\nAnd this is what we saw.\n", "---\nlicense: mit\n---\n# Ours\n"):
+        HfApi().upload_file(path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id=REPO)
+        push_folder(folder, REPO)
+        assert ModelCard.load(REPO).content == text
+        assert "people wrote or changed" in caplog.text
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# New\n")
+    push_folder(folder, REPO)
+    assert "# New" in ModelCard.load(REPO).content
+
+
+def test_a_readme_that_began_as_pefts_is_published(hub, tmp_path):
+    folder = ppd_folder(tmp_path)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Model Card for Model ID\n\nOur own words.\n")
+    push_folder(folder, REPO)
+    assert "Our own words." in ModelCard.load(REPO).content

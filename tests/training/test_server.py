@@ -144,3 +144,12 @@ def test_thoughts_and_calls_of_tools_are_kept(server, tmp_path):
     assert [row["finished"] for row in (answered, thought, called)] == [True, False, True]
     assert all(body["tools"] == tools for _, _, body in server.asked)
     assert answered["tools"] == tools
+
+
+@pytest.mark.parametrize("word", ["fail", "refuse"])
+def test_a_server_that_takes_no_prompt_is_said_and_leaves_nothing(word, server, tmp_path):
+    """A wrong key or name: the command waited for ever, or wrote empty answers as finished work."""
+    prompts, output = written(tmp_path, *[f"{word} {number}" for number in range(12)]), tmp_path / "out.jsonl"
+    with pytest.raises(OSError, match="status 404" if word == "fail" else "refuses every prompt"):
+        regenerate(Server(server.url, "big", 7, 3), prompts, output)
+    assert rows_in(output) == []

@@ -21,7 +21,7 @@ from ...protocol.drafter import FeatureKey
 from ..cache import compiled_method, make_room, plain_cache
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
 from ..formats.common import neighbours_to_halves
-from ..formats.files import check_width, load_strictly, weights_in
+from ..formats.files import check_size, check_width, load_strictly, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.identify import DFLASH
 from ..formats.keys import without
@@ -113,6 +113,7 @@ class DFlashDrafter(FeatureDrafter):
         tensors = weights_in(folder.path)
         config = block_config(without(folder.config, ignore_keys), tensors)
         weights = renamed(tensors, BLOCKS)
+        check_size(weights, config.layers)
         if config.in_pairs:
             weights = neighbours_to_halves(weights, config.layers.head_dim)
         vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder.path)

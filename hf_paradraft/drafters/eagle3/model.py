@@ -19,7 +19,7 @@ from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
 from ..formats.common import neighbours_to_halves
-from ..formats.files import check_width, load_strictly, weights_in
+from ..formats.files import check_size, check_width, load_strictly, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.identify import EAGLE3, PEAGLE
 from ..formats.keys import without
@@ -112,6 +112,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         tensors = weights_in(folder.path)
         weights = renamed(tensors, NAMES)
         config = eagle3_config(without(folder.config, ignore_keys), [*weights, *tensors])
+        check_size(weights, config.layers)
         if config.in_pairs:
             weights = neighbours_to_halves(weights, config.layers.head_dim)
         vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder.path)

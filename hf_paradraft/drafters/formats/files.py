@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -66,6 +67,24 @@ def check_width(weights: dict[str, Tensor], num_features: int, target_hidden_siz
             f"This {title}'s fc reads {fc.shape[-1]} numbers, and {num_features} layers of {target_hidden_size} are {width}: its "
             "config belongs to another drafter, or names too few layers."
         )
+
+
+def check_size(weights: dict[str, Tensor], layers: Any, count: int | None = None) -> None:
+    """Refuse a config that speaks of far more weights than there are, before a module of that size is made.
+
+    Args:
+        weights: all of them.
+        layers: their config.
+        count: of layers; default: as the config says.
+
+    Raises:
+        ValueError: it does.
+    """
+    sizes = layers.intermediate_size if isinstance(layers.intermediate_size, list) else [layers.intermediate_size]
+    heads = (layers.num_attention_heads or 1) * (getattr(layers, "head_dim", None) or 1)
+    wanted = (count or layers.num_hidden_layers) * layers.hidden_size * max(*sizes, heads)
+    if wanted > 2 * (have := sum(tensor.numel() for tensor in weights.values())):
+        raise ValueError(f"The config speaks of layers of {wanted:,} weights at least, and the files hold {have:,} in all.")
 
 
 def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:

@@ -16,7 +16,7 @@ from ...names import ACT2FN, ROPE_INIT_FUNCTIONS
 from ...protocol.config import MOST
 
 WIDE, LONG = 2**22, 2**31  # of a width, of a text: a number beyond it is a mistake, or somebody else's joke
-LAYERS, HEADS = 1024, 4096
+LAYERS, HEADS, LARGE = 1024, 4096, 1e18
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ TABLE = (
     (_optional(_whole(0, WIDE)), "mask_token_id dspark_noise_token_id pard_token ptd_token_id markov_rank"),
     (_optional(_whole(0, WIDE)), "conv_group_size selector_rank selector_top_k xpress_rank xpress_mlp_hidden"),
     (_optional(_whole(0, LAYERS)), "conv_kernel_size xpress_mlp_ratio xpress_block_size"),
-    (NUMBER, "rope_theta"),
+    (Rule(lambda value: _number(value) and value <= LARGE, f"a number above 0, up to {LARGE:g}"), "rope_theta"),
     (_optional(NUMBER), "rms_norm_eps output_multiplier input_embedding_scale final_logit_softcapping"),
     (_optional(SHARE), "partial_rotary_factor"),
     (_optional(FLAG), "enable_qwen35_gated_q_proj"),
@@ -107,6 +107,7 @@ TABLE = (
     (_optional(LAYER_LIST), "target_layer_ids aux_hidden_state_layer_ids eagle_aux_hidden_state_layer_ids"),
     (_optional(NAMED), "transformer_layer_config dflash_config eagle_config layers rope_parameters rope_scaling"),
     (_optional(NAMED), "speculators_config text_config"),
+    (_optional(_list(NAMED, "a list of objects with names", least=0)), "proposal_methods"),
     (NAMED, "full_attention sliding_attention"),
 )
 RULES: dict[str, Rule] = {name: rule for rule, names in TABLE for name in names.split()}

@@ -21,7 +21,7 @@ from ...files import names_folder
 from ...names import commit_of
 from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
-from ..formats.files import vocabulary_of, weights_in
+from ..formats.files import check_size, vocabulary_of, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.identify import MTP
 from ..formats.keys import without
@@ -203,6 +203,7 @@ class MtpDrafter(FeatureDrafter):
         described, tensors = mtp_config(without(folder.config, ignore_keys)), weights_in(folder.path)
         if (brought := mtp_tensors(tensors, described.target.num_hidden_layers)) is None:
             raise OSError(f"{folder} holds no MTP layer: download it again.")
+        check_size(tensors, described.target, 1)
         drafter = cls._made(described.target, brought, tensors, described.num_draft_tokens)
         if (offsets := tensors.get("d2t")) is not None:
             drafter.vocabulary = vocabulary_of(offsets, tensors.get("t2d"), described.target.vocab_size)

@@ -25,7 +25,7 @@ from ...names import attention_of
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter
-from ..formats.files import load_strictly, weights_in
+from ..formats.files import check_size, load_strictly, weights_in
 from ..formats.folder import DrafterFolder
 from ..layers import decoder_stack, describe_layers
 from ..reader import RowModel
@@ -73,6 +73,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
     def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> ParallelSpecDrafter:
         """Implement `FeatureDrafter.read_folder`, of its own layout."""
         config, tensors = ParallelSpecConfig.from_dict(folder.config), weights_in(folder.path)
+        check_size(tensors, config.layer_config)
         drafter = cls(config, tensors.pop(VOCABULARY, None))
         load_strictly(drafter, tensors, f"The {cls.title} in {folder}")
         return drafter

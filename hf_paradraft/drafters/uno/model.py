@@ -81,7 +81,10 @@ class UnoDrafter(SavedDrafter):
             ValueError: another kind of adapter, or one that changes more than noise.
         """
         cls.check_folder(folder)
-        config = LoraConfig.from_pretrained(str(folder))
+        try:
+            config = LoraConfig.from_pretrained(str(folder))
+        except (AttributeError, RecursionError, TypeError) as error:
+            raise ValueError(f"{folder} has an adapter config that PEFT makes no LoRA of: {error}") from None
         tensors = load_file(folder.path / WEIGHTS)
         if isinstance(wanted := getattr(torch, dtype, None) if isinstance(dtype, str) else dtype, torch.dtype):
             tensors = {name: tensor.to(wanted) for name, tensor in tensors.items()}
