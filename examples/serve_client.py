@@ -1,13 +1,15 @@
 """Ask `paradraft serve` with OpenAI's client, as a stream.
 
 python examples/serve_client.py                      # serves the embedded family itself
-python examples/serve_client.py http://127.0.0.1:8000/v1 "Write 6 euros and 70 cents in cents."
+python examples/serve_client.py http://127.0.0.1:8000/v1 "1. Write 9 euros and 99 cents in cents."
 """
 
 import subprocess
 import sys
 
 from openai import OpenAI
+
+QUESTION = "1. Write 6 euros and 70 cents in cents.\n2. The exam is 2 days after 31 July. Which date is the exam?"
 
 
 def main(address: str, question: str) -> None:
@@ -30,10 +32,10 @@ def main(address: str, question: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        main(*sys.argv[1:])
+    if len(sys.argv) > 1:
+        main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else QUESTION)
     else:
         command = [sys.executable, "-m", "hf_paradraft.cli", "serve", "--port", "0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            main(server.stdout.readline().strip(), "Write 6 euros and 70 cents in cents.")
+            main(server.stdout.readline().strip(), QUESTION)
             server.terminate()

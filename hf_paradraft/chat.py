@@ -124,16 +124,22 @@ class Detokeniser:
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
         self.stream = DecodeStream(skip_special_tokens=True) if tokenizer.is_fast else None
-        self.ids: list[int] = []
+        self.ids: list[int] = []  # behind the last whole character, where there is a stream; else all
         self.shown = ""
 
     def push(self, token: int) -> str:
         """Decode the text that the next token adds: "" for half a character, which comes with its other half."""
-        if self.stream is not None:
-            return self.stream.step(self.tokenizer.backend_tokenizer, token) or ""
         self.ids.append(token)
+        if self.stream is not None:
+            if new := self.stream.step(self.tokenizer.backend_tokenizer, token):
+                self.ids = []
+            return new or ""
         text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
         if text.endswith("\ufffd"):
             return ""
         new, self.shown = text[len(self.shown) :], text
         return new
+
+    def rest(self) -> str:
+        """Decode half a character at the end, as `decode` shows it."""
+        return self.tokenizer.decode(self.ids, skip_special_tokens=True)[len(self.shown) :]

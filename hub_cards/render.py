@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import typer
 from jinja2 import Template
 
 import hf_paradraft
 from hf_paradraft import training
+from hf_paradraft.cli import app
 from hf_paradraft.report.tables import markdown
 
 HERE = Path(__file__).parent
@@ -91,7 +93,8 @@ def command_line() -> dict[str, str]:
     command = [sys.executable, "-m", "typer", "hf_paradraft.cli", "utils", "docs", "--name", "paradraft"]
     text = html.unescape(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     top, *parts = re.split(r"^##+ `paradraft ([\w -]+)`\n", text, flags=re.M)
-    pages = dict(zip(parts[::2], parts[1::2], strict=True))
+    hidden = {name for name, command in typer.main.get_command(app).commands.items() if command.hidden}
+    pages = {name: page for name, page in zip(parts[::2], parts[1::2], strict=True) if name not in hidden}
     rows = [
         f"| [`{name}`](commands/{name.replace(' ', '-')}.md) | {page.strip().splitlines()[0]} |" for name, page in pages.items()
     ]

@@ -38,6 +38,8 @@ def serve(
     ] = None,
 ) -> None:
     """Answer OpenAI clients, several at a time, each with the text that the target writes alone."""
+    if api_key == "":
+        raise typer.BadParameter("--api-key is empty: give a key, or leave it out.")
     if api_key is None and not no_auth and not _is_loopback(host):
         raise typer.BadParameter(f"--host {host} lets others in: give an --api-key, or say --no-auth.")
     if target is not None and drafter is None:

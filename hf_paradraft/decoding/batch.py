@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
@@ -92,12 +94,26 @@ class Batch:
             sequence.accepted = None if sequence.finished else Accepted(sequence.length)
         for call, row, sequence in self._open():
             if call.together is None:
-                advance(sequence, logits[row], choices[row] if call.only_argmax else None, call.ends)
+                with self._for(call):
+                    advance(sequence, logits[row], choices[row] if call.only_argmax else None, call.ends)
         places = {id(sequence): row for row, sequence in enumerate(self.rows)}
         for call in self.calls:
-            if call.together is not None:
-                call.advance_together([logits[places.get(id(sequence), 0)] for sequence in call.sequences])
-            call.stop()
+            with self._for(call):
+                if call.together is not None:
+                    call.advance_together([logits[places.get(id(sequence), 0)] for sequence in call.sequences])
+                call.stop()
+
+    @contextmanager
+    def _for(self, call: Call) -> Iterator[None]:
+        """Let what raises in one call (a processor, scores that nothing can be drawn from) end that one alone."""
+        try:
+            yield
+        except Exception as error:
+            if len(self.calls) == 1:
+                raise
+            call.error = error
+            for sequence in call.sequences:
+                sequence.finished = True
 
     def roll_back(self) -> None:
         """Drop what was not accepted from the cache."""

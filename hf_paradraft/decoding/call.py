@@ -67,6 +67,7 @@ class Call:
         done: what they said so far, of each sequence.
         first: whether the forward that reads the prompt is still to come.
         races: of the sequences, that drafts of this round were made by.
+        error: what ended it, in a batch of several calls, which go on.
         together: processors that may know the rows of the batch, with all others of the call; None: each sequence has its own.
     """
 
@@ -95,6 +96,7 @@ class Call:
     first: bool = True
     races: list[Race] = field(default_factory=list)
     together: LogitsProcessorList | None = None
+    error: Exception | None = None
 
     @property
     def finished(self) -> bool:

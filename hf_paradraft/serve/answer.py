@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +17,12 @@ from transformers import PreTrainedTokenizerBase
 from .errors import Refusal
 from .metrics import Metrics
 from .requests import Ask, ChatRequest
-from .scheduler import Job, News, QueueFull, Scheduler
+from .scheduler import Job, News, QueueFull, Scheduler, Stopped
 from .text import Writer
 
 MOST_NEW = 4096  # tokens of an answer whose request does not say how many
+# What a generation config may say of calls, and a request has its own word for.
+ONE_TEXT = {"num_return_sequences": 1, "num_beams": 1, "stop_strings": None, "max_time": None}
 POLL = 0.2  # seconds between two looks at whether a client is still there
 
 
@@ -33,6 +35,7 @@ class Service:
         tokenizer: the target's.
         name: of the model, for clients.
         context: tokens of prompt and answer at most; None: any number.
+        stops: texts that end every answer, as the target's generation config has them.
         api_key: that clients have to send; None: none.
         seconds: for one request, at most.
     """
@@ -41,6 +44,7 @@ class Service:
     tokenizer: PreTrainedTokenizerBase
     name: str
     context: int | None
+    stops: Sequence[str] = ()
     api_key: str | None = None
     seconds: float = 600.0
     created: int = field(default_factory=lambda: int(time.time()))
@@ -54,15 +58,18 @@ class Answer:
         metrics: count it.
         ask: the request.
         ids: its prompt.
+        prediction: ids that the answer may repeat; None: not known.
         connection: the client's, which may be gone.
     """
 
-    def __init__(self, service: Service, metrics: Metrics, ask: Ask, ids: list[int], connection: Request):
+    def __init__(
+        self, service: Service, metrics: Metrics, ask: Ask, ids: list[int], prediction: list[int] | None, connection: Request
+    ):
         self.service, self.metrics, self.connection = service, metrics, connection
         self.begun = self.looked = time.monotonic()
         self.prompt_tokens = len(ids)
         self.reason: Any = ""  # why it ended, in OpenAI's words
-        self.writer = Writer(service.tokenizer, ask.stops)
+        self.writer = Writer(service.tokenizer, [*ask.stops, *service.stops])
         self.news: asyncio.Queue[News] = asyncio.Queue()
         self.loop = asyncio.get_running_loop()
         room = MOST_NEW if service.context is None else service.context - len(ids)
@@ -73,10 +80,8 @@ class Answer:
                 "context_length_exceeded",
                 "messages" if isinstance(ask, ChatRequest) else "prompt",
             )
-        prediction = None
-        if ask.prediction is not None:
-            prediction = service.tokenizer(ask.prediction.text, add_special_tokens=False)["input_ids"]
         options = {
+            **ONE_TEXT,
             "max_new_tokens": min(ask.limit or MOST_NEW, room),
             "pad_token_id": service.tokenizer.pad_token_id or service.tokenizer.eos_token_id or 0,
             **ask.options(),
@@ -99,6 +104,8 @@ class Answer:
                 if news.error is not None:
                     if isinstance(news.error, ValueError):
                         raise Refusal(400, str(news.error))
+                    if isinstance(news.error, Stopped):
+                        raise Refusal(503, str(news.error), "server_stopping")
                     raise Refusal(500, "The request failed; the server's log says why.")
                 if news.tokens and not self.writer.count:
                     self.metrics.first_token.observe(time.monotonic() - self.begun)
@@ -106,7 +113,7 @@ class Answer:
                 if self.writer.stopped:
                     self.reason = "stop"
                 elif news.over:
-                    text += self.writer.rest()
+                    text += self.writer.end()
                     limit = self.job.options["max_new_tokens"]
                     ended = self.writer.count < limit or news.tokens[-1] in self.job.ends
                     self.reason = "stop" if ended else "length"
@@ -116,7 +123,8 @@ class Answer:
             self.metrics.count(self.job.stats, self.reason or "abort", time.monotonic() - self.begun)
 
     def _tell(self, news: News) -> None:
-        self.loop.call_soon_threadsafe(self.news.put_nowait, news)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.loop.call_soon_threadsafe(self.news.put_nowait, news)
 
     async def _next(self) -> News:
         """Wait for news, and look now and then whether somebody still waits for them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import time
@@ -21,10 +22,12 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from .answer import Answer, Service
+from .answer import MOST_NEW, Answer, Service
 from .errors import Bodies, Refusal, error_body
 from .metrics import Metrics
 from .requests import Ask, ChatRequest, CompletionRequest
+
+KINDS, SAID = ("str", "int"), 4  # what pydantic calls the kinds that a field may be of; of what is wrong, so much is said
 
 
 def _events(answer: Answer, texts: AsyncGenerator[str], chunk: Callable[..., Any], with_usage: bool) -> AsyncIterator[str]:
@@ -85,22 +88,27 @@ def make_app(service: Service) -> FastAPI:
 
     def allowed(connection: Request) -> None:
         """Look at the client's key."""
-        sent = connection.headers.get("authorization", "").removeprefix("Bearer ")
-        if service.api_key is not None and not secrets.compare_digest(sent.encode(), service.api_key.encode()):
+        scheme, _, sent = connection.headers.get("authorization", "").partition(" ")
+        right = secrets.compare_digest(sent.strip().encode("latin-1"), (service.api_key or "").encode())  # as it was sent
+        if service.api_key is not None and not (right and scheme.lower() == "bearer"):
             raise Refusal(401, "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.", "invalid_api_key")
 
-    def begun(ask: Ask, connection: Request) -> Answer:
+    async def begun(ask: Ask, connection: Request) -> Answer:
         """Let a request wait for its place."""
         if ask.model not in (None, service.name):
             raise Refusal(404, f"The model {ask.model!r} is not served here: {service.name} is.", "model_not_found", "model")
         if ask.stream_options is not None and not ask.stream:
             raise Refusal(400, "stream_options goes with stream.", param="stream_options")
-        try:
-            ids = ask.ids(service.tokenizer)  # type: ignore[attr-defined]
+        field_name, prediction = "messages" if isinstance(ask, ChatRequest) else "prompt", None
+        try:  # in a thread: others go on meanwhile
+            ids = await asyncio.to_thread(ask.ids, service.tokenizer)  # type: ignore[attr-defined]
+            if ask.prediction is not None:
+                field_name = "prediction"
+                prediction = await asyncio.to_thread(ask.prediction.ids, service.tokenizer)
+                prediction = prediction[: service.context or MOST_NEW]  # an answer has no more
         except ValueError as error:
-            field_name = "messages" if isinstance(ask, ChatRequest) else "prompt"
             raise Refusal(400, str(error), param=field_name) from error
-        return Answer(service, metrics, ask, ids, connection)
+        return Answer(service, metrics, ask, ids, prediction, connection)
 
     async def answered(answer: Answer, ask: Ask, chunk: Callable[..., Any], whole: Callable[[str], Any]) -> Response:
         """Send an answer, as a stream or in one piece."""
@@ -114,7 +122,7 @@ def make_app(service: Service) -> FastAPI:
     @app.post("/v1/chat/completions", dependencies=[Depends(allowed)])
     async def chat(ask: ChatRequest, connection: Request) -> Response:
         """Answer a conversation."""
-        answer = begun(ask, connection)
+        answer = await begun(ask, connection)
         about: dict[str, Any] = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": service.name}
 
         def chunk(
@@ -135,7 +143,7 @@ def make_app(service: Service) -> FastAPI:
     @app.post("/v1/completions", dependencies=[Depends(allowed)])
     async def complete(ask: CompletionRequest, connection: Request) -> Response:
         """Go on with a text."""
-        answer = begun(ask, connection)
+        answer = await begun(ask, connection)
         about: dict[str, Any] = {
             "id": f"cmpl-{uuid4().hex}",
             "created": int(time.time()),
@@ -154,7 +162,7 @@ def make_app(service: Service) -> FastAPI:
 
         return await answered(answer, ask, chunk, whole)
 
-    @app.get("/v1/models", dependencies=[Depends(allowed)])
+    @app.api_route("/v1/models", methods=["GET", "HEAD"], dependencies=[Depends(allowed)])
     async def models() -> Response:
         """List the model."""
         model = Model(id=service.name, created=service.created, object="model", owned_by="hf_paradraft")
@@ -168,7 +176,7 @@ def make_app(service: Service) -> FastAPI:
         model = Model(id=service.name, created=service.created, object="model", owned_by="hf_paradraft")
         return JSONResponse(model.model_dump())
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         """Say that requests are answered."""
         alive = service.scheduler.thread.is_alive()
@@ -187,9 +195,16 @@ def make_app(service: Service) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def invalid(connection: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"][1:] if part != "body") or None
-        message = "it is not served here" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        return JSONResponse(error_body(400, f"{param or 'body'}: {message}", None, param), 400)
+        if first["type"] == "json_invalid":
+            return JSONResponse(error_body(400, f"The body is no JSON: {first['ctx']['error']}."), 400)
+        if len(first["loc"]) == 1:
+            return JSONResponse(error_body(400, "The body has to be a JSON object, sent as application/json."), 400)
+        said: dict[str, None] = {}
+        for one in error.errors():
+            name = ".".join(str(part) for part in one["loc"][1:] if part not in KINDS and "[" not in str(part))
+            message = "it is not served here" if one["type"] == "extra_forbidden" else one["msg"].removeprefix("Value error, ")
+            said[f"{name}: {message}"] = None
+        return JSONResponse(error_body(400, "; ".join([*said][:SAID]), None, next(iter(said)).partition(":")[0]), 400)
 
     @app.exception_handler(Exception)
     async def failed(connection: Request, error: Exception) -> Response:

@@ -59,18 +59,22 @@ class Prediction(Strict):
         """Join the parts of its content."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
+    def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Encode it."""
+        return tokenizer(whole_characters(self.text), add_special_tokens=False)["input_ids"]
+
 
 class StreamOptions(Strict):
     """Additions to a stream's text."""
 
-    include_usage: bool = False
+    include_usage: Annotated[bool, Field(strict=True)] = False
     include_obfuscation: Literal[False] = False
 
 
 class Speculation(Strict):
     """The choice whether a request is drafted for."""
 
-    enabled: bool = True
+    enabled: Annotated[bool, Field(strict=True)] = True
 
 
 class ResponseFormat(Strict):
@@ -83,15 +87,15 @@ class Ask(Strict):
     """Fields of both kinds of request."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, strict=True)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, strict=True)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, strict=True)] | None = None
+    top_k: Annotated[int, Field(ge=1, strict=True)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, strict=True)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, strict=True)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63, strict=True)] | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    stream: bool = False
+    stream: Annotated[bool, Field(strict=True)] = False
     stream_options: StreamOptions | None = None
     speculation: Speculation = Speculation()
     prediction: Prediction | None = None
@@ -144,7 +148,7 @@ class ChatRequest(Ask):
     """The body of `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, strict=True)] | None = None
     logprobs: Literal[False] = False
     response_format: ResponseFormat | None = None
     tool_choice: Literal["none", "auto"] | None = None  # of no tools

@@ -25,11 +25,16 @@ from ..protocol import Drafter, SpeculationStats
 
 logger = logging.get_logger(__name__)
 PATIENCE = 2.0  # seconds without a request before a lesson
+GOODBYE = 5.0  # seconds that a round may take when the server ends
 PIECE = 512  # tokens of prompts that are read between two rounds of the others
 
 
 class QueueFull(Exception):
     """An error: too many requests wait."""
+
+
+class Stopped(Exception):
+    """An error: the server ends before the request does."""
 
 
 @dataclass
@@ -130,23 +135,32 @@ class Scheduler:
             self.changed.notify()
 
     def stop(self) -> None:
-        """End the thread behind the round that it is in."""
+        """End the thread behind the round that it is in; who still waits is told."""
         with self.changed:
             self.stopping = True
             self.changed.notify()
+        if self.thread.is_alive():
+            self.thread.join(GOODBYE)
 
     @torch.no_grad()
     def _run(self) -> None:
         while True:
             with self.changed:
                 called = self.changed.wait_for(self._has_work, None if self.lesson is None else PATIENCE)
-                if self.stopping:
-                    return
+            if self.stopping:
+                self._fail_all()
+                return
             if not called and self.lesson is not None:
                 self.lesson(self._has_work)
             self._drop_cancelled()
             self._read()
             self._decode()
+
+    def _fail_all(self) -> None:
+        reading = [] if self.reading is None else [self.reading]
+        self._fail([*self.running, *reading, *self.waiting], Stopped("The server is stopping: ask again when it is back."))
+        self.running, self.reading, self.batch = [], None, None
+        self.waiting.clear()
 
     def _has_work(self) -> bool:
         return self.stopping or bool(self.waiting or self.reading or self.running)
@@ -224,6 +238,9 @@ class Scheduler:
 
     def _tell(self, job: Job) -> None:
         [sequence] = job.call.sequences
+        if (error := job.call.error) is not None:
+            self._say(job, error)
+            return
         tokens = sequence.ids[0, job.told : sequence.length].tolist()
         job.told = sequence.length
         if tokens or sequence.finished:
@@ -262,8 +279,12 @@ class Scheduler:
             job.call = None
 
     def _fail(self, jobs: list[Job], error: Exception) -> None:
-        if not isinstance(error, ValueError):
-            logger.exception("A request failed.")
         for job in jobs:
             self._close(job)
-            job.tell(News(error=error))
+            self._say(job, error)
+
+    def _say(self, job: Job, error: Exception) -> None:
+        """Tell a request why there is no answer."""
+        if not isinstance(error, ValueError | Stopped):
+            logger.error("A request failed.", exc_info=error)
+        job.tell(News(error=error))

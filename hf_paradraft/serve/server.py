@@ -2,6 +2,8 @@
 
 import gc
 import socket
+from threading import Timer
+from types import FrameType
 
 import uvicorn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,9 +14,20 @@ from .app import make_app
 from .lessons import Lessons
 from .scheduler import Scheduler
 
+FAREWELL = 2  # seconds in which who was cut off is told
+
 
 class Server(uvicorn.Server):
     """A uvicorn server that prints its address once it answers."""
+
+    last_call: Timer
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Implement `uvicorn.Server`: requests that are not done in time get an error of their own."""
+        if not self.should_exit:
+            self.last_call.daemon = True
+            self.last_call.start()
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Implement `uvicorn.Server`."""
@@ -41,8 +54,11 @@ def run(
     """Serve until the process is told to stop; arguments as for `paradraft serve`."""
     scheduler = Scheduler(target, drafter, max_batch_size, max_queue, lesson)
     context = getattr(target.config.get_text_config(), "max_position_embeddings", None)
-    app = make_app(Service(scheduler, tokenizer, name, context, api_key, seconds))
+    stops = target.generation_config.stop_strings or []
+    app = make_app(Service(scheduler, tokenizer, name, context, [stops] if isinstance(stops, str) else stops, api_key, seconds))
     # Full collections look at what requests leave alone: so they are fast and come often, and what is over holds no memory.
     gc.collect()
     gc.freeze()
-    Server(uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=grace)).run()
+    server = Server(uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=grace + FAREWELL))
+    server.last_call = Timer(grace, scheduler.stop)
+    server.run()

@@ -33,6 +33,10 @@ class Writer:
         shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return shown
 
+    def end(self) -> str:
+        """Give what was held back behind the last token, half a character too."""
+        return self.rest() + self.detokeniser.rest()
+
     def rest(self) -> str:
         """Give the text that was held back."""
         shown, self.held = self.held, ""

@@ -25,6 +25,7 @@ SHAREGPT = {
     "bard": "assistant", "model": "assistant", "system": "system", "tool": "tool", "observation": "tool",
     "function_response": "tool",
 }  # fmt: skip
+COLUMNS = {"text", "messages", "conversations"}
 MANY = 0.5  # of the rows: if a template refuses more of them, it is not the rows that are odd
 
 
@@ -42,9 +43,15 @@ def load_rows(source: str | Path) -> list[dict[str, Any]]:
     rows = list(rows_of(source, "train"))
     if not rows:
         raise ValueError(f"{source} is not JSON lines, or has no rows: it is empty.")
-    if not any({"text", "messages", "conversations"} & row.keys() for row in rows):
+    if not any(COLUMNS & row.keys() for row in rows):
         raise ValueError(f"{source} needs a column 'text', 'messages' or 'conversations', but has {', '.join(rows[0])}.")
-    return [_with_messages(source, number, row) for number, row in enumerate(rows, 1)]
+    odd = [
+        f"Row {number} has none of {', '.join(sorted(COLUMNS))}."
+        for number, row in enumerate(rows, 1)
+        if not COLUMNS & row.keys()
+    ]
+    leave_out(odd, len(rows))
+    return [_with_messages(source, number, row) for number, row in enumerate(rows, 1) if COLUMNS & row.keys()]
 
 
 def _with_messages(source: str | Path, number: int, row: dict[str, Any]) -> dict[str, Any]:
@@ -276,6 +283,8 @@ def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBa
         if any(label != IGNORED for label in labels[1:]):
             samples.append({"input_ids": ids, "labels": labels, "length": len(ids)})
     leave_out(refused, count)
+    if (empty := count - len(refused) - len(samples)) and samples:
+        logger.warning("%d of %d rows have no token to learn within max_length=%d: left out.", empty, count, max_length)
     if not samples:
         raise ValueError(
             f"None of the {count} rows has a token to learn within max_length={max_length}: "

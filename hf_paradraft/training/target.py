@@ -79,6 +79,16 @@ def check_ids(rows: Dataset | None, model: PreTrainedModel) -> None:
             )
 
 
+def check_there(name: str | Path) -> None:
+    """Refuse a path on this machine where nothing is: as a name on the Hub it would only be an odd one.
+
+    Raises:
+        OSError: nothing is there.
+    """
+    if str(name).startswith(("/", "./", "../", "~")) and not Path(name).exists():
+        raise OSError(f"There is no folder {name}.")
+
+
 @names_folder
 def config_of(name: str | Path) -> PreTrainedConfig:
     """Load the config of a causal LM from a folder or the Hub.
@@ -86,6 +96,7 @@ def config_of(name: str | Path) -> PreTrainedConfig:
     Raises:
         OSError, ValueError: nothing readable there.
     """
+    check_there(name)
     return AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
@@ -99,6 +110,7 @@ def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     if Path(name).is_dir() and not any(file.exists() for pattern in TOKENIZERS for file in Path(name).glob(pattern)):
         raise OSError(f"{name} has no tokenizer ({', '.join(TOKENIZERS)}): save the model's there.")
     if not is_packed(name):
+        check_there(name)
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     with _reading(name):
         return AutoTokenizer.from_pretrained(Path(name).parent, gguf_file=Path(name).name, trust_remote_code=False)
@@ -122,6 +134,7 @@ def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreT
         file = {"gguf_file": Path(name).name, "trust_remote_code": False}
         with _reading(name):
             return AutoModelForCausalLM.from_pretrained(Path(name).parent, **{**loading, **packed, **file}).eval()
+    check_there(name)
     adapted = find_adapter_config_file(name) is not None
     try:
         model, info = AutoModelForCausalLM.from_pretrained(name, **loading, trust_remote_code=False, output_loading_info=True)

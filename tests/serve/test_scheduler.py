@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny import EOS, near_copy, tiny_model
 
 from hf_paradraft import AutoregressiveDrafter, NgramDrafter, ParallelSpecDrafter, SpeculationConfig
-from hf_paradraft.serve.scheduler import Job, QueueFull, Scheduler
+from hf_paradraft.serve.scheduler import Job, QueueFull, Scheduler, Stopped
 
 TARGET = tiny_model()
 DRAFTERS = {
@@ -132,6 +132,38 @@ def test_a_request_that_fails_leaves_the_others_alone(serving):
     assert "beam" in str(answer(heard))
     assert "a processor that breaks" in str(answer(told))
     assert answer(news) == alone([5, 3], max_new_tokens=40, eos_token_id=None)
+
+
+def test_a_request_that_fails_in_a_round_of_all_fails_alone(serving):
+    """Scores that nothing can be drawn from, a processor that breaks late: the others' answers were failed with it."""
+    scheduler = serving(DRAFTERS["pard"])
+
+    def late(ids, scores):
+        if ids.shape[1] > 9:
+            raise RuntimeError("a processor that breaks")
+        return scores
+
+    good = [job([5, 3, number], max_new_tokens=60, eos_token_id=None) for number in (4, 7)]
+    failing, told = job([5, 3], logits_processor=[late], max_new_tokens=60, eos_token_id=None)
+    odd, heard = job([5, 3], do_sample=True, seed=0, repetition_penalty=1e-300, max_new_tokens=60, eos_token_id=None)
+    for request in (good[0][0], failing, odd, good[1][0]):
+        scheduler.submit(request)
+    assert "a processor that breaks" in str(answer(told))
+    assert "probability tensor" in str(answer(heard))
+    for (_, news), number in zip(good, (4, 7), strict=True):
+        assert answer(news) == alone([5, 3, number], max_new_tokens=60, eos_token_id=None)
+
+
+def test_who_waits_when_the_server_ends_is_told():
+    scheduler = Scheduler(TARGET, None, max_batch_size=1)
+    requests = [job([5, 3], max_new_tokens=200, eos_token_id=None) for _ in range(3)]
+    scheduler.start()
+    for request, _ in requests:
+        scheduler.submit(request)
+    assert requests[0][1].get(timeout=60).tokens
+    scheduler.stop()
+    assert not scheduler.thread.is_alive()
+    assert all(isinstance(answer(news), Stopped) for _, news in requests)
 
 
 def test_a_full_queue_says_so():

@@ -143,12 +143,20 @@ REFUSED = [
     ({"presence_penalty": 1}, 400, "presence_penalty"),
     ({"model": "another"}, 404, "model"),
     ({"unheard_of": 1}, 400, "unheard_of"),
+    ({"repetition_penalty": 1e-300}, 400, "repetition_penalty"),
+    ({"max_tokens": True}, 400, "max_tokens"),
+    ({"max_tokens": "8"}, 400, "max_tokens"),
+    ({"stream": "true"}, 400, "stream"),
+    ({"stop": ["a"] * 17}, 400, "stop"),
+    ({"prediction": {"type": "content", "content": "\udfff"}}, 400, "prediction"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "status", "param"), REFUSED, ids=lambda value: str(value)[:30])
 def test_what_is_not_served_is_refused_by_name(server, wrong, status, param):
-    said = httpx.post(f"{server}/chat/completions", json={**ASKED, **wrong}, headers={"Authorization": f"Bearer {KEY}"})
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    said = httpx.post(f"{server}/chat/completions", content=json.dumps({**ASKED, **wrong}), headers=headers)
     assert said.status_code == status
     assert said.json()["error"]["param"] == param
     assert set(said.json()["error"]) == {"message", "type", "param", "code"}
@@ -165,6 +173,8 @@ def test_other_errors_are_openais_too(server):
         (httpx.get(f"{server}/nothing", headers=key), 404),
         (httpx.get(f"{server}/chat/completions", headers=key), 405),
         (httpx.get(f"{server}/models"), 401),
+        (httpx.get(f"{server}/models", headers={"Authorization": f"Basic {KEY}"}), 401),
+        (httpx.post(f"{server}/chat/completions", content=json.dumps(ASKED), headers=key), 400),
         (httpx.post(f"{server}/chat/completions", content="{", headers=key), 400),
         (httpx.post(f"{server}/chat/completions", content="x" * 10_000_000, headers=key), 413),
         (httpx.post(f"{server}/chat/completions", content=endless(), headers=key), 413),
@@ -173,6 +183,29 @@ def test_other_errors_are_openais_too(server):
     ):
         assert said.status_code == status
         assert said.json()["error"]["message"]
+
+
+def test_keys_come_as_clients_send_them(server):
+    assert httpx.head(f"{server}/models", headers={"Authorization": f"bearer {KEY}"}).status_code == 200
+    assert httpx.head(server.replace("/v1", "/health")).status_code == 200
+
+
+def test_what_is_cut_off_by_the_end_is_told():
+    """With a target of its own, which no generation config of the model's keeps from answering."""
+    key = "schlüssel"
+    command = [sys.executable, "-m", "hf_paradraft.cli", "serve", "--port", "0", "--dtype", "float32", "--threads", "1"]
+    process = subprocess.Popen([*command, "--grace", "0", "--api-key", key], stdout=subprocess.PIPE, text=True)
+    address, lines = process.stdout.readline().strip(), []
+    headers = {"Authorization": f"Bearer {key}".encode()}
+    body = {"prompt": "a b c", "max_tokens": 900, "stream": True, "temperature": 1}
+    with httpx.stream("POST", f"{address}/completions", json=body, headers=headers) as stream:
+        for line in stream.iter_lines():
+            if not lines:
+                process.send_signal(signal.SIGTERM)
+            lines.append(line)
+    process.wait(20)
+    last = [json.loads(line.removeprefix("data: ")) for line in lines if line and not line.endswith("[DONE]")][-1]
+    assert "stopping" in last["error"]["message"]
 
 
 def test_a_client_that_hangs_up_frees_its_place(client, server):
@@ -205,6 +238,7 @@ def test_the_model_is_listed(client):
     ("line", "message"),
     [
         (["--host", "0.0.0.0"], "lets others in"),
+        (["--host", "0.0.0.0", "--api-key", ""], "--api-key is empty"),
         (["--target", str(FAMILY / "target")], "wants a --drafter"),
         (["--target", str(FAMILY / "target"), "--drafter", "mtp"], "MTP"),
     ],

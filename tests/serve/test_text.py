@@ -29,6 +29,12 @@ def test_a_text_ends_before_the_first_stop(text, stops, size):
         assert shown == whole
 
 
+@given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=12))
+def test_a_text_that_ends_in_half_a_character_is_decodes(ids):
+    writer = Writer(TOKENIZER, [])
+    assert writer.push(ids) + writer.end() == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize(
     ("stops", "shown"), [(["days"], "The exam is 2 "), (["2", "exam"], "The "), (["never"], "The exam is 2 days")]
 )

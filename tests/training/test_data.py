@@ -210,3 +210,20 @@ def test_bare_text_instead_of_a_chat_is_told_once(monkeypatch):
     tokenizer.chat_template = None
     assert encode_question(tokenizer, "a b").tolist() == [[0, 1]]
     assert "has no chat template" in told[0]
+
+
+def test_rows_of_other_columns_are_counted_and_named(tmp_path, caplog):
+    """They vanished: one row of a hundred was learned from, without a word."""
+    file = tmp_path / "rows.jsonl"
+    write(file, [{"text": "a b c"}, {"text": "c b a"}, {"prompt": "a", "response": "b"}])
+    assert len(load_rows(file)) == 2
+    assert "1 of 3 rows are left out. Row 3 has none of conversations, messages, text." in caplog.text
+    write(file, [{"text": "a b c"}, *[{"prompt": "a"}] * 9])
+    with pytest.raises(ValueError, match=r"9 of 10 rows cannot be used. Row 2 has none of"):
+        load_rows(file)
+
+
+def test_rows_with_nothing_to_learn_are_counted(caplog):
+    rows = [{"text": "a b c"}, {"text": ""}, {"text": "c b a"}]
+    assert len(encode_rows(rows, make_tokenizer(), 16)) == 2
+    assert "1 of 3 rows have no token to learn" in caplog.text
