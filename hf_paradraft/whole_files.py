@@ -9,8 +9,12 @@ from typing import Any
 def write_whole(file: Path, text: str) -> None:
     """Write a text file."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(file: Path, value: Any) -> None:

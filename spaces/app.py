@@ -41,6 +41,7 @@ TREE, CHAIN = "a tree of guesses", "a chain of guesses"
 CHARACTERS = 20 * MAX_PROMPT_TOKENS  # a longer text is not even tokenised
 BODY = 2**16 + 12 * CHARACTERS  # bytes of a request: a character may be written as two escapes of six
 WAITING = 64  # requests in the queue; more are sent away
+HOTTEST = 1.5
 AUTO = 0  # the tree size that is chosen in every round
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -88,7 +89,7 @@ def encode(prompt: str) -> torch.LongTensor:
     Raises:
         gr.Error: it is empty or too long.
     """
-    if not prompt.strip():
+    if not isinstance(prompt, str) or not prompt.strip():
         raise gr.Error("The prompt is empty: write something, or take an example.", print_exception=False)
     if len(prompt) > CHARACTERS:
         raise gr.Error(f"The prompt has {len(prompt):,} characters; at most {CHARACTERS:,} are read.", print_exception=False)
@@ -97,6 +98,18 @@ def encode(prompt: str) -> torch.LongTensor:
     if ids.shape[1] > MAX_PROMPT_TOKENS:
         raise gr.Error(f"The prompt has {ids.shape[1]:,} tokens; at most {MAX_PROMPT_TOKENS} are read.", print_exception=False)
     return ids.to(device)
+
+
+def number(value: Any, least: float, most: float) -> float:
+    """A slider's value, which a client may have sent as anything.
+
+    Raises:
+        gr.Error: it is no number.
+    """
+    try:
+        return min(max(least, float(value)), most) if value == value else least
+    except (TypeError, ValueError):
+        raise gr.Error(f"{value!r:.40} is no number.", print_exception=False) from None
 
 
 def speed(progress: Progress, plain: Progress | None = None) -> str:
@@ -136,15 +149,15 @@ def compare(
     if method not in METHODS:
         raise gr.Error(f"There is no method {method!r}.", print_exception=False)
     ids = encode(prompt)
-    temperature, max_new_tokens = max(0.0, float(temperature)), min(max(1, int(max_new_tokens)), MAX_NEW_TOKENS)
+    temperature, max_new_tokens = number(temperature, 0, HOTTEST), int(number(max_new_tokens, 1, MAX_NEW_TOKENS))
+    tree_size, num_draft_tokens = int(number(tree_size, AUTO, 64)), int(number(num_draft_tokens, 1, 16))
     arguments: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
     if temperature > 0:
         arguments["temperature"] = temperature
     config = None
-    size: TreeSize = "auto" if int(tree_size) == AUTO else min(max(1, int(tree_size)), 64)
+    size: TreeSize = "auto" if tree_size == AUTO else tree_size
     if method.endswith((TREE, CHAIN)):
-        length = min(max(1, int(num_draft_tokens)), 16)
-        chain, tree = variants_of(drafter, (length,), (size,))  # no longer than it can guess
+        chain, tree = variants_of(drafter, (num_draft_tokens,), (size,))  # no longer than it can guess
         shape = (tree if method.endswith(TREE) else chain).config
         config = replace(
             drafter.speculation_config, num_draft_tokens=shape.num_draft_tokens, tree_size=shape.tree_size, trace=True
@@ -170,17 +183,17 @@ def show(call: Call | None) -> tuple:
     if call is None:
         return None, None, gr.update(visible=False), None
     stats = call.progress.stats
-    number = min(2, len(stats.trace))  # the first round reads the prompt, and drafts a chain
-    slider = gr.update(visible=True, minimum=1, maximum=max(2, len(stats.trace)), value=number)
-    return acceptance(stats), round_times(stats), slider, show_tree(call, number)
+    second = min(2, len(stats.trace))  # the first round reads the prompt, and drafts a chain
+    slider = gr.update(visible=True, minimum=1, maximum=max(2, len(stats.trace)), value=second)
+    return acceptance(stats), round_times(stats), slider, show_tree(call, second)
 
 
-def show_tree(call: Call | None, number: int) -> Any:
+def show_tree(call: Call | None, place: int) -> Any:
     """The draft of one round."""
     if call is None:
         return None
     trace = call.progress.stats.trace
-    return draft_tree(trace[min(max(1, int(number)), len(trace)) - 1], tokenizer)
+    return draft_tree(trace[int(number(place, 1, len(trace))) - 1], tokenizer)
 
 
 COLOURS = {DRAFTED: "green", OWN: "gray"}
@@ -201,7 +214,7 @@ with gr.Blocks(title="Parallel drafting") as page:
                 length = gr.Slider(1, 16, min(LENGTH, 16), step=1, label="Draft length K", min_width=120)
                 size = gr.Slider(AUTO, 64, min(SIZE, 64), step=1, label="Tree size (0: auto)", min_width=120)
             with gr.Row():
-                temperature = gr.Slider(0, 1.5, 0, step=0.1, label="Temperature", min_width=120)
+                temperature = gr.Slider(0, HOTTEST, 0, step=0.1, label="Temperature", min_width=120)
                 tokens = gr.Slider(8, MAX_NEW_TOKENS, min(128, MAX_NEW_TOKENS), step=8, label="New tokens", min_width=120)
             with gr.Row():
                 go = gr.Button("Run", variant="primary", min_width=120)

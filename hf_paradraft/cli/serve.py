@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .options import AnyDrafter, Dtype, DtypeOption, Target, Threads, load, use_threads
+from .options import Dtype, DtypeOption, Target, Threads, load, use_threads
 
 app = typer.Typer()
 
@@ -21,7 +21,10 @@ def _is_loopback(host: str) -> bool:
 @app.command(epilog="Example: paradraft serve --port 8000, then point any OpenAI client at http://127.0.0.1:8000/v1")
 def serve(
     target: Target = None,
-    drafter: AnyDrafter = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="A drafter's folder or Hub id; ngram: copies; mtp: layers that the target brings; none: no drafts."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Another one than loopback wants --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
     dtype: DtypeOption = Dtype.auto,

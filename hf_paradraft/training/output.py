@@ -38,7 +38,7 @@ def check_output(output_dir: Path, resume: bool, overwrite: bool, *sources: str 
             asked for.
     """
     for source in sources:
-        if source is not None and Path(source).exists():
+        if source is not None and (Path(source).exists() or isinstance(source, Path)):
             path = Path(source).resolve()
             if output_dir.resolve() in (path, *path.parents):
                 raise ValueError(

@@ -83,7 +83,7 @@ class TrainingOptions(ABC):
     lr_scheduler_type: str = option("Schedule: cosine, linear, constant, …", "cosine")
     warmup_steps: int = option("Warm-up steps.", 20, least=0)
     save_steps: int = option("Steps between checkpoints.", 500, least=1)
-    seed: int = option("Random seed.", 0, least=0)
+    seed: int = option("Random seed.", 0, least=0, most=2**32 - 1)
     report_to: str = option("Who draws the run's curves: trackio, tensorboard, wandb, …", "none")
     resume: bool = option("Go on from the newest whole checkpoint.", False)
     overwrite: bool = option("Write into an output folder that has files.", False)

@@ -97,7 +97,8 @@ def config_of(name: str | Path) -> PreTrainedConfig:
         OSError, ValueError: nothing readable there.
     """
     check_there(name)
-    return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    with _whole_files(name):
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
 @names_folder
@@ -111,7 +112,8 @@ def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         raise OSError(f"{name} has no tokenizer ({', '.join(TOKENIZERS)}): save the model's there.")
     if not is_packed(name):
         check_there(name)
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        with _whole_files(name):
+            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     with _reading(name):
         return AutoTokenizer.from_pretrained(Path(name).parent, gguf_file=Path(name).name, trust_remote_code=False)
 
@@ -137,12 +139,22 @@ def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreT
     check_there(name)
     adapted = find_adapter_config_file(name) is not None
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(name, **loading, trust_remote_code=False, output_loading_info=True)
+        with _whole_files(name):
+            model, info = AutoModelForCausalLM.from_pretrained(name, **loading, trust_remote_code=False, output_loading_info=True)
     except SafetensorError as error:
         raise OSError(f"a weights file is truncated or damaged ({error}): download or save it again.") from None
     if not adapted:
         refuse_missing(info, type(model).__name__, name)
     return model.eval()
+
+
+@contextmanager
+def _whole_files(name: str | Path) -> Iterator[None]:
+    """Say that a model's files are no model's, where transformers stumbles over them."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"{name} has files that are not a model's: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 @contextmanager

@@ -85,6 +85,8 @@ class TargetStates:
             "dtype": str(target.dtype),
         }
         record = folder / "target.json"
+        if not record.exists() and any(folder.iterdir()):
+            raise ValueError(f"{folder} has files that are no states of a target: name another folder for the cache.")
         if not record.exists():
             write_json(record, {**identity, "keys": self.keys})
         recorded = read_json(record)
@@ -164,10 +166,15 @@ class TargetStates:
         if size > self.room:
             logger.warning_once(f"{file.parent} is full: the states of further texts are computed whenever they are needed.")
             return
-        self.room -= size
         temporary = file.with_suffix(f".{os.getpid()}.new")  # several processes may share a folder
-        save_file(tensors, temporary)
-        temporary.replace(file)
+        try:
+            save_file(tensors, temporary)
+            temporary.replace(file)
+            self.room -= size
+        except (OSError, SafetensorError) as error:  # training goes on without
+            self.room = 0
+            temporary.unlink(missing_ok=True)
+            logger.warning("%s takes no more states: %s", file.parent, error)
 
 
 def _read(file: Path, names: list[str]) -> dict[str, Tensor] | None:

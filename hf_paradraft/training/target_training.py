@@ -48,7 +48,7 @@ class TargetTraining(TrainingOptions):
     @property
     def sources(self) -> tuple[str | Path | None, ...]:
         """Implement `TrainingOptions.sources`."""
-        return (self.target, self.cache_dir)
+        return (self.target, None if self.cache_dir is None else Path(self.cache_dir))
 
     @property
     def defaults(self) -> dict[str, Any]:

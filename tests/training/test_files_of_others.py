@@ -1,6 +1,7 @@
 """What a run did not write stays, whatever it is told to write and where; what cannot be meant is said before work starts."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from hf_paradraft.cli import app
 from hf_paradraft.decoding.shortlist import Shortlist
 from hf_paradraft.training.output import FORMER, NEW, Checkpoints, check_output, newest_checkpoint, replace_model
 from hf_paradraft.training.regenerate import only_writer
+from hf_paradraft.training.target import config_of, open_model, open_tokenizer
+from hf_paradraft.training.target_states import TargetStates
+from hf_paradraft.whole_files import write_whole
 
 
 @pytest.fixture
@@ -182,3 +186,65 @@ def test_tokens_beyond_the_embedding_are_said(target, tmp_path):
     words = ["train", "eagle3", "--target", str(tmp_path / "target"), "--train-file", str(rows)]
     result = CliRunner().invoke(app, [*words, "--output-dir", str(tmp_path / "out"), "--max-length", "64"])
     assert "and the model's embedding" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "[]"),
+        ("tokenizer_config.json", '{"tokenizer_class": 5}'),
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": ["llama"]}'),
+        ("generation_config.json", "[]"),
+    ],
+)
+def test_a_targets_damaged_files_are_one_sentence(name, content, target, tmp_path):
+    target.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises((ValueError, OSError), match=str(tmp_path)):
+        open_tokenizer(tmp_path), open_model(tmp_path)
+
+
+def test_a_path_where_nothing_is(tmp_path):
+    for load in (open_model, open_tokenizer, config_of):
+        with pytest.raises(OSError, match="There is no folder"):
+            load(tmp_path / "nothing")
+
+
+def test_states_are_kept_among_states_alone_and_do_without_a_disk(target, tmp_path, monkeypatch, caplog):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="no states of a target"):
+        TargetStates(target, (0,), None, tmp_path / "mine")
+    with pytest.raises(ValueError, match="give the output a folder of its own"):
+        check_output(tmp_path / "out", False, False, tmp_path / "out" / "cache")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hf_paradraft.training.target_states.save_file", full)
+    states = TargetStates(target, (0,), None, tmp_path / "cache")
+    assert states(torch.ones((2, 4), dtype=torch.long), torch.tensor([4, 4]))["normed"].shape == (2, 4, target.config.hidden_size)
+    assert "takes no more states" in caplog.text
+    assert [file.name for file in (tmp_path / "cache").iterdir()] == ["target.json"]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_beside(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(tmp_path / "file", "text")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_config_of_layers_that_no_file_holds(target, tmp_path):
+    """Its module alone took more memory than there is."""
+    Eagle3Drafter.from_target(target).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["transformer_layer_config"] |= {"num_hidden_layers": 1024, "intermediate_size": 2_000_000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="The config speaks of layers of"):
+        AutoDrafter.from_pretrained(tmp_path)
