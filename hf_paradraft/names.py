@@ -141,9 +141,7 @@ apply_rotary_pos_emb = _inside("models.llama.modeling_llama", "apply_rotary_pos_
 
 # Training and files.
 find_adapter_config_file = _inside("utils", "find_adapter_config_file", "recognises adapters with")
-get_available_reporting_integrations = _inside(
-    "integrations", "get_available_reporting_integrations", "knows by who draws a run's curves"
-)
+get_available_reporting_integrations = _inside("integrations", "get_available_reporting_integrations", "knows reporters by")
 get_length_grouped_indices = _inside("trainer_pt_utils", "get_length_grouped_indices", "orders training samples with")
 
 

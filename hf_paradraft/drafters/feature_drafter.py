@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..decoding.features import layers_of
-from ..decoding.shortlist import FILE as SHORTLIST
-from ..decoding.shortlist import Shortlist
+from ..decoding.shortlist import FILE, Shortlist
 from ..decoding.target_head import TargetHead, final_norm, final_scale, finished
 from ..protocol import Drafting, SpeculationConfig
 from ..protocol.drafter import FeatureKey
@@ -114,7 +113,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         """Implement `SavedDrafter.write`, with its shortlist."""
         super().write(folder, **kwargs)
         if self.shortlist is None:
-            (folder / SHORTLIST).unlink(missing_ok=True)  # of the weights before
+            (folder / FILE).unlink(missing_ok=True)  # of the weights before
         else:
             self.shortlist.save(folder)
 

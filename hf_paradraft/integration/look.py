@@ -88,7 +88,7 @@ class OracleDrafter(Drafter, Drafting):
         return guesses
 
 
-def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
+def as_called(model: PreTrainedModel) -> tuple[tuple, bool]:
     """Describe everything but weights and inputs that decides what a forward of `model` does now.
 
     It may have changed since the last call: wrappers put methods over those of the class, hooks change what a layer gives,
@@ -96,11 +96,10 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
 
     Returns:
         The classes of its parts and, for each part that is not as its class made it, its index and what is different; whether
-        anything is not as its class made it; whether there are hooks, of which nobody knows what they will do next.
+        anything is not as its class made it.
     """
     kinds, changed = set(), []
     everywhere = (*torch_module._global_forward_pre_hooks, *torch_module._global_forward_hooks)
-    hooked = bool(everywhere)
     for index, part in enumerate(model.modules()):
         kinds.add(type(part))
         own, hooks = vars(part), {**part._forward_pre_hooks, **part._forward_hooks}
@@ -108,10 +107,9 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
         methods = tuple((name, _identity(own[name])) for name in own.keys() - PLAIN if _covers(own[name], type(part), name))
         if foreign or methods or part.training:
             changed.append((index, foreign, methods, part.training))
-            hooked = hooked or bool(foreign)
     forwards = {kind: _identity(kind.forward) for kind in kinds}
     how = frozenset(forwards.items()), everywhere, tuple(changed)
-    return how, bool(changed or everywhere or any(map(_is_patched, kinds))), hooked
+    return how, bool(changed or everywhere or any(map(_is_patched, kinds)))
 
 
 def _is_patched(kind: type) -> bool:
@@ -135,8 +133,7 @@ def _identity(method: Any) -> tuple[int, ...]:
 def check_reads(model: PreTrainedModel, several: bool, needs_more: bool = False) -> None:
     """Refuse a target whose texts would be others with a drafter.
 
-    It is looked at once as it is called now (`as_called`), and, if nothing is wrapped around it, once in all processes; in every
-    call, if it has hooks.
+    It is looked at once as it is called now (`as_called`), and, if nothing is wrapped around it, once in all processes.
 
     Args:
         model: the target.
@@ -157,9 +154,9 @@ def check_reads(model: PreTrainedModel, several: bool, needs_more: bool = False)
             "a draft moves: generate without a drafter."
         )
     faults = notes_on(model).setdefault("faults", {})
-    called, changed, hooked = as_called(model)
+    called, changed = as_called(model)
     how = several, model.dtype, attention_of(model), called
-    if hooked or how not in faults:
+    if how not in faults:
         file = None if changed else _file(model, several)
         fault = "" if file is not None and file.exists() else _fault(model, several)
         if fault is None:

@@ -18,8 +18,9 @@ from ..chat import end_tokens, learned_context, render_chat, sampling, until_end
 from ..decoding.checks import Refused
 from ..decoding.continuous import can_join, continuous_batching
 from ..protocol import Drafter
-from .data import THOUGHTS, tokenizer_hash
+from .data import tokenizer_hash
 from .fingerprint import fingerprint
+from .source import THOUGHTS
 
 logger = logging.get_logger(__name__)
 TYPICAL_PROMPT = 256  # tokens of a prompt; a batch of longer ones has fewer rows

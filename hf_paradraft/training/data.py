@@ -4,7 +4,6 @@ import hashlib
 import json
 import reprlib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, Features, Sequence, Value
@@ -12,126 +11,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..chat import RefusedTurns, render_chat, whole_characters
-from ..files import rows_of
+from ..chat import RefusedTurns, render_chat
+from .source import THOUGHTS, leave_out, text_of, tools_of, turns_of
 
 logger = logging.get_logger(__name__)
 IGNORED = -100
 ANSWER = "paradraftanswer"  # no template has it
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what a turn's thoughts are called
 OPENS, CLOSES = "<think>", "</think>"  # around thoughts, where a template has no place for them
-SHAREGPT = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bing": "assistant",
-    "bard": "assistant", "model": "assistant", "system": "system", "tool": "tool", "observation": "tool",
-    "function_response": "tool",
-}  # fmt: skip
-COLUMNS = {"text", "messages", "conversations"}
-MANY = 0.5  # of the rows: if a template refuses more of them, it is not the rows that are odd
-
-
-def load_rows(source: str | Path) -> list[dict[str, Any]]:
-    """Load rows of a JSON-lines file, or of a Hub dataset `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
-
-    A row is `{"text": …}`, `{"messages": […]}` or ShareGPT's `{"conversations": […]}`. It may have `tools`, the schemas that the
-    target was shown, and `finished`, false if its last answer was cut off and must not be learned to end there. A row of
-    `regenerate` has `ids`, `prompt_tokens` and `tokenizer` too: the tokens themselves.
-
-    Raises:
-        OSError: there is no such file or dataset.
-        ValueError: it is not JSON lines, has no rows, or no column to learn from.
-    """
-    rows = list(rows_of(source, "train"))
-    if not rows:
-        raise ValueError(f"{source} is not JSON lines, or has no rows: it is empty.")
-    if not any(COLUMNS & row.keys() for row in rows):
-        raise ValueError(f"{source} needs a column 'text', 'messages' or 'conversations', but has {', '.join(rows[0])}.")
-    odd = [
-        f"Row {number} has none of {', '.join(sorted(COLUMNS))}."
-        for number, row in enumerate(rows, 1)
-        if not COLUMNS & row.keys()
-    ]
-    leave_out(odd, len(rows))
-    return [_with_messages(source, number, row) for number, row in enumerate(rows, 1) if COLUMNS & row.keys()]
-
-
-def _with_messages(source: str | Path, number: int, row: dict[str, Any]) -> dict[str, Any]:
-    """Turn ShareGPT's `conversations` of a row into messages.
-
-    Raises:
-        ValueError: they are no turns, or of somebody that is not known.
-    """
-    if row.get("messages") or not row.get("conversations"):
-        return row
-    messages = []
-    for turn in row["conversations"] if isinstance(row["conversations"], list) else [None]:
-        said = turn if isinstance(turn, Mapping) else {}
-        role, content = said.get("role", SHAREGPT.get(said.get("from"))), said.get("content", said.get("value"))
-        if role is None or content is None:
-            raise ValueError(
-                f"{source}, row {number}: a turn of 'conversations' needs 'from' ({', '.join(SHAREGPT)}) and 'value', but one is "
-                f"{reprlib.repr(turn)}: rewrite it as {{'messages': [{{'role': …, 'content': …}}]}}."
-            )
-        messages.append({"role": role, "content": content})
-    rest = {name: value for name, value in row.items() if name not in ("conversations", "messages")}
-    return {"messages": messages, **rest}
-
-
-def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Read the schemas of a row's tools, which some sets keep as one JSON text; None: it has none.
-
-    Raises:
-        ValueError: they are something else.
-    """
-    tools = row.get("tools")
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except ValueError:
-            tools = row["tools"]
-    if not tools:
-        return None
-    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise ValueError(f"'tools' must be a list of JSON schemas, but is {reprlib.repr(tools)}.")
-    whole_characters(json.dumps(tools, ensure_ascii=False, default=str))
-    return tools
-
-
-def turns_of(messages: Any) -> list[dict[str, Any]]:
-    """Read the turns of a chat, each with a `role` and its `content` as one text, or None next to tool calls.
-
-    Thoughts, whatever a set calls them, stand under the two names that templates ask for.
-
-    Raises:
-        ValueError: it is no chat, or not one of texts.
-    """
-    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
-        raise ValueError(f"'messages' must be a list of turns, but is {reprlib.repr(messages)}.")
-    turns = []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
-            content = "".join(part["text"] for part in content)
-        says_nothing = content is None and bool(message.get("tool_calls"))
-        if not isinstance(message.get("role"), str) or not (isinstance(content, str) or says_nothing):
-            raise ValueError(f"A turn needs 'role' and 'content', both texts, but this one is {reprlib.repr(dict(message))}.")
-        thought = next((message[name] for name in THOUGHTS if isinstance(message.get(name), str) and message[name]), None)
-        thoughts = {} if thought is None else {"reasoning_content": thought, "thinking": thought}
-        turns.append({**message, "content": content, **thoughts})
-        for part in (content or "", thought or "", json.dumps(message, ensure_ascii=False, default=str)):
-            whole_characters(part)
-    return turns
-
-
-def text_of(row: Mapping[str, Any]) -> str:
-    """Read the text of a row; "" if it has none.
-
-    Raises:
-        ValueError: it is something else than a text.
-    """
-    text = row.get("text")
-    if not isinstance(text, str | None):
-        raise ValueError(f"'text' must be a text, but is {reprlib.repr(text)}.")
-    return whole_characters(text or "")
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, finished: bool = True) -> dict[str, list[int]]:
@@ -292,19 +178,3 @@ def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBa
         )
     numbers = Sequence(Value("int32"))
     return Dataset.from_list(samples, Features({"input_ids": numbers, "labels": numbers, "length": Value("int32")}))
-
-
-def leave_out(refused: list[str], count: int) -> None:
-    """Say how many rows the chat template refuses, and what is wrong with the first.
-
-    Args:
-        refused: a sentence for each of them.
-        count: rows in all.
-
-    Raises:
-        ValueError: they are more than half of all rows.
-    """
-    if len(refused) > MANY * count:
-        raise ValueError(refused[0] if count == 1 else f"{len(refused)} of {count} rows cannot be used. {refused[0]}")
-    if refused:
-        logger.warning("%d of %d rows are left out. %s", len(refused), count, refused[0])

@@ -17,8 +17,8 @@ from ..chat import RefusedTurns
 from ..files import other_settings, read_json, rows_of
 from ..whole_files import write_json
 from .answers import Server, Target
-from .data import leave_out, load_rows, text_of, tools_of, turns_of
 from .disjoint import WORDS, disjoint
+from .source import leave_out, load_rows, text_of, tools_of, turns_of
 
 logger = logging.get_logger(__name__)
 WRITTEN = ("", ".run", ".part", ".former", ".part.former")  # behind the output's name

@@ -21,10 +21,11 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from ..names import get_available_reporting_integrations
-from .data import encode_rows, load_rows
+from .data import encode_rows
 from .epochs import ResumableTrainer
 from .fingerprint import fingerprint
 from .output import Checkpoints, check_output, newest_checkpoint, replace_model
+from .source import load_rows
 from .target import check_context, check_ids, open_tokenizer
 
 

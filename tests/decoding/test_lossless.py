@@ -120,3 +120,18 @@ def test_scores_and_logits_are_plain_generates(target, drafter, prompt):
     for name in ("scores", "logits"):
         ours, theirs = torch.cat(drafted[name]), torch.cat(plain[name])
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"max_length": int(1e30)}, {"max_length": 10**12}, {"max_new_tokens": 20.0}])
+def test_a_limit_that_nobody_reaches(options, target, prompt):
+    """Many tokenizers' `model_max_length` is 1e30."""
+    options = {**options, "do_sample": False, "eos_token_id": [*range(3, 20)], "pad_token_id": 0}
+    plain = target.generate(prompt, **options)
+    assert torch.equal(plain, target.generate(prompt, **options, assistant_model=near_copy(target, 0.01)))
+
+
+def test_ids_of_another_dtype(target, prompt):
+    plain = target.generate(prompt.int(), do_sample=False, max_new_tokens=8)
+    drafted = target.generate(prompt.int(), do_sample=False, max_new_tokens=8, assistant_model=near_copy(target, 0.01))
+    assert torch.equal(plain, drafted)
+    assert plain.dtype == drafted.dtype

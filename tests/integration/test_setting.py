@@ -249,17 +249,15 @@ def test_a_call_that_is_decoded_plainly_has_no_statistics(pair):
 def test_other_ways_of_a_call_are_its_own(pair):
     """Continuous batching takes no assistant; DoLa, whatever it says today, is not greedy decoding; arguments come by place."""
     target, drafter = pair
-    paged = target.generate(PROMPTS["input_ids"], cache_implementation="paged", max_new_tokens=8, do_sample=False, pad_token_id=0)
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    paged = target.generate(PROMPTS["input_ids"], cache_implementation="paged", **options)
     plain = text(target, max_new_tokens=8)
     with set_drafter(target, drafter):
-        again = target.generate(
-            PROMPTS["input_ids"], cache_implementation="paged", max_new_tokens=8, do_sample=False, pad_token_id=0
-        )
-        assert torch.equal(paged, again)
+        assert torch.equal(paged, target.generate(PROMPTS["input_ids"], cache_implementation="paged", **options))
         with pytest.raises(ValueError, match="Dola"):
             text(target, dola_layers="low")
         places = (PROMPTS["input_ids"], None, None, None, None, None, None, None)
-        assert torch.equal(target.generate(*places, max_new_tokens=8, do_sample=False, pad_token_id=0), plain)
+        assert torch.equal(target.generate(*places, **options), plain)
     with pytest.raises(ValueError, match="dola_layers is low"):
         text(target, dola_layers="low", assistant_model=drafter)
 

@@ -8,7 +8,8 @@ from tiny import EOS, make_tokenizer, tiny_model
 from trained import regenerate
 
 from hf_paradraft.chat import encode_question
-from hf_paradraft.training.data import encode_chat, encode_rows, encode_text, load_rows
+from hf_paradraft.training.data import encode_chat, encode_rows, encode_text
+from hf_paradraft.training.source import load_rows
 
 
 @pytest.fixture

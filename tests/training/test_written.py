@@ -15,7 +15,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from trained import regenerate
 from transformers import PreTrainedTokenizerFast
 
-from hf_paradraft.training.data import IGNORED, encode_rows, load_rows, tokenizer_hash
+from hf_paradraft.training.data import IGNORED, encode_rows, tokenizer_hash
+from hf_paradraft.training.source import load_rows
 
 # What Qwen3's template does with answers: a thought is shown behind the last question, an empty one where there is none.
 QWEN3 = """

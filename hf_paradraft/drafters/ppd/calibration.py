@@ -11,7 +11,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ...files import read_json, tensor_names
-from ...training.data import encode_rows, load_rows
+from ...training.data import encode_rows
+from ...training.source import load_rows
 from ...training.target import check_context, config_of, open_model, open_tokenizer, refuse_packed
 from .config import PpdConfig
 from .drafting import MAX_RANKS
