@@ -100,7 +100,7 @@ def encode(prompt: str) -> torch.LongTensor:
     return ids.to(device)
 
 
-def number(value: Any, least: float, most: float) -> float:
+def as_number(value: Any, least: float, most: float) -> float:
     """A slider's value, which a client may have sent as anything.
 
     Raises:
@@ -149,8 +149,8 @@ def compare(
     if method not in METHODS:
         raise gr.Error(f"There is no method {method!r}.", print_exception=False)
     ids = encode(prompt)
-    temperature, max_new_tokens = number(temperature, 0, HOTTEST), int(number(max_new_tokens, 1, MAX_NEW_TOKENS))
-    tree_size, num_draft_tokens = int(number(tree_size, AUTO, 64)), int(number(num_draft_tokens, 1, 16))
+    temperature, max_new_tokens = as_number(temperature, 0, HOTTEST), int(as_number(max_new_tokens, 1, MAX_NEW_TOKENS))
+    tree_size, num_draft_tokens = int(as_number(tree_size, AUTO, 64)), int(as_number(num_draft_tokens, 1, 16))
     arguments: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
     if temperature > 0:
         arguments["temperature"] = temperature
@@ -193,7 +193,7 @@ def show_tree(call: Call | None, place: int) -> Any:
     if call is None:
         return None
     trace = call.progress.stats.trace
-    return draft_tree(trace[int(number(place, 1, len(trace))) - 1], tokenizer)
+    return draft_tree(trace[int(as_number(place, 1, len(trace))) - 1], tokenizer)
 
 
 COLOURS = {DRAFTED: "green", OWN: "gray"}
