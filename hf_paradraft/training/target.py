@@ -1,12 +1,11 @@
 """Opening the causal LM that answers, and that drafters are trained for: a folder, a Hub id, or a `.gguf` file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -64,8 +63,12 @@ def check_context(config: PreTrainedConfig, max_length: int) -> None:
         raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
 
 
-def check_ids(rows: Dataset | None, model: PreTrainedModel) -> None:
+def check_ids(rows: Mapping[str, Any] | None, model: PreTrainedModel) -> None:
     """Refuse samples with tokens for which a model has no embedding.
+
+    Args:
+        rows: from `encode_rows`; None for none.
+        model: that reads them.
 
     Raises:
         ValueError: they have.
