@@ -235,7 +235,7 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     model = run.open_model(tokenizer, arguments.device)
     check_context(model.config, run.max_length)
     for rows in (train_set, eval_set):
-        check_ids(rows, model)  # type: ignore[arg-type]  # a dataset gives its columns by their names
+        check_ids(rows, model)
     settings = _settings(run, model, train_set, arguments)
     checkpoint = newest_checkpoint(run.output_dir, settings) if run.resume else None
     torch.manual_seed(run.seed)
