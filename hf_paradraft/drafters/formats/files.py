@@ -80,9 +80,10 @@ def check_size(weights: dict[str, Tensor], layers: Any, count: int | None = None
     Raises:
         ValueError: it does.
     """
-    sizes = layers.intermediate_size if isinstance(layers.intermediate_size, list) else [layers.intermediate_size]
-    heads = (layers.num_attention_heads or 1) * (getattr(layers, "head_dim", None) or 1)
-    wanted = (count or layers.num_hidden_layers) * layers.hidden_size * max(*sizes, heads)
+    described = layers.to_dict()
+    inner = described.get("intermediate_size") or 1  # a number, or one for each layer
+    wide = max(inner) if isinstance(inner, list) else inner
+    wanted = (count or described["num_hidden_layers"]) * described["hidden_size"] * wide
     if wanted > 2 * (have := sum(tensor.numel() for tensor in weights.values())):
         raise ValueError(f"The config speaks of layers of {wanted:,} weights at least, and the files hold {have:,} in all.")
 
