@@ -19,7 +19,7 @@ from transformers.utils import logging
 from .. import protocol
 from ..decoding import loop, pearl
 from ..decoding.begin import NOTES, Notes
-from ..decoding.checks import Refused, check_drafter, more_than_ids
+from ..decoding.checks import Refused, check_call, check_drafter, more_than_ids
 from ..drafters.ppd.model import PpdDrafter
 from ..names import (
     CACHE_NAMES,
@@ -93,6 +93,9 @@ def _decode(
     if drafter is not None:
         check_drafter(drafter)
         check_same_tokenizer(model, drafter, *tokenizers)
+        if not args:  # before a forward; the loop checks again, whoever calls it
+            config, processors = kwargs["generation_config"], kwargs["logits_processor"]
+            check_call(model, input_ids, config, processors, drafter, kwargs.get("streamer"), kwargs.get("synced_gpus", False))
         if any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
             check_more_than_text(model, drafter)
         mask = kwargs.get("attention_mask")
