@@ -89,7 +89,8 @@ def _hash(text: str) -> str:
 def _is_edited(repo_id: str, revision: str | None, token: str | bool | None) -> bool:
     """Tell whether a repository has a README that is not as this library rendered it."""
     try:
-        text = Path(hf_hub_download(repo_id, "README.md", revision=revision, token=token)).read_text(encoding="utf-8")
+        options: dict[str, Any] = {"revision": revision, "token": token, "force_download": True}  # an older copy says nothing
+        text = Path(hf_hub_download(repo_id, "README.md", **options)).read_text(encoding="utf-8")
     except (HTTPError, OSError, ValueError):  # there is none, or no such repository yet: whoever uploads will say
         return False
     body, mark, rest = text.rpartition(MARK.partition("{")[0])
