@@ -141,9 +141,7 @@ class TargetStates:
         """Compute the tensors that are kept of each text, `(length, …)`, on the CPU."""
         states = self._states(self.stored_keys, ids, lengths)
         rows = F.pad(states["normed"].flatten(0, 1), (0, 0, 0, -ids.numel() % ROWS))
-        logits = (self.head.logits(chunk).float() for chunk in rows.split(ROWS))
-        # As `logsumexp`, which takes three times as long on a CPU.
-        sums = [chunk[:, :1] - chunk.log_softmax(-1)[:, :1] for chunk in logits]
+        sums = [self.head.logits(chunk).float().logsumexp(-1, keepdim=True) for chunk in rows.split(ROWS)]
         states["normaliser"] = torch.cat(sums)[: ids.numel()].unflatten(0, ids.shape)
         return [
             {str(key): value[row, :length].cpu().contiguous() for key, value in states.items()}
