@@ -296,6 +296,5 @@ def test_a_drafter_of_one_text_at_a_time(caplog):
     target = Lfm2ForCausalLM(config).double().eval()
     batch = left_padded([[1, 2, 3], [4, 5]])
     plain = target.generate(**batch, max_new_tokens=6, do_sample=False)
-    small = near_copy(target, 0.01)
-    with set_drafter(target, small):
+    with set_drafter(target, near_copy(target, 0.01)):
         assert torch.equal(target.generate(**batch, max_new_tokens=6, do_sample=False), plain)
