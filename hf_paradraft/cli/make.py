@@ -53,7 +53,7 @@ def regenerate(
 ) -> None:
     """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will be judged by."""
     from ..training.answers import Server, Target
-    from ..training.regenerate import check_files, only_writer
+    from ..training.regenerate import check_sources, only_writer
     from ..training.regenerate import regenerate as run
 
     if (prompts is None) == (invent is None):
@@ -71,7 +71,7 @@ def regenerate(
     if invent is not None:
         from ..training.invent import invent as write_prompts
 
-        check_files(output, avoid)
+        check_sources(output, avoid)
         invented = output.with_name(f"{output.name}.prompts.jsonl")
         with only_writer(invented):
             write_prompts(model, tokenizer, invent, invented, batch_size=batch_size, seed=seed, overwrite=overwrite)

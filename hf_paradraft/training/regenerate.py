@@ -48,7 +48,7 @@ def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedToke
             yield {"text": tokenizer.decode(tokenizer(text)["input_ids"][:prompt_tokens], skip_special_tokens=True)}
 
 
-def check_files(output: Path, *sources: str | Path | None) -> None:
+def check_sources(output: Path, *sources: str | Path | None) -> None:
     """Refuse an output that is no file, or whose writing would touch what is read.
 
     Args:
@@ -151,7 +151,7 @@ def regenerate(
         ValueError, OSError: something about the files is wrong; nothing has been written then. Or a server does not answer; what
             it had answered is kept.
     """
-    check_files(output, source, avoid)
+    check_sources(output, source, avoid)
     prompts = list(islice(prompts_of(source, prompt_tokens, writer.tokenizer), count))
     if avoid is not None and prompts:
         total, prompts = len(prompts), disjoint(prompts, rows_of(avoid, "train"))

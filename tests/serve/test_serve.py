@@ -191,7 +191,7 @@ def test_keys_come_as_clients_send_them(server):
 
 
 def test_what_is_cut_off_by_the_end_is_told():
-    """With a target of its own, which no generation config of the model's keeps from answering."""
+    """An event of its own ends the stream; and a key of any characters opens it."""
     key = "schlüssel"
     command = [sys.executable, "-m", "hf_paradraft.cli", "serve", "--port", "0", "--dtype", "float32", "--threads", "1"]
     process = subprocess.Popen([*command, "--grace", "0", "--api-key", key], stdout=subprocess.PIPE, text=True)
