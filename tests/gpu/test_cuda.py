@@ -1,14 +1,17 @@
 """What only a machine with a CUDA device can show: `make gpu`, with its report at the end."""
 
 import copy
+import json
 import time
+from queue import Queue
 
 import pytest
 import torch
 from layouts import LAYOUTS, write
 from lossless import assert_lossless
 from scipy.stats import chisquare
-from tiny import EOS, MASK, near_copy, tiny_model, with_prompts
+from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_prompts
+from trained import regenerate, train_dflash, train_dspark, train_eagle3, train_parallelspec, train_pard, train_ppd
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_paradraft
@@ -17,6 +20,7 @@ from hf_paradraft.bench.variants import Variant
 from hf_paradraft.decoding.latency import measure
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.pard.training import PardTrainer
+from hf_paradraft.serve.scheduler import Job, Scheduler
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator
 
 pytestmark = [
@@ -207,3 +211,77 @@ def test_overlap(kind, place):
     options = {"do_sample": False, "max_new_tokens": 80, "eos_token_id": None}
     assert_lossless(target, drafter, ids, **options)
     assert drafter.last_stats.hidden_seconds > 0
+
+
+TRAINED = {
+    "pard": (train_pard, {"mask_token_id": MASK}),
+    "ppd": (train_ppd, {}),
+    "eagle3": (train_eagle3, {"vocab": 24}),
+    "parallelspec": (train_parallelspec, {}),
+    "dflash": (train_dflash, {}),
+    "dspark": (train_dspark, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A tiny target in a folder, and answers that it wrote on the device, some with a drafter's help."""
+    folder = tmp_path_factory.mktemp("trained")
+    model = tiny_model("llama", num_hidden_layers=8, dtype=torch.float32)
+    model.save_pretrained(folder / "target")
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder / "target")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("a b c d e f", "g h i a b", "c d e f g h a b")))
+    for name, drafter in (("plain", None), ("drafted", near_copy(model, 0.05).cuda())):
+        regenerate(model.cuda(), tokenizer, prompts, folder / f"{name}.jsonl", 16, 2, drafter=drafter)
+    assert (folder / "plain.jsonl").read_text() == (folder / "drafted.jsonl").read_text()
+    return folder
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_kinds_train(kind, rows, tmp_path):
+    train, options = TRAINED[kind]
+    train(
+        rows / "target",
+        rows / "plain.jsonl",
+        tmp_path / "out",
+        max_steps=3,
+        max_length=64,
+        eval_file=str(rows / "plain.jsonl"),
+        **options,
+    )
+    target = AutoModelForCausalLM.from_pretrained(rows / "target", dtype=torch.float32).cuda()
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out", dtype=torch.float32, device_map="auto")
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(2, None, never_slower=False)
+    ids = torch.tensor([[1, 2, 3, 4, 5]]).cuda()
+    assert_lossless(target, drafter, ids, do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0)
+    assert drafter.last_stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_joined_requests(drafts):
+    """Prompts of different lengths, one of them sampled, answered together."""
+    target = tiny_model().cuda()
+    drafter = near_copy(tiny_model(), 0.05).cuda() if drafts else None
+    scheduler = Scheduler(target, drafter)
+    scheduler.start()
+    options = {"max_new_tokens": 24, "pad_token_id": 0, "eos_token_id": None}
+    texts, queues = [], []
+    for seed, length in enumerate((3, 9, 5)):
+        ids = torch.randint(1, EOS, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+        sampled = {"do_sample": seed == 1, "temperature": 1.5} if seed == 1 else {"do_sample": False}
+        torch.manual_seed(seed)
+        texts.append(target.generate(torch.tensor([ids]).cuda(), **sampled, **options)[0, length:].tolist())
+        queues.append(news := Queue())
+        scheduler.submit(Job(ids, {**sampled, **options}, news.put, seed=seed if seed == 1 else None))
+    for news, text in zip(queues, texts, strict=True):
+        written = []
+        while True:
+            latest = news.get(timeout=60)
+            assert latest.error is None
+            written += latest.tokens
+            if latest.over:
+                break
+        assert written == text
+    scheduler.stop()
