@@ -1,9 +1,11 @@
 """The hardware: its name, the number format that it is fast at, and how much memory was in use."""
 
 import platform
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 
 import torch
@@ -11,6 +13,7 @@ from huggingface_hub.constants import HF_HOME
 
 PROCESS = Path("/proc/self")
 FASTER = 0.8  # of the seconds in float32: less is worth another format
+_choice, _choices = Lock(), list[bool]()  # of cuDNN's attention, before each of those that do without it now
 
 
 def fast_dtype() -> torch.dtype:
@@ -48,6 +51,24 @@ def _seconds(dtype: torch.dtype) -> float:
         torch.nn.functional.linear(rows, weight)
         seconds.append(perf_counter() - begun)
     return min(seconds)
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Keep PyTorch's attention from cuDNN's kernels, which it prefers on Hopper, where every text has another length.
+
+    It plans them anew for every shape: on an H200 (torch 2.11) some 45 ms each, so that the layer of an EAGLE-3 drafter took 530
+    ms forward and backward, and without them 50 for twice as many texts. The choice is the process's: the first of its threads
+    that enters makes it, and the last that leaves takes it back.
+    """
+    with _choice:
+        _choices.append(torch.backends.cuda.cudnn_sdp_enabled() if not _choices else _choices[0])
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        with _choice:
+            torch.backends.cuda.enable_cudnn_sdp(_choices.pop() and not _choices)
 
 
 def input_device(model: torch.nn.Module) -> torch.device:

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub.constants import HF_HOME
 from transformers import DynamicCache, PreTrainedModel
 
-from ..hardware import device_name, input_device
+from ..hardware import device_name, input_device, without_cudnn_attention
 from ..names import attention_of, with_cache
 from ..notes import notes_on
 from ..whole_files import write_json
@@ -68,6 +68,7 @@ def _file(model: PreTrainedModel) -> Path:
 
 
 @torch.no_grad()
+@without_cudnn_attention()
 def measure(model: PreTrainedModel) -> RowLatency:
     """Measure the seconds of forwards over a short context, small and large ones in turn, for at most some three seconds."""
     device = input_device(model)

@@ -9,6 +9,7 @@ import torch
 from torch import LongTensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
+from ..hardware import without_cudnn_attention
 from ..names import OUTPUT_CACHE, BaseStreamer, GenerateDecoderOnlyOutput, decodes
 from ..protocol import Drafter, SpeculationStats
 from .batch import Batch
@@ -26,6 +27,7 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
 
 
 @torch.no_grad()
+@without_cudnn_attention()
 def step(batch: Batch) -> None:
     """Run one round of all sequences in a batch; between two rounds others may join, and those that have ended may leave.
 
@@ -51,6 +53,7 @@ def step(batch: Batch) -> None:
 
 
 @torch.no_grad()
+@without_cudnn_attention()
 def speculative_decoding(
     model: PreTrainedModel,
     input_ids: LongTensor,

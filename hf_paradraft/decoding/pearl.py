@@ -22,7 +22,7 @@ import torch
 from torch import LongTensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from ..hardware import input_device
+from ..hardware import input_device, without_cudnn_attention
 from ..names import BaseStreamer
 from ..protocol import Draft, Drafter, Prefix
 from .batch import Batch
@@ -219,6 +219,7 @@ class Windows:
 
 
 @torch.no_grad()
+@without_cudnn_attention()
 def overlapped_decoding(
     model: PreTrainedModel,
     input_ids: LongTensor,

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback
 
+from ..hardware import without_cudnn_attention
 from ..names import get_length_grouped_indices
 
 
@@ -55,6 +56,11 @@ class ResumableTrainer(Trainer):
 
     It stops where the loss is no number any more, before weights that are none are saved.
     """
+
+    @without_cudnn_attention()
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `Trainer.train`: every batch has another shape."""
+        return super().train(*args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Implement `Trainer.training_step`.

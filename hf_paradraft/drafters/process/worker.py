@@ -20,6 +20,7 @@ from ...decoding.budget import Budget
 from ...decoding.drafts import DraftBuilder
 from ...decoding.latency import RowLatency
 from ...decoding.pearl import device_of
+from ...hardware import without_cudnn_attention
 from ...protocol import Drafter, Drafting, Observation, Prefix, SpeculationConfig
 
 WHOLE_TREE = 32  # nodes that are sent where the engine chooses how many of them are verified
@@ -94,7 +95,7 @@ def serve(connection: Connection, threads: int, own_cores: bool) -> None:
     if own_cores:
         keep_to_last_cores(threads)
     torch.set_num_threads(threads)
-    with suppress(EOFError, OSError), torch.inference_mode():
+    with suppress(EOFError, OSError), torch.inference_mode(), without_cudnn_attention():
         try:
             drafter, kind, config = pickle.loads(connection.recv_bytes())
             with torch.device("meta"):
