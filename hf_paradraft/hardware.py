@@ -55,7 +55,7 @@ def _seconds(dtype: torch.dtype) -> float:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Keep PyTorch's attention from cuDNN's kernels, which it prefers on Hopper, where every text has another length.
+    """Keep PyTorch's attention from cuDNN's kernels, which it prefers on Hopper, while lengths vary.
 
     It plans them anew for every shape: on an H200 (torch 2.11) some 45 ms each, so that the layer of an EAGLE-3 drafter took 530
     ms forward and backward, and without them 50 for twice as many texts. The choice is the process's: the first of its threads
