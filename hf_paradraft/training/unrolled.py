@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -98,9 +99,22 @@ class UnrolledTraining(TargetTraining):
     optimiser: ClassVar[str | None] = "muon"
     recorded: ClassVar[tuple[str, ...]] = ("num_draft_tokens", "num_anchors")
     fading: ClassVar[float]  # the weight of each further step, of that before it
+    drafter: ClassVar[type[Any]]
 
     num_draft_tokens: int = option("K: tokens drafted one after the other, in training too.", 5, least=1)
     num_anchors: int = option("Places in each text from which it goes on, at most.", 32, least=1)
+    begin_with: str | None = option("A trained drafter to go on from: folder or Hub id; it keeps its --vocab.", None)
+
+    @property
+    def sources(self) -> tuple[str | Path | None, ...]:
+        """Implement `TrainingOptions.sources`."""
+        return (*super().sources, self.begin_with)
+
+    def check(self) -> None:
+        """Implement `TrainingOptions.check`."""
+        super().check()
+        if self.begin_with and self.vocab:
+            raise ValueError("begin_with is a drafter with a vocabulary of its own: leave out vocab.")
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -116,8 +130,17 @@ class UnrolledTraining(TargetTraining):
         """Make what reads as in drafting: `fuse`, `text`, `run`, `states_behind`."""
 
     def untrained(self, inputs: RunInputs) -> Any:
-        """Implement `TrainingOptions.untrained`."""
-        drafter = self.start(inputs)
+        """Implement `TrainingOptions.untrained`.
+
+        Raises:
+            ValueError: the one to go on from is for another target.
+        """
+        if self.begin_with:
+            drafter = self.drafter.from_pretrained(self.begin_with).float().to(inputs.model.device)
+            drafter.attach(inputs.model)
+            drafter.shortlist = None  # fitted anew
+        else:
+            drafter = self.start(inputs)
         self.check_drafter(drafter)
         drafter.speculation_config = SpeculationConfig(self.num_draft_tokens)
         return drafter

@@ -187,18 +187,21 @@ def test_a_run_of_the_former_optimiser_is_not_gone_on_with(folder):
         train_mtp(folder / "target", folder / "some.jsonl", folder / "out", max_steps=2, resume=True, **options)
 
 
-def test_a_trained_layer_is_gone_on_with(folder):
-    rows, options = folder / "some.jsonl", {**OPTIONS, **SMALL["mtp"], "max_steps": 1}
-    first = train_mtp(folder / "target", rows, folder / "first", vocab=24, **options)
+@pytest.mark.parametrize(("what", "other"), [("mtp", {"new": True}), ("eagle3", {"num_layers": 2})])
+def test_a_trained_drafter_is_gone_on_with(what, other, folder):
+    rows, options, train = folder / "some.jsonl", {**OPTIONS, **SMALL[what], "max_steps": 1}, RUNS[what]
+    tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(folder / "target")
+    first = train(folder / "target", rows, folder / "first", vocab=24, **options)
     more = {"begin_with": folder / "first"}
-    second = train_mtp(folder / "target", rows, folder / "second", **{**options, "learning_rate": 1e-9}, **more)
+    second = train(folder / "target", rows, folder / "second", **{**options, "learning_rate": 1e-9}, **more)
     assert torch.equal(second.vocabulary, first.vocabulary)
     for name, tensor in first.state_dict().items():
         torch.testing.assert_close(second.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="leave out new and vocab"):
-        train_mtp(folder / "target", rows, folder / "third", vocab=24, **more, **options)
+    for wrong in ({"vocab": 24}, other):
+        with pytest.raises(ValueError, match=f"leave out {next(iter(wrong))}"):
+            train(folder / "target", rows, folder / "third", **wrong, **more, **options)
     with pytest.raises(ValueError, match="which this run reads"):
-        train_mtp(folder / "target", rows, folder / "first", overwrite=True, **more, **options)
+        train(folder / "target", rows, folder / "first", overwrite=True, **more, **options)
 
 
 @pytest.mark.slow

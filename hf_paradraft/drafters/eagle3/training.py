@@ -15,12 +15,18 @@ class Eagle3Training(UnrolledTraining):
     """Train one decoder layer on three of a target's layers, which guesses one token after the other."""
 
     kind: ClassVar[str] = "eagle3"
+    drafter: ClassVar[type[Eagle3Drafter]] = Eagle3Drafter
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
-    recorded: ClassVar[tuple[str, ...]] = ("num_layers",)
     fading: ClassVar[float] = 0.8
 
     learning_rate: float = option("Peak learning rate.", 2e-3, above=0)
-    num_layers: int = option("Layers of the drafter.", 1, least=1)
+    num_layers: int = option("Layers of a new drafter.", 1, least=1)
+
+    def check(self) -> None:
+        """Implement `TrainingOptions.check`."""
+        super().check()
+        if self.begin_with and self.num_layers != 1:
+            raise ValueError("begin_with is a drafter with layers of its own: leave out num_layers.")
 
     @classmethod
     def check_drafter(cls, drafter: Eagle3Drafter) -> None:
