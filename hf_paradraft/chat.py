@@ -131,7 +131,12 @@ class Detokeniser:
         """Decode the text that the next token adds: "" for half a character, which comes with its other half."""
         self.ids.append(token)
         if self.stream is not None:
-            if new := self.stream.step(self.tokenizer.backend_tokenizer, token):
+            try:
+                new = self.stream.step(self.tokenizer.backend_tokenizer, token)
+            except Exception:  # of byte fallback: a stray byte makes strays of those before it, which have been shown
+                new = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+                self.stream = DecodeStream(ids=[token], skip_special_tokens=True)
+            if new:
                 self.ids = []
             return new or ""
         text = self.tokenizer.decode(self.ids, skip_special_tokens=True)

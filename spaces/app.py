@@ -108,8 +108,8 @@ def as_number(value: Any, least: float, most: float) -> float:
     """
     try:
         return min(max(least, float(value)), most) if value == value else least
-    except (TypeError, ValueError):
-        raise gr.Error(f"{value!r:.40} is no number.", print_exception=False) from None
+    except (TypeError, ValueError, OverflowError):
+        raise gr.Error("There is a value that is no number of that size.", print_exception=False) from None
 
 
 def speed(progress: Progress, plain: Progress | None = None) -> str:
@@ -146,7 +146,7 @@ def compare(
 
     Yields what is on the page: both answers as (text, origin) pieces, their figures, the verdict, and the call for pictures.
     """
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise gr.Error(f"There is no method {method!r}.", print_exception=False)
     ids = encode(prompt)
     temperature, max_new_tokens = as_number(temperature, 0, HOTTEST), int(as_number(max_new_tokens, 1, MAX_NEW_TOKENS))

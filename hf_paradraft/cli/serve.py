@@ -54,7 +54,7 @@ def serve(
         raise typer.BadParameter(f"{error}: pip install 'hf-paradraft[serve]'.") from error
     use_threads(threads)
     models = load(target, "ngram" if drafter == "none" else drafter, None, dtype)
-    name = "paradraft-family" if target is None else Path(target).name if Path(target).is_dir() else target
+    name = "paradraft-family" if target is None else Path(target).resolve().name if Path(target).is_dir() else target
     drafting = None if drafter == "none" else models.drafter
     lesson = None
     if follow is not None:

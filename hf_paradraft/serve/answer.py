@@ -14,7 +14,7 @@ from openai.types import CompletionUsage
 from openai.types.completion_usage import CompletionTokensDetails
 from transformers import PreTrainedTokenizerBase
 
-from .errors import Refusal
+from .errors import FAILED, Refusal
 from .metrics import Metrics
 from .requests import Ask, ChatRequest
 from .scheduler import Job, News, QueueFull, Scheduler, Stopped
@@ -72,6 +72,9 @@ class Answer:
         self.writer = Writer(service.tokenizer, [*ask.stops, *service.stops])
         self.news: asyncio.Queue[News] = asyncio.Queue()
         self.loop = asyncio.get_running_loop()
+        rows = service.scheduler.target.get_input_embeddings().weight.shape[0]
+        if (largest := max([*ids, *(prediction or [])])) >= rows:
+            raise Refusal(400, f"The text has the token {largest}, and the model knows {rows}: leave it out.")
         room = MOST_NEW if service.context is None else service.context - len(ids)
         if room < 1:
             raise Refusal(
@@ -106,7 +109,7 @@ class Answer:
                         raise Refusal(400, str(news.error))
                     if isinstance(news.error, Stopped):
                         raise Refusal(503, str(news.error), "server_stopping")
-                    raise Refusal(500, "The request failed; the server's log says why.")
+                    raise Refusal(500, FAILED)
                 if news.tokens and not self.writer.count:
                     self.metrics.first_token.observe(time.monotonic() - self.begun)
                 text = self.writer.push(news.tokens)

@@ -21,12 +21,14 @@ from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from transformers.utils import logging
 
 from .answer import MOST_NEW, Answer, Service
-from .errors import Bodies, Refusal, error_body
+from .errors import FAILED, Bodies, Refusal, error_body
 from .metrics import Metrics
 from .requests import Ask, ChatRequest, CompletionRequest
 
+logger = logging.get_logger(__name__)
 KINDS, SAID = ("str", "int"), 4  # what pydantic calls the kinds that a field may be of; of what is wrong, so much is said
 
 
@@ -35,6 +37,8 @@ def _events(answer: Answer, texts: AsyncGenerator[str], chunk: Callable[..., Any
 
     async def lines() -> AsyncIterator[str]:
         def line(made: Any) -> str:
+            if with_usage and made.usage is None:
+                made.usage = None  # said in every chunk
             return f"data: {made.model_dump_json(exclude_unset=True)}\n\n"
 
         try:
@@ -46,8 +50,11 @@ def _events(answer: Answer, texts: AsyncGenerator[str], chunk: Callable[..., Any
             if with_usage:
                 yield line(chunk(None, None, usage=answer.usage))
             yield "data: [DONE]\n\n"
-        except Refusal as refusal:  # the status has been sent
-            yield f"data: {json.dumps(error_body(refusal.status_code, refusal.detail, refusal.code))}\n\n"
+        except Exception as error:  # the status has been sent
+            if not isinstance(error, Refusal):
+                logger.exception("A request failed behind its first chunk.")
+                error = Refusal(500, FAILED)
+            yield f"data: {json.dumps(error_body(error.status_code, error.detail, error.code))}\n\n"
         finally:
             await texts.aclose()
 
@@ -208,6 +215,6 @@ def make_app(service: Service) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def failed(connection: Request, error: Exception) -> Response:
-        return JSONResponse(error_body(500, "The request failed; the server's log says why."), 500)
+        return JSONResponse(error_body(500, FAILED), 500)
 
     return app

@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGEST = 4 << 20  # bytes of a body
+FAILED = "The request failed; the server's log says why."
 
 
 class Refusal(HTTPException):

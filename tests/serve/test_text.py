@@ -1,9 +1,12 @@
 """Texts that stop an answer, wherever tokens cut them."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.serve.text import Writer
@@ -33,6 +36,26 @@ def test_a_text_ends_before_the_first_stop(text, stops, size):
 def test_a_text_that_ends_in_half_a_character_is_decodes(ids):
     writer = Writer(TOKENIZER, [])
     assert writer.push(ids) + writer.end() == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+def by_bytes():
+    """A tokenizer with byte fallback, as Llama 2's: a run of bytes that is no text has as many stray characters."""
+    vocabulary = ["</s>", "<0x0A>", "<0xF0>", "▁a", "<0xC3>", "<0xA9>", "b", "<unk>"]
+    backend = Tokenizer(models.BPE(dict(zip(vocabulary, range(8), strict=True)), [], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+
+
+@given(st.lists(st.integers(1, 6), max_size=12))
+def test_stray_bytes_behind_whole_characters_cost_no_other_text(ids):
+    tokenizer = by_bytes()
+    writer = Writer(tokenizer, [])
+    shown = writer.push(ids) + writer.end()
+    whole = tokenizer.decode(ids)
+    # What was a character when it was shown is a stray one in the whole text; everything else is the same.
+    assert [part for part in re.split("[\n�é]+", shown) if part] == [part for part in re.split("[\n�é]+", whole) if part]
+    if "�" not in whole:
+        assert shown == whole
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,64 @@
+"""The endpoint without a network: what no client of OpenAI's library would send, and what no server should say."""
+
+import json
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from tiny import VOCAB, make_tokenizer, tiny_model
+
+from hf_paradraft.serve.answer import Service
+from hf_paradraft.serve.app import make_app
+from hf_paradraft.serve.scheduler import Scheduler
+from hf_paradraft.serve.text import Writer
+
+ASKED = {"model": "tiny", "prompt": "a b c", "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def client():
+    """Tests talk to the endpoint of a tiny target, whose tokenizer has a token more than it."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<extra>"]})
+    assert len(tokenizer) == VOCAB + 1
+    service = Service(Scheduler(tiny_model(dtype=torch.float32), None), tokenizer, "tiny", 64)
+    with TestClient(make_app(service), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.mark.parametrize("more", [{"prompt": "a <extra>"}, {"prompt": [VOCAB]}])
+def test_a_token_that_the_model_does_not_know_is_refused(more, client):
+    answer = client.post("/v1/completions", json={**ASKED, **more})
+    assert answer.status_code == 400
+    assert f"the token {VOCAB}" in answer.json()["error"]["message"]
+    chat = client.post("/v1/chat/completions", json={"model": "tiny", "messages": [{"role": "user", "content": "a <extra>"}]})
+    assert chat.status_code == 400
+    assert client.post("/v1/completions", json=ASKED).status_code == 200
+
+
+def events(client, **more):
+    lines = client.post("/v1/completions", json={**ASKED, "stream": True, **more}).text.split("\n\n")
+    return [line.removeprefix("data: ") for line in lines if line]
+
+
+def test_what_fails_behind_the_first_chunk_is_said_in_the_stream(client, monkeypatch):
+    """A stream that only ends would pass for a whole answer."""
+    whole, counted = Writer.push, []
+
+    def push(self, tokens):
+        counted.append(tokens)
+        if len(counted) > 2:
+            raise RuntimeError("odd")
+        return whole(self, tokens)
+
+    monkeypatch.setattr(Writer, "push", push)
+    last = json.loads(events(client)[-1])
+    assert last["error"]["message"] == "The request failed; the server's log says why."
+
+
+def test_every_chunk_speaks_of_usage_where_it_is_wanted(client):
+    *chunks, last, done = events(client, stream_options={"include_usage": True})
+    assert done == "[DONE]"
+    assert all(json.loads(chunk)["usage"] is None for chunk in chunks)
+    assert json.loads(last)["usage"]["completion_tokens"] == 8
+    assert all("usage" not in json.loads(chunk) for chunk in events(client)[:-1])
