@@ -66,9 +66,12 @@ def names_folder(load: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(load)
     def loaded(*args: P.args, **kwargs: P.kwargs) -> T:
-        name = str(kwargs.get("repo_or_dir") or args[min(1, len(args) - 1)])
+        given = [*(value for value in args if not isinstance(value, type)), *kwargs.values()]
+        name = str(kwargs.get("repo_or_dir") or given[0])
         try:
             return load(*args, **kwargs)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name} has a file that is no text in UTF-8: {error}") from error
         except (OSError, ValueError) as error:
             named = str(error).startswith(name) or (os.sep in name and name in str(error))  # "drafter" is a word, too
             if len(error.args) == 1 and not named:
@@ -161,6 +164,18 @@ def names_of(file: Path) -> list[str]:
             return list(tensors.keys())
     except SafetensorError as error:
         raise OSError(f"{file} is truncated or damaged ({error}): download or save it again.") from None
+
+
+def check_whole(file: Path) -> None:
+    """Refuse a file of weights or of a JSON object that is damaged.
+
+    Raises:
+        OSError: it is.
+    """
+    if file.suffix == ".safetensors":
+        names_of(file)
+    elif file.suffix == ".json" and file.name != "bench.json":  # which holds rows
+        read_json(file)
 
 
 def tensor_names(folder: Path) -> list[str]:

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ..files import names_of
+
 FILE = "shortlist.safetensors"
 RANK, COUNT = 128, 512  # of the first step; of the tokens that it chooses
 ROWS = 4  # with more the whole head is faster: its weights are read once for all of them
@@ -44,10 +46,12 @@ class Shortlist:
         """Read the one that lies beside a drafter's weights; None: there is none.
 
         Raises:
+            OSError: it is damaged.
             ValueError: it is another drafter's, or not of numbers.
         """
         if not (folder / FILE).exists():
             return None
+        names_of(folder / FILE)
         tensors = load_file(folder / FILE)
         down, up = tensors.get("down"), tensors.get("up")
         if down is None or up is None or down.shape != up.T.shape or down.ndim != 2 or down.shape[1] != hidden_size:

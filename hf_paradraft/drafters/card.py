@@ -25,7 +25,8 @@ def card_fields(kind: Any, folder: DrafterFolder) -> CardFields:
         library_name="peft" if kind.is_adapter else "transformers" if kind.has_tokenizer else "hf-paradraft",
         relation="adapter" if kind.is_adapter else "finetune",
         base_model=base or (config.get("base_model_name_or_path") if kind.is_adapter else None),
-        methods=(kind.kind,),
+        kind=kind.kind,
+        name=folder.path.resolve().name,
         provenance=provenance,
         values={"config": config, "title": kind.title, "about": kind.about},
     )

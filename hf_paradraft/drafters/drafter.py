@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..files import drop_old_pieces, names_folder, share_weights, tensor_names
+from ..files import check_whole, drop_old_pieces, names_folder, share_weights, tensor_names
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from ..whole_files import write_json
@@ -251,6 +251,8 @@ def load_drafter(kind_of: Callable[[DrafterFolder], type[SavedDrafter]], repo_or
         raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
     found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
     folder = find_folder(repo_or_dir, kwargs)
+    if folder.holds("generation_config.json"):
+        check_whole(folder.path / "generation_config.json")  # transformers takes it for an object
     drafter = kind_of(folder).load_folder(folder, **kwargs)
     drafter.found_under = found_under
     if drafter.has_tokenizer:

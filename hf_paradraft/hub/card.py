@@ -23,7 +23,8 @@ class CardFields:
         template: its file in `hub_cards/`.
         library_name, relation: as the Hub names them; the latter is how the drafter came of its base model.
         base_model: what it was made from, a name or a folder.
-        methods: how the names of its own rows in `bench.json` begin.
+        kind: with which the names of its own rows in `bench.json` begin.
+        name: of its folder, by which `bench` tells drafters of a kind apart.
         provenance: how to use it, and how it was trained.
         values: for the template.
     """
@@ -32,7 +33,8 @@ class CardFields:
     library_name: str
     relation: str
     base_model: str | None
-    methods: tuple[str, ...]
+    kind: str
+    name: str
     provenance: Mapping[str, Any]
     values: Mapping[str, Any]
 
@@ -48,9 +50,13 @@ def _plain(values: Any) -> Any:
     return values if word or isinstance(values, int | float) else None
 
 
-def _results(bench: list[dict[str, Any]], methods: tuple[str, ...]) -> list[EvalResult]:
-    """Choose the card's headline: speed-up and τ of the drafter's best row at batch 1, greedy where that was measured."""
-    alone = [row for row in bench if row["method"].startswith(methods) and row["batch_size"] == 1]
+def _results(bench: list[dict[str, Any]], kind: str, name: str) -> list[EvalResult]:
+    """Choose the card's headline: speed-up and τ of the drafter's best row at batch 1, greedy where that was measured.
+
+    Of several drafters of a kind it is the one whose folder has that name.
+    """
+    own = re.compile(rf"{re.escape(kind)}-(chain|tree|auto|[nk]\d)[^@]*(@{re.escape(name)})?")
+    alone = [row for row in bench if own.fullmatch(row["method"]) and row["batch_size"] == 1]
     if not alone:
         return []
     coldest = min(row["temperature"] for row in alone)
@@ -83,7 +89,7 @@ def render_card(folder: Path, repo_id: str, fields: CardFields, license: str | N
     """
     bench, training = _bench(folder), fields.provenance["training"]
     base = hub_name(fields.base_model)
-    results = _results(bench or [], fields.methods)
+    results = _results(bench or [], fields.kind, fields.name)
     data = ModelCardData(
         license=license,
         library_name=fields.library_name,

@@ -14,7 +14,7 @@ from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 from transformers.utils import logging
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from ..files import BESIDE, PUBLISHED, hub_name, read_json, shipped
+from ..files import BESIDE, PUBLISHED, check_whole, hub_name, read_json, shipped
 from ..whole_files import write_json, write_whole
 from .card import CardFields, plot_bench, render_card
 
@@ -43,7 +43,7 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
         options: `private`, `revision`, `create_pr`, `token`, `commit_message`, as for `upload`.
 
     Raises:
-        OSError: the Hub refused; nothing has been published.
+        OSError: a damaged file, or the Hub refused; nothing has been published.
         ValueError: a damaged `bench.json`, a card that the Hub does not take, or a proposal for another branch than main.
     """
     folder = Path(folder)
@@ -53,6 +53,7 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
         left_out = BASE if fields.relation == "adapter" else ADAPTER
         for pattern in {*PUBLISHED} - {*left_out}:
             for file in folder.glob(pattern):
+                check_whole(file)
                 shutil.copy2(file, whole)
         if (adapter := whole / "adapter_config.json").exists():
             config = read_json(adapter)

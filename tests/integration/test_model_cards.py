@@ -100,6 +100,24 @@ def test_cards_speak_of_this_drafter_alone(tmp_path):
     assert "vllm serve TARGET-MODEL" in card.text
 
 
+@pytest.mark.parametrize(
+    ("other", "headline"),
+    [
+        ("pard-chain-k8@small", None),
+        ("pard-tree-k8-auto@drafter", 9.0),
+        ("pard2-chain-k8", 3.25),
+        ("pard-ahead-k12-n16", 3.25),
+    ],
+)
+def test_the_headline_is_this_drafters(other, headline, tmp_path):
+    """Not another one's of its kind in the same run, nor of a kind that begins alike."""
+    folder = pard_folder(tmp_path / "pard")
+    rows = [*([BENCH[0]] if "@" in other else BENCH), {**BENCH[1], "method": other, "speedup": 9.0}]
+    (folder / "bench.json").write_text(json.dumps(rows))
+    results = card_of(folder, REPO).data.eval_results
+    assert (results[0].metric_value if results else None) == headline
+
+
 def test_cards_say_what_feature_drafters_read(tmp_path):
     for style, kind, begins in (
         (None, hf_paradraft.Eagle3Drafter, "An **EAGLE-3 drafter** for `TARGET-MODEL`: it reads the target's hidden states, "),

@@ -4,6 +4,7 @@ import contextlib
 import json
 
 import pytest
+import torch
 from huggingface_hub import HfApi, ModelCard
 from loopback import REPO, USER
 from tiny import pard_folder, ppd_folder, tiny_model
@@ -36,6 +37,33 @@ def test_a_cut_connection_leaves_what_was_there(hub, tmp_path, folder_of, monkey
         hub.drop_at = None
         push_folder(folder, REPO)
         assert hub.files(REPO) == after
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "shortlist.safetensors"])
+def test_damaged_files_are_not_published(name, hub, tmp_path):
+    folder = pard_folder(tmp_path)
+    (folder / name).write_bytes((folder / name).read_bytes()[:20] if (folder / name).exists() else b"cut")
+    with pytest.raises(OSError, match=name):
+        push_folder(folder, REPO)
+    assert not hub.repos
+
+
+def test_a_damaged_file_beside_the_weights_is_named(tmp_path):
+    target = tiny_model("llama", num_hidden_layers=7, dtype=torch.float32)
+    hf_paradraft.Eagle3Drafter.from_target(target).save_pretrained(tmp_path / "layer")
+    (tmp_path / "layer" / "shortlist.safetensors").write_bytes(b"cut")
+    small = pard_folder(tmp_path / "small")
+    (small / "generation_config.json").write_text("[]")
+    for folder, name in ((tmp_path / "layer", "shortlist.safetensors"), (small, "generation_config.json")):
+        with pytest.raises(OSError, match=name):
+            hf_paradraft.AutoDrafter.from_pretrained(folder)
+
+
+def test_a_readme_that_is_no_text_is_named(tmp_path):
+    folder = pard_folder(tmp_path)
+    (folder / "README.md").write_bytes("déjà".encode("latin-1"))
+    with pytest.raises(ValueError, match=f"{folder} has a file that is no text in UTF-8"):
+        push_folder(folder, REPO)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, PermissionError, KeyboardInterrupt])
