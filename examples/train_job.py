@@ -68,7 +68,9 @@ def main(options: Options) -> None:
     target, tokens = ("--target", options.target), ("--max-new-tokens", options.tokens)
     again = ["--resume"] if drafter.exists() else []
     training = ("--max-steps", options.steps, "--cache-dir", folder / "states", "--learning-rate", 2e-3, *again)
-    others = ("--questions", options.questions or prompts, "--per-category", 4, "-k", 3, "-n", "auto", "--repeats", 1)
+    name, config, split = (*str(prompts).split(":"), "", "")[:3]  # of a dataset, whose questions are of another split otherwise
+    asked = prompts if Path(prompts).exists() else f"{name}:{config}:{split or 'train'}"
+    others = ("--questions", options.questions or asked, "--per-category", 4, "-k", 3, "-n", "auto", "--repeats", 1)
     paradraft("regenerate", *target, "--prompts", prompts, "--output", answers, *tokens)
     paradraft("train", "mtp", *target, "--train-file", answers, "--output-dir", drafter, *training)
     paradraft("bench", *target, "--drafter", drafter, *others, *tokens, "--json", drafter / "bench.json")

@@ -92,9 +92,13 @@ def test_bench_says_at_once_what_it_cannot_do(tmp_path):
     assert result.exit_code == 2
     assert "there is no folder" in result.output
     (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").write_text("x")
     for words, message in (
         (["bench", "--json", str(tmp_path / "folder")], "name a file"),
         (["bench", "--plot", str(tmp_path / "x.foo")], "is no picture"),
+        (["bench", "--plot", str(tmp_path / "folder.png")], "is a folder"),
+        (["bench", "--plot", str(tmp_path / "file")], "is a file"),
         (["bench", "--parent", "somewhere"], "has its own"),
         (["bench", "--target", "a", "--drafter", "b", "--drafter", "c", "--case", "batches"], "looks at one drafter"),
     ):

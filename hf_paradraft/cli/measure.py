@@ -78,7 +78,9 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
     if plot is not None:
         from ..report.figures import FORMATS
 
-        if plot.suffix and plot.suffix not in FORMATS:
+        if plot.is_dir() if plot.suffix in FORMATS else plot.is_file():
+            raise typer.BadParameter(f"{plot} is a {'folder' if plot.is_dir() else 'file'}: name another place for the figures.")
+        if plot.suffix and plot.suffix not in FORMATS and not plot.is_dir():
             raise typer.BadParameter(f"{plot.name} is no picture: name a folder, or a file that ends in {', '.join(FORMATS)}.")
 
 

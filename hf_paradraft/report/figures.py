@@ -159,7 +159,7 @@ def draw(rows: Sequence[Record], output: Path) -> Iterator[Path]:
         rows: from `records`.
         output: a file, for speed-up by task (its suffix picks the format), or a folder, for every figure there is data for.
     """
-    if output.suffix:
+    if output.suffix and not output.is_dir():
         by_task(rows).savefig(output, dpi=120)
         yield output
         return

@@ -129,7 +129,7 @@ def encode_written(row: Mapping[str, Any]) -> dict[str, list[int]]:
     Raises:
         ValueError: they are no tokens.
     """
-    ids, unlabelled = row["ids"], row.get("prompt_tokens", 0)
+    ids, unlabelled = row["ids"], row.get("prompt_tokens") or 0
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in [*ids, unlabelled]):
         raise ValueError(f"'ids' must be a list of token ids, and 'prompt_tokens' a number, but are {reprlib.repr(ids)}.")
     return {"input_ids": list(ids), "labels": [IGNORED] * unlabelled + ids[unlabelled:]}

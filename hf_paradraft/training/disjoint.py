@@ -5,22 +5,26 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 WORDS = 13  # of a run
+SHORT = 5  # words of a text that is shorter than a run, and counts as one; fewer are names and roles
+WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff]|[^\W\u3041-\u30ff\u3400-\u9fff]+")  # Chinese and Japanese have no spaces
 
 
 def texts_in(row: Any) -> Iterator[str]:
-    """Yield every text in a JSON value, at any nesting depth."""
+    """Yield every text in a JSON value, at any nesting depth, but for system turns, which all rows of a set may share."""
     if isinstance(row, str):
         yield row
-    elif isinstance(row, dict | list):
+    elif isinstance(row, dict | list) and not (isinstance(row, dict) and "system" in (row.get("role"), row.get("from"))):
         for part in row.values() if isinstance(row, dict) else row:
             yield from texts_in(part)
 
 
 def runs_in(row: Any) -> set[tuple[str, ...]]:
-    """Collect the runs of 13 consecutive words in a row's texts, without case and punctuation."""
+    """Collect the runs of 13 consecutive words in a row's texts, without case and punctuation, and shorter texts as they are."""
     runs: set[tuple[str, ...]] = set()
     for text in texts_in(row):
-        words = re.findall(r"\w+", text.lower())
+        words = WORD.findall(text.lower())
+        if SHORT <= len(words) < WORDS:
+            runs.add(tuple(words))
         runs.update(zip(*(words[begin:] for begin in range(WORDS)), strict=False))
     return runs
 

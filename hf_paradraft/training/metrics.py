@@ -9,6 +9,7 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..chat import learned_context
 from ..protocol import SpeculationStats
 from .data import IGNORED
 from .target import open_model
@@ -28,7 +29,7 @@ def acceptance(
         drafter: as `assistant_model`.
         tokenizer: gives the padding id.
         samples: from `encode_rows`; texts labelled throughout are continued from their first quarter.
-        max_new_tokens: for each sample.
+        max_new_tokens: for each sample; as many as the target's context has room for, at most.
 
     Returns:
         `mean_emitted` (τ, bonus included), `acceptance_by_position` and `samples`.
@@ -39,7 +40,7 @@ def acceptance(
     was_training, options = drafter.training, drafter.speculation_config
     drafter.eval()
     drafter.speculation_config = replace(options, tree_size=None, never_slower=False)  # chains, and every round counts
-    stats = SpeculationStats()
+    stats, context = SpeculationStats(), learned_context(target)
     for sample in tqdm(samples, desc="acceptance", unit="prompts", leave=False):
         begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
         ids = torch.tensor([sample["input_ids"][: begin or max(1, len(sample["input_ids"]) // 4)]], device=target.device)
@@ -47,7 +48,7 @@ def acceptance(
             ids,
             attention_mask=torch.ones_like(ids),
             assistant_model=drafter,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=max_new_tokens if context is None else min(max_new_tokens, context - ids.shape[1]),
             do_sample=False,
             pad_token_id=tokenizer.pad_token_id,
         )

@@ -48,24 +48,27 @@ def load_rows(source: str | Path) -> list[dict[str, Any]]:
 
 
 def _with_messages(source: str | Path, number: int, row: dict[str, Any]) -> dict[str, Any]:
-    """Turn ShareGPT's `conversations` of a row into messages.
+    """Turn ShareGPT's `conversations` of a row into messages, with its `system` before them.
 
     Raises:
         ValueError: they are no turns, or of somebody that is not known.
     """
+    messages: list[Any] = []
+    if isinstance(system := row.get("system"), str) and system:
+        messages.append({"role": "system", "content": system})
     if row.get("messages") or not row.get("conversations"):
-        return row
-    messages = []
+        return {**row, "messages": [*messages, *row["messages"]]} if messages and isinstance(row.get("messages"), list) else row
     for turn in row["conversations"] if isinstance(row["conversations"], list) else [None]:
         said = turn if isinstance(turn, Mapping) else {}
-        role, content = said.get("role", SHAREGPT.get(said.get("from"))), said.get("content", said.get("value"))
+        role = SHAREGPT.get(str(said.get("from"))) if said.get("role") is None else said["role"]
+        content = said.get("value") if said.get("content") is None else said["content"]
         if role is None or content is None:
             raise ValueError(
                 f"{source}, row {number}: a turn of 'conversations' needs 'from' ({', '.join(SHAREGPT)}) and 'value', but one is "
                 f"{reprlib.repr(turn)}: rewrite it as {{'messages': [{{'role': …, 'content': …}}]}}."
             )
         messages.append({"role": role, "content": content})
-    rest = {name: value for name, value in row.items() if name not in ("conversations", "messages")}
+    rest = {name: value for name, value in row.items() if name not in ("conversations", "messages", "system")}
     return {"messages": messages, **rest}
 
 

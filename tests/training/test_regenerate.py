@@ -5,6 +5,10 @@ import json
 import pytest
 from tiny import make_tokenizer, tiny_model
 from trained import regenerate
+from transformers import AutoTokenizer
+
+from hf_paradraft.demo import FAMILY
+from hf_paradraft.training.regenerate import prompts_of
 
 
 class Killed(Exception):
@@ -94,3 +98,11 @@ def test_waiting_answers_are_written_without_asking_the_target(prompts, tmp_path
     target, _ = dying_after(0)
     assert regenerate(target, make_tokenizer(), prompts, output, **OPTIONS) == 8
     assert output.read_text() == whole
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+def test_a_text_is_cut_between_characters(size, tmp_path):
+    text = "今日は良い天気ですね。🙂" * 3
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    (row,) = prompts_of(tmp_path / "rows.jsonl", size, AutoTokenizer.from_pretrained(FAMILY / "target"))
+    assert text.startswith(row["text"]) or size < 3  # of which one character is made

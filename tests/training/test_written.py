@@ -248,6 +248,14 @@ def test_sharegpt_is_read(chat, tmp_path):
     (row,) = load_rows(file)
     assert [turn["role"] for turn in row["messages"]] == ["system", "user", "assistant"]
     assert labelled(tokenizer, row) == f"Hi!{end}"
+    beside = [{"role": None, "content": None, **turn} for turn in turns[1:]]  # columns of other rows
+    file.write_text(json.dumps({"system": "Be kind.", "conversations": beside}) + "\n")
+    assert load_rows(file) == [row]
+    file.write_text(json.dumps({"system": "Be kind.", "messages": row["messages"][1:]}) + "\n")
+    assert load_rows(file)[0]["messages"] == row["messages"]
+    file.write_text(json.dumps({"conversations": [{"from": ["a"], "value": "x"}]}) + "\n")
+    with pytest.raises(ValueError, match="row 1: a turn of 'conversations' needs 'from'"):
+        load_rows(file)
     file.write_text(json.dumps({"conversations": [{"from": "moderator", "value": "Order!"}]}) + "\n")
     with pytest.raises(ValueError, match=r"row 1: a turn of 'conversations' needs 'from' \(human,"):
         load_rows(file)
