@@ -169,7 +169,8 @@ def innermost(target: nn.Module) -> PreTrainedModel:
     """
     inner: Any = target
     while not isinstance(inner, PreTrainedModel):
-        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else getattr(inner, "module", None)
+        within = getattr(inner, "module", getattr(inner, "_orig_mod", None))  # of DDP, of torch.compile
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else within
         if inner is None:
             raise ValueError(f"A drafter is set on a model of transformers, and {type(target).__name__} holds none.")
     return inner
@@ -231,6 +232,11 @@ def plain_decoding(model: PreTrainedModel) -> Callable[..., Any]:
 def attention_of(model: PreTrainedModel) -> str:
     """Name the attention implementation of a model's text part: sdpa and eager take masks as they are given."""
     return _attribute(model.config.get_text_config(), "_attn_implementation", "decides about trees by")
+
+
+def attention_function(model: PreTrainedModel) -> Callable[..., Any] | None:
+    """Look up the function under the name of a model's attention implementation; None for its own (eager)."""
+    return import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS.get(attention_of(model))
 
 
 def supports_sdpa(model_type: type) -> bool:

@@ -196,7 +196,7 @@ def accept(
         and len(draft)
         and draft.q is not None
         and draft.is_chain
-        and all(isinstance(processor, STATELESS) for processor in logits_processor)
+        and all(type(processor) in STATELESS for processor in logits_processor)
     ):
         path, rest = block_path(draft, logits, buffer[:, :length], logits_processor)
         rule = partial(_drawn_from, rest)

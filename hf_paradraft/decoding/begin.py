@@ -7,6 +7,7 @@ from collections import abc
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ def _begin(
     synced_gpus: bool,
     model_kwargs: dict[str, Any],
 ) -> Call:
+    begun = perf_counter()
     rule = check_call(model, input_ids, generation_config, logits_processor, drafter, streamer, synced_gpus)
     notes: Notes = getattr(generation_config, NOTES, Notes())
     used = _with_own_length(drafter, notes.num_assistant_tokens)
@@ -112,6 +114,9 @@ def _begin(
         noise = Noise(sequences, begin, model.config.get_text_config().vocab_size)
         for index, sequence in enumerate(sequences):
             sequence.rule = partial(sample_match, draw=partial(noise.draw, index))
+    # What may know its rows is shown all of them; and a criterion may draw, or write, where texts are drawn in turn.
+    in_step = not all(map(treats_rows_alike, logits_processor))
+    in_step = in_step or (noise is not None and any(type(stop) not in ALONE for stop in criteria))
     for sequence in sequences:  # what the cache held before has no features
         sequence.observed = max(0, begin - verifier.unread - sequence.padding)
     _tell(model, used, config, rule, verifier, ends.limit - max(padding), bool(features.keys) and verifier.unread < begin)
@@ -121,6 +126,7 @@ def _begin(
     drafting = used.start_drafting(model, ends.limit)
     drafting.check_texts(batch_size)
     text = model.config.get_text_config()
+    give_time(stopping_criteria, perf_counter() - begun)
     return Call(
         buffer=buffer,
         sequences=sequences,
@@ -144,8 +150,15 @@ def _begin(
         begin=begin,
         judged=begin,
         done=[False] * batch_size,
-        together=None if batch_size == 1 or all(map(treats_rows_alike, logits_processor)) else Processors(logits_processor),
+        together=Processors(logits_processor) if batch_size > 1 and in_step else None,
     )
+
+
+def give_time(stopping_criteria: Iterable, seconds: float) -> None:
+    """Let `max_time` begin later by what was measured of a target that was new."""
+    for stop in stopping_criteria:
+        if type(stop) is MaxTimeCriteria:
+            stop.initial_timestamp += seconds
 
 
 def _with_own_length(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:

@@ -35,9 +35,10 @@ def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
     cache = cache_in(model_kwargs)
     if not model_kwargs.get("use_cache", True) or cache is None:
         raise ValueError("Speculative decoding needs the target's key-value cache: pass use_cache=True and a model that has one.")
-    if isinstance(cache, QuantizedCache):
+    update = next(kind for kind in type(cache).__mro__ if "update" in vars(kind))
+    if isinstance(cache, QuantizedCache) or not update.__module__.startswith("transformers."):
         raise ValueError(
-            f"Speculative decoding cannot roll back a {type(cache).__name__}: leave cache_implementation and "
+            f"Speculative decoding does not know how to roll back a {type(cache).__name__}: leave cache_implementation and "
             "cache (past_key_values) unset, or pass a DynamicCache or a StaticCache."
         )
     return cache

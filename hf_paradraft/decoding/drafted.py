@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -116,7 +116,9 @@ class DraftedTogether:
             prefixes += call.prefixes(0)
             for sequence in call.sequences:
                 sequence.asked = sequence.length - sequence.padding
-        return self._dealt(self.drafting.propose(prefixes), questions)
+        with self._own_draws():
+            guesses = self.drafting.propose(prefixes)
+        return self._dealt(guesses, questions)
 
     def _size(self, questions: Mapping[int, Size]) -> dict[int, int]:
         """Ask how large the drafts of some calls should be."""
@@ -134,7 +136,17 @@ class DraftedTogether:
             tokens += question.tokens if question is not None else nothing
             parents += question.parents if question is not None else [[] for _ in nothing]
         extend = next(iter(questions.values())).extend
-        return self._dealt(extend(tokens, parents), questions)
+        with self._own_draws():
+            answers = extend(tokens, parents)
+        return self._dealt(answers, questions)
+
+    def _own_draws(self) -> ExitStack:
+        """Let what a drafter draws (dropout, say) be none of the target's draws."""
+        kept = ExitStack()
+        for call in self.calls:
+            if call.noise is not None:
+                kept.enter_context(call.noise.kept())
+        return kept
 
     def _dealt(self, answers: Sequence[Any], questions: Mapping[int, Question]) -> dict[int, Any]:
         """Deal answers for all sequences out to the calls that have asked."""

@@ -110,7 +110,7 @@ class DraftBuilder:
         """Find what can be copied for each sequence, with its acceptance; nothing if lookup is off."""
         if self.sampled or not (self.config.prompt_lookup or self.memory is not None):
             return [[] for _ in prefixes]
-        self.lookup = self.lookup or PromptLookup(len(prefixes), memory=self.memory)
+        self.lookup = self.lookup or PromptLookup(len(prefixes), memory=self.memory, vocab_size=self.vocab_size)
         deep = branches and self.config.tree_size is not None and spaces is not None
         copied = []
         for index, prefix in enumerate(prefixes):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
+from sys import maxsize
 
 import numpy
 from torch import LongTensor
@@ -52,10 +54,18 @@ class PromptLookup:
         count: how many sequences there are.
         longest, shortest: tokens of a match in the text itself.
         memory: other texts that are copied from.
+        vocab_size: V; ids that stand for images, say, are not copied.
     """
 
-    def __init__(self, count: int, longest: int = LONGEST, shortest: int = 1, memory: Memory | None = None):
-        self.longest, self.shortest, self.memory = longest, shortest, memory
+    def __init__(
+        self,
+        count: int,
+        longest: int = LONGEST,
+        shortest: int = 1,
+        memory: Memory | None = None,
+        vocab_size: int = maxsize,
+    ):
+        self.longest, self.shortest, self.memory, self.vocab_size = longest, shortest, memory, vocab_size
         self.texts = [Text() for _ in range(count)]
         # Hits and tries by class of match, of a copy's first token and of later ones.
         believed = [(kind, min(max(1, kind), len(FIRST)) - 1) for kind in CLASSES]
@@ -117,7 +127,10 @@ class PromptLookup:
         for copy in text.broken:
             if not any(other.source is copy.source and other.place == copy.place for other in found):
                 found.append(replace(copy, tokens=copy.source.read(copy.place, room)))
-        return [replace(copy, tokens=copy.tokens[: max(COPIED, GROWTH * copy.length)]) for copy in found if copy.tokens]
+        for copy in found:
+            known = takewhile(lambda token: 0 <= token < self.vocab_size, copy.tokens)
+            copy.tokens = [*islice(known, max(COPIED, GROWTH * copy.length))]
+        return [copy for copy in found if copy.tokens]
 
     def _believed(self, copy: Copied) -> Copy:
         """Say how likely a copy's tokens are."""

@@ -120,7 +120,8 @@ def output(call: Call, started: float, model_kwargs: dict[str, Any]) -> Speculat
         if call.criteria:
             call.stats.take_back(row, sequence.length - call.begin)
         text = sequence.ids[0, sequence.padding : sequence.length]
-        if memory is not None and memory.remember:
+        known = (text >= 0) & (text < call.builder.vocab_size)  # not what stands for an image
+        if memory is not None and memory.remember and bool(known.all()):
             memory.add(text)
         if listener is not None:
             listener(text, call.begin - sequence.padding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from sys import maxsize
 from threading import Lock
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -127,6 +129,15 @@ class Memory:
         self.largest = -1  # id that was ever added: a target with a smaller vocabulary cannot copy from here
         self._chains = HashChains(self.RUN, max_tokens, 1 << max(10, max_tokens.bit_length()))
         self._lock = Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but the lock, for copies and pickles."""
+        with self._lock:
+            return {**vars(self), "_lock": None, "_chains": copy.deepcopy(self._chains)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what `__getstate__` gave, with a lock of its own."""
+        vars(self).update(state, _lock=Lock())
 
     def __len__(self) -> int:
         """Count the tokens that are kept; each text has one more, its end."""

@@ -8,7 +8,9 @@ than with `argmax q`, and the text stays the seed's (Daliri, Musco and Suresh, a
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from collections.abc import Sequence as Sequence_
+from contextlib import contextmanager
 from functools import cache
 from threading import Lock, RLock
 
@@ -125,6 +127,14 @@ class Noise:
             rows = [self._noise(index, length - self.begin + distance) for distance in distances]
         return None if not rows or any(row is None for row in rows) else torch.stack(rows).log()
 
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Let the generator stand where it does, whatever a drafter draws meanwhile."""
+        ahead = self._is_ahead()
+        yield
+        if ahead:
+            self.generator.set_state(self.states[self.stands])
+
     def _step(self, sequence: Sequence) -> int:
         return sequence.length - self.begin
 
@@ -135,8 +145,8 @@ class Noise:
         return self.generator is not None
 
     def _give_up(self) -> None:
-        """Draw plainly from here on; in a batch behind all noise, for some sequences have used what is ahead of others."""
-        if self.generator is not None and len(self.sequences) > 1:
+        """Draw plainly from here on; behind all noise, where some sequences have used what is ahead of others."""
+        if self.generator is not None and max(map(self._step, self.sequences)) > self.stands:
             self.generator.set_state(self.states[-1])
         self.generator = None
 

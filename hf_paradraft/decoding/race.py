@@ -83,7 +83,7 @@ class Race:
         noise = noise[:, ids]
         logits = logits.to(noise.device, torch.float32)
         for processor in self.processors:  # what cuts is left out: it would cut what the drafter underrates
-            if isinstance(processor, TemperatureLogitsWarper):
+            if type(processor) is TemperatureLogitsWarper:
                 logits = processor(None, logits)
         q = logits.log_softmax(-1)
         rows = [row for row, distance in enumerate(distances) if distance < NEAR]

@@ -58,7 +58,7 @@ def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList
     A draft may come from any distribution, but a processor that remembers its calls must see those of plain decoding alone.
     """
     for processor in logits_processor:
-        if isinstance(processor, STATELESS):
+        if type(processor) in STATELESS:  # what is derived from one may remember
             row = processor(ids, row)
     return row
 

@@ -87,7 +87,7 @@ class TargetHead:
 
     def embed(self, ids: LongTensor) -> Tensor:
         """Compute embeddings `(…, hidden)` as the target's first layer reads them; ids that it does not have count as 0."""
-        ids = ids.where(ids < self.embedding.num_embeddings, 0)
+        ids = ids.where((ids >= 0) & (ids < self.embedding.num_embeddings), 0)
         return self.embedding(ids.to(self._device_of(self.embedding))) * self.multiplier
 
     def logits(self, states: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
@@ -122,7 +122,8 @@ class TargetHead:
         before, version = self.gathered, 0 if weight.is_inference() else weight._version
         if before is None or before[0] is not weight or (before[1].device, before[1].dtype) != (weight.device, weight.dtype):
             wanted, bias = self.vocabulary.to(weight.device), self.head.bias
-            rows = torch.nn.Parameter(weight.detach()[wanted], requires_grad=False)  # CUDA graphs copy what is none
+            with torch.inference_mode(False):  # they outlive this call, and are trained with
+                rows = torch.nn.Parameter(weight.detach()[wanted], requires_grad=False)  # CUDA graphs copy what is none
             self.steps = None
             self.gathered, self.version = (weight, rows, None if bias is None else bias.detach()[wanted]), version
         elif self.version != version:  # the target was trained on; CUDA graphs know the place of these rows

@@ -9,9 +9,10 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 
-from ..names import CACHE_NAMES, with_cache
+from ..names import CACHE_NAMES, DynamicLayer, with_cache
 from ..protocol import Draft
-from .cache import RaggedCache, cache_of_call, stop_recording
+from .cache import RaggedCache, cache_of_call, replace_layers, stop_recording
+from .checks import Refused
 from .compiled import compiled_forward
 from .features import Features
 from .sequence import Sequence
@@ -127,6 +128,11 @@ class ChainVerifier:
         size, length, device = max(map(len, drafts)), sequences[0].length, sequences[0].ids.device
         ids = torch.cat([torch.cat([sequence.ids[:, :length] for sequence in sequences]), stack(drafts, size, device)], dim=1)
         logits = self._run(ids, self.unread + size, size + 1)
+        plain = [layer for layer in self.cache.layers if type(layer) is DynamicLayer]
+        if any(layer.get_seq_length() < ids.shape[1] for layer in plain):
+            if self.unread == self.begin == length:  # as it was
+                replace_layers(self.cache, DynamicLayer)
+            raise Refused("Something drops keys from the target's cache (a hook, say), which drafts count on: generate without.")
         self.prefix_rows, self.unread, self.written = [self.unread] * len(sequences), 1, size
         return logits[:, -size - 1 :].to(device)
 

@@ -68,7 +68,7 @@ class CausalRows(RowModel):
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Implement `RowModel.text`: the ids, int64 `(B, M)`, with `unknown` for those that the model does not have."""
-        return ids.where(ids < self.stack.get_input_embeddings().num_embeddings, self.unknown)
+        return ids.where((ids >= 0) & (ids < self.stack.get_input_embeddings().num_embeddings), self.unknown)
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
         """Implement `RowModel.masks`: ids of the first `count` masks, or of all."""
@@ -110,7 +110,8 @@ def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks
     """
     vocab_size = model.get_input_embeddings().num_embeddings
     length, recurrent = cache.get_seq_length(), is_recurrent(cache)
-    new = ids[:, length:].where(ids[:, length:] < vocab_size, unknown)
+    new = ids[:, length:]
+    new = new.where((new >= 0) & (new < vocab_size), unknown)
 
     def read(fed: LongTensor, logits_to_keep: int) -> Tensor:
         positions = torch.arange(length, length + fed.shape[1], device=fed.device)[None]

@@ -39,7 +39,7 @@ class NgramDrafter(Drafter):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> NgramDrafting:
         """Begin a `generate` call; its state is its own."""
-        return NgramDrafting(self)
+        return NgramDrafting(self, target.config.get_text_config().vocab_size)
 
 
 class NgramDrafting(Drafting):
@@ -47,16 +47,20 @@ class NgramDrafting(Drafting):
 
     Args:
         drafter: says how long matches are, and what is copied from.
+        vocab_size: V, of the target.
     """
 
-    def __init__(self, drafter: NgramDrafter):
+    def __init__(self, drafter: NgramDrafter, vocab_size: int):
+        self.vocab_size = vocab_size
         self.drafter, self.config = drafter, drafter.speculation_config
         self.lookup: PromptLookup | None = None
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """Copy a chain for each sequence, in trees one from each source; none where nothing like it was there before."""
         drafter = self.drafter
-        self.lookup = self.lookup or PromptLookup(len(prefixes), drafter.longest, drafter.shortest, drafter.memory)
+        self.lookup = self.lookup or PromptLookup(
+            len(prefixes), drafter.longest, drafter.shortest, drafter.memory, self.vocab_size
+        )
         guesses = []
         for index, prefix in enumerate(prefixes):
             self.lookup.read(index, prefix.ids[0], prefix.kept)

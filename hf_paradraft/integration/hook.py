@@ -10,6 +10,7 @@ import inspect
 import warnings
 from collections.abc import Sequence
 from functools import wraps
+from time import perf_counter
 from typing import Any
 
 from torch import LongTensor
@@ -18,7 +19,7 @@ from transformers.utils import logging
 
 from .. import protocol
 from ..decoding import loop, pearl
-from ..decoding.begin import NOTES, Notes
+from ..decoding.begin import NOTES, Notes, give_time
 from ..decoding.checks import Refused, check_call, check_drafter, more_than_ids
 from ..drafters.ppd.model import PpdDrafter
 from ..names import (
@@ -100,7 +101,9 @@ def _decode(
             check_more_than_text(model, drafter)
         mask = kwargs.get("attention_mask")
         several = len(input_ids) > 1 or (mask is not None and not bool(mask.all()))
+        begun = perf_counter()
         check_reads(model, several, needs_more=more_than_ids(kwargs))
+        give_time(kwargs.get("stopping_criteria") or (), perf_counter() - begun)
     overlaps = drafter is not None and pearl.may_overlap(drafter, model)
     decode = pearl.overlapped_decoding if overlaps else loop.speculative_decoding
     return decode(model, input_ids, *args, drafter=drafter, **kwargs)

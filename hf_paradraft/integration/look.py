@@ -19,13 +19,14 @@ from peft.tuners.lora.variants import ALoraLinearVariant
 from torch import LongTensor, Tensor
 from torch.nn.modules import module as torch_module
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, __version__
+from transformers.utils import logging
 
 from ..decoding.checks import Refused
 from ..decoding.loop import speculative_decoding
 from ..decoding.noise import generator_of
 from ..drafters.feature_drafter import FeatureDrafter
 from ..hardware import device_name, input_device
-from ..names import ChangedTransformers, attention_of
+from ..names import ChangedTransformers, attention_function, attention_of, plain_decoding
 from ..notes import notes_on
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 from .setting import plainly
@@ -40,6 +41,8 @@ STEPS, TIMES, PACKED = 2.0, 6.0, 0.1
 FOLDER = Path(HF_HOME) / "paradraft" / "reads"
 PLAIN = vars(torch.nn.Module()).keys()  # what every part has of its own
 LOOKS = 64  # verdicts that are kept of a target
+logger = logging.get_logger(__name__)
+KNOWN = ("transformers", "torch", "peft", "accelerate")  # whose versions say what their code is
 OURS = "hf_paradraft."  # hooks of calls in other threads
 CANNOT = "cannot decode a short text"
 _count = itertools.count()
@@ -108,8 +111,15 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool]:
         if foreign or methods or part.training:
             changed.append((index, foreign, methods, part.training))
     forwards = {kind: _identity(kind.forward) for kind in kinds}
-    how = frozenset(forwards.items()), everywhere, tuple(changed)
-    return how, bool(changed or everywhere or any(map(_is_patched, kinds)))
+    beside = [function for function in (attention_function(model), plain_decoding(model)) if function is not None]
+    how = frozenset(forwards.items()), everywhere, tuple(changed), tuple(map(_identity, beside))
+    others = any(_root(part) not in KNOWN for part in (*kinds, *beside))  # whose code may be edited, and keeps its name
+    return how, bool(changed or everywhere or others or any(map(_is_patched, kinds)))
+
+
+def _root(made: Any) -> str:
+    """Name the package that a class or function is of."""
+    return str(getattr(made, "__module__", "")).partition(".")[0]
 
 
 def _is_patched(kind: type) -> bool:
@@ -127,7 +137,10 @@ def _covers(value: Any, owner: type, name: str) -> bool:
 def _identity(method: Any) -> tuple[int, ...]:
     """Identify a function, or a bound method by its function and owner: it is another object in every look at it."""
     parts = getattr(method, "__func__", method), getattr(method, "__self__", method)
-    return tuple(notes_on(part).setdefault("number", next(_count)) for part in parts)  # for an id is used again
+    try:
+        return tuple(notes_on(part).setdefault("number", next(_count)) for part in parts)  # for an id is used again
+    except TypeError:  # an object that cannot be hashed
+        return tuple(map(id, parts))
 
 
 def check_reads(model: PreTrainedModel, several: bool, needs_more: bool = False) -> None:
@@ -158,6 +171,8 @@ def check_reads(model: PreTrainedModel, several: bool, needs_more: bool = False)
     how = several, model.dtype, attention_of(model), called
     if how not in faults:
         file = None if changed else _file(model, several)
+        if any(foreign for _, foreign, *_ in called[2]):
+            logger.warning_once("This target has hooks of somebody else: they see a short text too, by which it is looked at.")
         fault = "" if file is not None and file.exists() else _fault(model, several)
         if fault is None:
             return

@@ -39,25 +39,23 @@ class set_drafter:
             check_drafter(drafter)
             check_same_tokenizer(self.target, drafter)
             drafter.attach(self.target)
-        self.drafter, self.before = drafter, notes_on(self.target).get("drafter")
-        self._set(drafter)
-
-    def _set(self, drafter: Drafter | None) -> None:
-        if drafter is None:
-            notes_on(self.target).pop("drafter", None)
-        else:
-            notes_on(self.target)["drafter"] = drafter
+        self.own, notes = [drafter], notes_on(self.target)
+        self.before, notes["set"] = notes.get("set", ()), (self.own,)
 
     def __enter__(self) -> Drafter | None:
-        return self.drafter
+        notes_on(self.target)["set"] = (*self.before, self.own)
+        return self.own[0]
 
     def __exit__(self, *_: object) -> None:
-        self._set(self.before)
+        """Take this one away: blocks of several threads may overlap."""
+        notes = notes_on(self.target)
+        notes["set"] = tuple(other for other in notes["set"] if other is not self.own)
 
 
 def drafter_on(target: PreTrainedModel) -> Drafter | None:
     """Look up the drafter that is set on a model; None: there is none, or this thread is to decode plainly."""
-    return None if getattr(_thread, "plain", False) else notes_on(target).get("drafter")
+    drafters = notes_on(target).get("set")
+    return None if getattr(_thread, "plain", False) or not drafters else drafters[-1][0]
 
 
 @contextmanager
