@@ -128,8 +128,8 @@ class ChainVerifier:
         size, length, device = max(map(len, drafts)), sequences[0].length, sequences[0].ids.device
         ids = torch.cat([torch.cat([sequence.ids[:, :length] for sequence in sequences]), stack(drafts, size, device)], dim=1)
         logits = self._run(ids, self.unread + size, size + 1)
-        plain = [layer for layer in self.cache.layers if type(layer) is DynamicLayer]
-        if any(layer.get_seq_length() < ids.shape[1] for layer in plain):
+        held = [layer.get_seq_length() for layer in self.cache.layers if type(layer) is DynamicLayer]  # of an image it is less
+        if held and max(held) < ids.shape[1]:
             if self.unread == self.begin == length:  # as it was
                 replace_layers(self.cache, DynamicLayer)
             raise Refused("Something drops keys from the target's cache (a hook, say), which drafts count on: generate without.")

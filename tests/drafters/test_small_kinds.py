@@ -31,18 +31,18 @@ def copied(drafter, text, room=4, unchanged=0):
 
 
 def test_the_latest_of_the_longest_matches_is_copied():
-    drafting = hf_paradraft.NgramDrafter(3).start_drafting(None, 64)
+    drafting = hf_paradraft.NgramDrafter(3).start_drafting(tiny_model(), 64)
     assert copied(drafting, [1, 2, 3, 4, 9, 2, 3]) == [4, 9, 2, 3]
     assert copied(drafting, [1, 2, 3, 4, 9, 2, 3, 5, 2, 3], room=2, unchanged=7) == [5, 2]  # the latest of the longest matches
     assert copied(drafting, [1, 2, 3, 7], unchanged=3) == []  # what was taken back is forgotten
     assert copied(drafting, [1, 2, 3, 7, 1, 2], unchanged=4) == [3, 7, 1, 2]
-    assert copied(hf_paradraft.NgramDrafter(3, shortest=2).start_drafting(None, 64), [1, 2, 3, 2]) == []
+    assert copied(hf_paradraft.NgramDrafter(3, shortest=2).start_drafting(tiny_model(), 64), [1, 2, 3, 2]) == []
     with pytest.raises(ValueError, match="1 token at least"):
         hf_paradraft.NgramDrafter(2, 3)
 
 
 def test_copying_learns_how_often_matches_hold():
-    drafting, text, unchanged = hf_paradraft.NgramDrafter(1).start_drafting(None, 64), [5, 6, 5], 0
+    drafting, text, unchanged = hf_paradraft.NgramDrafter(1).start_drafting(tiny_model(), 64), [5, 6, 5], 0
     for right in (False, False, True, False):
         guess = drafting.propose([hf_paradraft.Prefix(torch.tensor([text]), 2, unchanged)])[0]
         assert guess.tokens.tolist()[0] == 6
