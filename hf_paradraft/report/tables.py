@@ -97,7 +97,7 @@ def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
     grouped = list(groups(rows))
     parts = []
     for kind, group in grouped:
-        categories = list(group[0]["by_category"]) if by_category else ["best category", "worst"]
+        categories = [name.replace("|", "/") for name in group[0]["by_category"]] if by_category else ["best category", "worst"]
         lines = [
             f"| method | tokens/s | speed-up | quartiles over prompts | τ | equal (fp32) | {' | '.join(categories)} |",
             "|---|" + "---:|" * (5 + len(categories)),
@@ -108,7 +108,10 @@ def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
             speeds = row["by_category"]
             last = [f"{value:.2f}" for value in speeds.values()]
             if not by_category:
-                last = [f"{name} {speeds[name]:.2f}" for name in (max(speeds, key=speeds.get), min(speeds, key=speeds.get))]
+                last = [
+                    f"{name} {speeds[name]:.2f}".replace("|", "/")
+                    for name in (max(speeds, key=speeds.get), min(speeds, key=speeds.get))
+                ]
             lines.append(f"| {' | '.join([row['method'], *cells, *last])} |")
         heading = f"{kind[0].upper()}{kind[1:]}:\n\n" if len(grouped) > 1 else ""
         parts.append(heading + "\n".join(lines) + "\n")

@@ -20,6 +20,7 @@ from hf_paradraft.hub.card import render_card
 from hf_paradraft.hub.push import push_recipe
 from hf_paradraft.integration.info import describe
 from hf_paradraft.integration.publish import push_folder
+from hf_paradraft.report.tables import markdown
 
 BENCH = [
     {
@@ -116,6 +117,13 @@ def test_the_headline_is_this_drafters(other, headline, tmp_path):
     (folder / "bench.json").write_text(json.dumps(rows))
     results = card_of(folder, REPO).data.eval_results
     assert (results[0].metric_value if results else None) == headline
+
+
+def test_a_categorys_name_is_one_cell(tmp_path):
+    rows = [{**row, "by_category": {"a|b": 1.0, "c": 2.0}} for row in BENCH]
+    for by_category, columns in ((True, 8), (False, 8)):
+        lines = markdown(rows, by_category).splitlines()
+        assert {line.count("|") for line in lines if line} == {columns + 1}
 
 
 def test_cards_say_what_feature_drafters_read(tmp_path):
