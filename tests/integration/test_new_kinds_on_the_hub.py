@@ -110,6 +110,7 @@ def test_every_command_of_the_public_model_page_runs(tmp_path, monkeypatch):
         "--invent 5000": "--invent 3",
         "--max-new-tokens 160": "--max-new-tokens 12",
         "--vocab 16000": "--vocab 16 --max-length 64 --max-steps 2",
+        "--learning-rate 1e-3": "--learning-rate 1e-3 --max-length 64 --max-steps 2",
         "-k 5 -n auto": "-k 3 -n 4 --repeats 1 --max-new-tokens 8",
     }
     ran = 0
@@ -120,7 +121,7 @@ def test_every_command_of_the_public_model_page_runs(tmp_path, monkeypatch):
             result = CliRunner().invoke(app, shlex.split(line)[1:])
             assert result.exit_code == 0, (line, result.output, result.exception)
             ran += 1
-    assert ran == 4
+    assert ran == 5
     measured = json.loads(Path("results.json").read_text())
     assert {"plain", "prompt-lookup", "eagle3-chain-k3", "eagle3-tree-k3-n4-lookup"} <= {row["method"] for row in measured}
     assert all(row["matches_reference"] in (True, 1.0) for row in measured)
