@@ -29,7 +29,7 @@ from .accept import RULES, greedy, sample_match
 from .budget import Budget, budget_of
 from .cache import RaggedCache, cache_of_call, check_roll_back, is_recurrent, static_cache, use_plain_layers
 from .call import Call
-from .checks import Refused, check_call, check_lengths, left_padding, more_than_ids
+from .checks import Refused, check_call, check_lengths, give_time, left_padding, more_than_ids
 from .drafts import DraftBuilder
 from .features import Features
 from .lookup import DEEPEST
@@ -152,13 +152,6 @@ def _begin(
         done=[False] * batch_size,
         together=Processors(logits_processor) if batch_size > 1 and in_step else None,
     )
-
-
-def give_time(stopping_criteria: Iterable, seconds: float) -> None:
-    """Let `max_time` begin later by what was measured of a target that was new."""
-    for stop in stopping_criteria:
-        if type(stop) is MaxTimeCriteria:
-            stop.initial_timestamp += seconds
 
 
 def _with_own_length(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:

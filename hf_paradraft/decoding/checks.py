@@ -1,6 +1,6 @@
 """Refusals of calls that the loop cannot serve exactly, before any work."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import LongTensor, Tensor
@@ -10,7 +10,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..names import MODEL_FOR_MASKED_LM_MAPPING, BaseStreamer, drops_cache, treats_rows_alike
+from ..names import MODEL_FOR_MASKED_LM_MAPPING, BaseStreamer, MaxTimeCriteria, drops_cache, treats_rows_alike
 from ..protocol import Drafter, SpeculationConfig
 from .cache import check_forgets
 
@@ -185,3 +185,10 @@ def left_padding(attention_mask: Tensor | None, batch_size: int) -> list[int]:
             "The prompts are padded on the right (the attention mask ends in 0): set the tokenizer's padding_side to 'left'."
         )
     return attention_mask.int().argmax(dim=1).tolist()
+
+
+def give_time(stopping_criteria: Iterable, seconds: float) -> None:
+    """Let `max_time` begin later by what was measured of a target that was new."""
+    for stop in stopping_criteria:
+        if type(stop) is MaxTimeCriteria:
+            stop.initial_timestamp += seconds

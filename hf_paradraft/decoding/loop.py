@@ -120,9 +120,8 @@ def output(call: Call, started: float, model_kwargs: dict[str, Any]) -> Speculat
         if call.criteria:
             call.stats.take_back(row, sequence.length - call.begin)
         text = sequence.ids[0, sequence.padding : sequence.length]
-        known = (text >= 0) & (text < call.builder.vocab_size)  # not what stands for an image
-        if memory is not None and memory.remember and bool(known.all()):
-            memory.add(text)
+        if memory is not None and memory.remember and 0 <= int(text.min()) <= int(text.max()) < call.builder.vocab_size:
+            memory.add(text)  # without what stands for an image
         if listener is not None:
             listener(text, call.begin - sequence.padding)
     sequences, scores, logits = collect(call.sequences, call.buffer, call.generation_config)

@@ -19,8 +19,8 @@ from transformers.utils import logging
 
 from .. import protocol
 from ..decoding import loop, pearl
-from ..decoding.begin import NOTES, Notes, give_time
-from ..decoding.checks import Refused, check_call, check_drafter, more_than_ids
+from ..decoding.begin import NOTES, Notes
+from ..decoding.checks import Refused, check_call, check_drafter, give_time, more_than_ids
 from ..drafters.ppd.model import PpdDrafter
 from ..names import (
     CACHE_NAMES,

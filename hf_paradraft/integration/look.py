@@ -42,7 +42,7 @@ FOLDER = Path(HF_HOME) / "paradraft" / "reads"
 PLAIN = vars(torch.nn.Module()).keys()  # what every part has of its own
 LOOKS = 64  # verdicts that are kept of a target
 logger = logging.get_logger(__name__)
-KNOWN = ("transformers", "torch", "peft", "accelerate")  # whose versions say what their code is
+KNOWN = {"transformers", "torch", "peft", "accelerate"}  # whose versions say what their code is
 OURS = "hf_paradraft."  # hooks of calls in other threads
 CANNOT = "cannot decode a short text"
 _count = itertools.count()
@@ -113,13 +113,9 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool]:
     forwards = {kind: _identity(kind.forward) for kind in kinds}
     beside = [function for function in (attention_function(model), plain_decoding(model)) if function is not None]
     how = frozenset(forwards.items()), everywhere, tuple(changed), tuple(map(_identity, beside))
-    others = any(_root(part) not in KNOWN for part in (*kinds, *beside))  # whose code may be edited, and keeps its name
+    roots = {str(getattr(part, "__module__", "")).partition(".")[0] for part in (*kinds, *beside)}
+    others = not roots <= KNOWN  # whose code may be edited, and keeps its name
     return how, bool(changed or everywhere or others or any(map(_is_patched, kinds)))
-
-
-def _root(made: Any) -> str:
-    """Name the package that a class or function is of."""
-    return str(getattr(made, "__module__", "")).partition(".")[0]
 
 
 def _is_patched(kind: type) -> bool:
