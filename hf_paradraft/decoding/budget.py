@@ -157,7 +157,7 @@ class Budget:
         emitted = fmean(len(part.emitted) for part in record.sequences)
         before, self.drafted = self.drafted, rows > 0
         guessed = any(len(part.draft) for part in record.sequences)
-        if guessed:
+        if guessed and record.asked:  # what is only copied says nothing of the drafter
             self._judge(record)
         if record.reads_prompt:  # its times say nothing
             return

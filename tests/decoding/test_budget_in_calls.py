@@ -42,6 +42,18 @@ def test_copies_alone_where_a_draft_costs_more_than_it_brings(draft_seconds, tex
     assert (drafting.asked > before) == asked
 
 
+def test_a_drafter_answers_for_its_own_drafts_alone():
+    """Else copies that fail would make it seem useless, and it would not be asked any more."""
+    budget = Budget(table(0.02), 4)
+    for _ in range(40):
+        budget.observe(one_round(Draft.chain(torch.arange(4), None, [0.9] * 4), [0, 1, 2, 3], 0.5, 1.1))
+    acceptance, calibration = budget.acceptance, budget.calibration
+    for _ in range(40):
+        budget.observe(one_round(Draft.chain(torch.arange(4), None, [0.9] * 4), [], 0.0, 1.1, asked=False))
+    assert (budget.acceptance == acceptance).all()
+    assert (budget.calibration == calibration).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_automatic_trees_are_lossless(tmp_path, monkeypatch, batch_size):
