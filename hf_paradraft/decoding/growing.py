@@ -153,17 +153,18 @@ def grow(
         draft.look([ROOT])
     levels = max((draft.prefix.room - 1 for draft in drafts.values()), default=0)
     extend = next((draft.guess.extend for draft in drafts.values() if draft.guess.extend is not None), None)
+    promised = fmean(draft.expected_tokens for draft in drafts.values())
+    verifying = float(budget.cost(1 + budget.size_before))
     for _ in range(levels):
+        clock = perf_counter()
         wanted = {sequence: draft.wanted() for sequence, draft in drafts.items()}
         reached = fmean(draft.tree.expected_tokens(wanted[sequence]) for sequence, draft in drafts.items())
         if not reached:
             return
-        before = fmean(draft.expected_tokens for draft in drafts.values())
         if adaptive and budget.step:
-            seconds = perf_counter() - begun + float(budget.cost(1 + budget.size_before))
-            if not budget.worth(reached * fmean(budget.kept_promises), budget.step(), before, seconds):
+            expected, seconds = reached * fmean(budget.kept_promises), clock - begun + verifying
+            if not budget.worth(expected, budget.step(), promised, seconds):
                 return
-        clock = perf_counter()
         asked = [(torch.zeros(0, dtype=torch.long), list[int]())] * count
         for sequence, draft in drafts.items():
             if draft.guess.extend is None:
@@ -175,5 +176,6 @@ def grow(
             for sequence, (tokens, _) in enumerate(asked):
                 if len(tokens):
                     drafts[sequence].learn(wanted[sequence], read[sequence][: len(tokens)])
+        before, promised = promised, fmean(draft.expected_tokens for draft in drafts.values())
         budget.step.append(perf_counter() - clock)
-        budget.kept_promises.append((fmean(draft.expected_tokens for draft in drafts.values()) - before) / reached)
+        budget.kept_promises.append((promised - before) / reached)

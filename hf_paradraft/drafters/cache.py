@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
 from torch import BoolTensor, LongTensor, Tensor
 from torch.utils._pytree import tree_map_only
@@ -147,8 +148,8 @@ class Nodes:
         """
         size = max(least, *map(len, tokens))
         columns = self.columns + size
-        sees = torch.zeros((len(tokens), size, columns), dtype=torch.bool)
-        depths = torch.zeros((len(tokens), columns), dtype=torch.long)
+        sees: numpy.ndarray = numpy.zeros((len(tokens), size, columns), dtype=bool)
+        depths: numpy.ndarray = numpy.zeros((len(tokens), columns), dtype=numpy.int64)
         sees[:, range(size), range(self.columns, columns)] = True  # padding sees itself: no empty softmax
         for row, (nodes, new, above) in enumerate(zip(self.rows, tokens, parents, strict=True)):
             for offset, (token, parent) in enumerate(zip(new.tolist(), above, strict=True)):
@@ -158,7 +159,7 @@ class Nodes:
             for node in nodes:
                 depths[row, node.columns[-1]] = len(node.columns) - 1
         self.columns = columns
-        return sees, depths
+        return torch.from_numpy(sees), torch.from_numpy(depths)
 
     def path(self, row: int, tokens: Sequence[int]) -> list[int]:
         """Find the columns of the nodes that `tokens`, in a row behind the text, have become."""
