@@ -50,7 +50,9 @@ def main(target_name: str, source: str, question: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4:
+    if "--help" in sys.argv:
+        print(__doc__)
+    elif len(sys.argv) == 4:
         model, file, wish = sys.argv[1:]
         before = Path(file).read_text()
         main(model, before, f"{wish} Answer with the whole file and nothing else.\n\n{before}")

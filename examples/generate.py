@@ -35,4 +35,6 @@ def main(target_name: str, drafter_name: str, question: str) -> None:
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv:
+        sys.exit(print(__doc__))
     main(*(sys.argv[1:] or EMBEDDED))

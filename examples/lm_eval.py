@@ -76,6 +76,8 @@ def main(target_name: str, drafter_name: str, task: str | dict, limit: str | Non
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv:
+        sys.exit(print(__doc__))
     sys.path.pop(0)  # this folder, in which this file is called as the harness is
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     main(*(sys.argv[1:] or (str(FAMILY / "target"), str(FAMILY / "pard"), word_problems())))

@@ -32,7 +32,9 @@ def main(address: str, question: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if "--help" in sys.argv:
+        print(__doc__)
+    elif len(sys.argv) > 1:
         main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else QUESTION)
     else:
         command = [sys.executable, "-m", "hf_paradraft.cli", "serve", "--port", "0"]

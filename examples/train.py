@@ -32,5 +32,7 @@ def main(target: str, rows: str, output_dir: str, steps: str) -> None:
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv:
+        sys.exit(print(__doc__))
     folder = Path(mkdtemp())
     main(*(sys.argv[1:] or (str(FAMILY / "target"), str(some_rows(folder)), str(folder / "drafter"), "3")))
