@@ -14,7 +14,7 @@ from huggingface_hub.utils import http_backoff
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..chat import end_tokens, learned_context, render_chat, sampling, until_end, whole_characters
+from ..chat import RefusedTurns, end_tokens, learned_context, render_chat, sampling, until_end, whole_characters
 from ..decoding.checks import Refused
 from ..decoding.continuous import can_join, continuous_batching
 from ..protocol import Drafter
@@ -25,6 +25,7 @@ from .source import THOUGHTS
 logger = logging.get_logger(__name__)
 TYPICAL_PROMPT = 256  # tokens of a prompt; a batch of longer ones has fewer rows
 PATIENCE = 600.0  # seconds for one answer of a server
+SENT = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")  # of a turn, as the protocol names them
 
 
 def answered(row: Mapping[str, Any], text: str | None, ended: bool, said: Mapping[str, Any] = {}, **more: Any) -> dict[str, Any]:
@@ -106,10 +107,12 @@ class Target:
         """Tell whether a prompt leaves room for an answer in the target's context.
 
         Raises:
-            RefusedTurns: the chat template refuses it.
+            RefusedTurns: the chat template refuses it, or it has no tokens.
         """
         ids, size = self.ids(row), self.model.get_input_embeddings().weight.shape[0]
-        if ids and max(ids) >= size:
+        if not ids:
+            raise RefusedTurns("it has no tokens.")
+        if max(ids) >= size:
             raise ValueError(
                 f"A prompt has the token {max(ids)}, and the target's embedding {size} rows: its tokenizer is another's."
             )
@@ -255,7 +258,7 @@ class Server:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         body = {
             "model": self.model,
-            "messages": row["messages"],
+            "messages": [{name: turn[name] for name in SENT if name in turn} for turn in row["messages"]],
             "max_tokens": self.max_new_tokens,
             "temperature": self.temperature,
             "seed": self.seed + index,

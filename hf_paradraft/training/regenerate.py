@@ -45,8 +45,8 @@ def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedToke
         elif text and not row.get("messages"):
             if tokenizer is None:
                 raise ValueError(f"{source}, row {count}: a server answers conversations, give rows with 'messages'.")
-            ids = tokenizer(text)["input_ids"][:prompt_tokens]
-            while (begun := tokenizer.decode(ids, skip_special_tokens=True)).endswith("\ufffd") and len(ids) > 1:
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"][:prompt_tokens]
+            while (begun := tokenizer.decode(ids)).endswith("\ufffd") and len(ids) > 1:
                 ids.pop()  # half a character
             yield {"text": begun}
 

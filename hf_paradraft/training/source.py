@@ -62,12 +62,13 @@ def _with_messages(source: str | Path, number: int, row: dict[str, Any]) -> dict
         said = turn if isinstance(turn, Mapping) else {}
         role = SHAREGPT.get(str(said.get("from"))) if said.get("role") is None else said["role"]
         content = said.get("value") if said.get("content") is None else said["content"]
-        if role is None or content is None:
+        if role is None or (content is None and not said.get("tool_calls")):
             raise ValueError(
                 f"{source}, row {number}: a turn of 'conversations' needs 'from' ({', '.join(SHAREGPT)}) and 'value', but one is "
                 f"{reprlib.repr(turn)}: rewrite it as {{'messages': [{{'role': …, 'content': …}}]}}."
             )
-        messages.append({"role": role, "content": content})
+        more = {name: value for name, value in said.items() if name not in ("from", "value")}
+        messages.append({**more, "role": role, "content": content})
     rest = {name: value for name, value in row.items() if name not in ("conversations", "messages", "system")}
     return {"messages": messages, **rest}
 

@@ -9,7 +9,7 @@ from trained import regenerate
 
 from hf_paradraft.chat import encode_question
 from hf_paradraft.training.data import encode_chat, encode_rows, encode_text
-from hf_paradraft.training.source import load_rows
+from hf_paradraft.training.source import load_rows, turns_of
 
 
 @pytest.fixture
@@ -59,6 +59,20 @@ def test_rows_come_from_either_column(tokenizer, tmp_path):
         [{"messages": [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}]}],
     )
     assert len(encode_rows(load_rows(chats), tokenizer, max_length=9)) == 1
+
+
+def test_conversations_keep_thoughts_and_calls(tmp_path):
+    """They are learned as `messages`, whatever names a set has for the rest."""
+    call = [{"type": "function", "function": {"name": "weather", "arguments": "{}"}}]
+    turns = [
+        {"from": "human", "value": "Hi?"},
+        {"from": "gpt", "value": "Yes.", "reasoning_content": "They greet."},
+        {"role": "assistant", "content": None, "tool_calls": call},
+    ]
+    (row,) = load_rows(write(tmp_path / "rows.jsonl", [{"conversations": turns}]))
+    hi, yes, calls = turns_of(row["messages"])
+    assert (hi["role"], yes["content"], yes["reasoning_content"]) == ("user", "Yes.", "They greet.")
+    assert (calls["content"], calls["tool_calls"]) == (None, call)
 
 
 def test_rows_without_labels_are_left_out(tokenizer, tmp_path):

@@ -100,6 +100,14 @@ def test_waiting_answers_are_written_without_asking_the_target(prompts, tmp_path
     assert output.read_text() == whole
 
 
+def test_a_text_keeps_its_roles(tmp_path):
+    """A chat that was rendered before is a text with special tokens."""
+    text = "<|user|>1. Write 6 euros in cents.<|assistant|>1. 6 euros"
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    (row,) = prompts_of(tmp_path / "rows.jsonl", 64, AutoTokenizer.from_pretrained(FAMILY / "target"))
+    assert row["text"] == text
+
+
 @pytest.mark.parametrize("size", range(1, 12))
 def test_a_text_is_cut_between_characters(size, tmp_path):
     text = "今日は良い天気ですね。🙂" * 3

@@ -146,6 +146,23 @@ def test_thoughts_and_calls_of_tools_are_kept(server, tmp_path):
     assert answered["tools"] == tools
 
 
+def test_a_server_is_sent_what_the_protocol_knows(server, tmp_path):
+    """Strict ones refuse a prompt for anything else, a column of somebody's set say."""
+    turns = [
+        {"role": "user", "content": "hi", "timestamp": 5},
+        {"role": "assistant", "content": "yes", "reasoning": "They greet."},
+        {"role": "user", "content": "and"},
+    ]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    regenerate(Server(server.url, "m", 8, 1), tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
+    ((_, _, body),) = server.asked
+    assert body["messages"] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes", "reasoning_content": "They greet."},
+        {"role": "user", "content": "and"},
+    ]
+
+
 @pytest.mark.parametrize("word", ["fail", "refuse"])
 def test_a_server_that_takes_no_prompt_is_said_and_leaves_nothing(word, server, tmp_path):
     """A wrong key or name: the command waited for ever, or wrote empty answers as finished work."""
