@@ -89,7 +89,7 @@ def names_folder(load: Callable[P, T]) -> Callable[P, T]:
 
 def hub_name(name: str | None) -> str | None:
     """Return `name` if it can be a repository on the Hub; None for a folder's path, which means nothing to anyone else."""
-    if name is None or "/" not in name or Path(name).exists():
+    if not isinstance(name, str) or "/" not in name or Path(name).exists():
         return None
     try:
         validate_repo_id(name)
@@ -131,24 +131,24 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     """Find the file that holds each tensor of a folder, as transformers finds it.
 
     Of files in several pieces the index decides, and what it does not name is not read: a file of an older epoch may lie there.
+    An index none of whose pieces is left says nothing: transformers leaves it behind where a whole file takes their place.
 
     Raises:
         OSError: there are no safetensors, a piece is missing, or a file is truncated or damaged.
     """
+    files, named = {*folder.glob("*.safetensors")}, None
     if (index := folder / INDEX).exists():
         if not isinstance(named := read_json(index).get("weight_map"), dict):
             raise OSError(f"{index} does not say in which file a weight lies (weight_map): save or download it again.")
         files = {folder / str(name) for name in named.values()}
-    else:
-        files = {folder / WHOLE} if (folder / WHOLE).exists() else {*folder.glob("*.safetensors")}
+    if (whole := folder / WHOLE).exists() and (named is None or not any(file.exists() for file in files)):
+        files, named = {whole}, None
     if not files:
         raise OSError(f"{folder} has no .safetensors file: convert the weights first; pickled weights are not loaded.")
     if missing := sorted(file.name for file in files if not file.is_file() or file.parent != folder):
         raise OSError(f"{folder} lacks {', '.join(missing)}, which {INDEX} names: download or save it again.")
     held = {name: file for file in sorted(files) for name in names_of(file)}
-    if not index.exists():
-        return held
-    return {name: folder / file for name, file in named.items() if name in held}
+    return held if named is None else {name: folder / file for name, file in named.items() if name in held}
 
 
 def names_of(file: Path) -> list[str]:
@@ -199,7 +199,7 @@ def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
         ValueError: a line that is no JSON object.
     """
     name = str(source)
-    if Path(source).is_file():
+    if Path(source).exists() and not Path(source).is_dir():  # a pipe too
         return _lines(Path(source))
     if name.endswith((".json", ".jsonl")):
         raise OSError(f"There is no file {name}.")

@@ -41,7 +41,7 @@ TREE, CHAIN = "a tree of guesses", "a chain of guesses"
 CHARACTERS = 20 * MAX_PROMPT_TOKENS  # a longer text is not even tokenised
 BODY = 2**16 + 12 * CHARACTERS  # bytes of a request: a character may be written as two escapes of six
 WAITING = 64  # requests in the queue; more are sent away
-HOTTEST = 1.5
+COLDEST, HOTTEST = 1e-3, 1.5  # a temperature below overflows logits
 AUTO = 0  # the tree size that is chosen in every round
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -151,6 +151,7 @@ def compare(
     ids = encode(prompt)
     temperature, max_new_tokens = as_number(temperature, 0, HOTTEST), int(as_number(max_new_tokens, 1, MAX_NEW_TOKENS))
     tree_size, num_draft_tokens = int(as_number(tree_size, AUTO, 64)), int(as_number(num_draft_tokens, 1, 16))
+    temperature = temperature if temperature >= COLDEST else 0
     arguments: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
     if temperature > 0:
         arguments["temperature"] = temperature

@@ -1,5 +1,9 @@
 """Folders, JSON lines and whole writes."""
 
+import os
+import shutil
+from threading import Thread
+
 import pytest
 from huggingface_hub import HfApi
 from tiny import make_tokenizer, near_copy, tiny_model
@@ -57,6 +61,25 @@ def test_a_pickle_beside_safetensors_is_not_read(tmp_path):
     near_copy(tiny_model()).save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"not even a pickle")
     assert isinstance(hf_paradraft.AutoDrafter.from_pretrained(tmp_path), hf_paradraft.PardDrafter)
+
+
+def test_an_index_whose_pieces_are_gone_says_nothing(tmp_path):
+    """transformers leaves it behind where it saves in one piece again."""
+    drafter = near_copy(tiny_model())
+    drafter.model.save_pretrained(tmp_path / "plain", max_shard_size="2KB")
+    drafter.save_pretrained(tmp_path / "drafter")
+    shutil.copy(tmp_path / "plain" / files.INDEX, tmp_path / "drafter")
+    held = files.tensor_files(tmp_path / "drafter")
+    assert set(held.values()) == {tmp_path / "drafter" / files.WHOLE}
+    assert isinstance(hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter"), hf_paradraft.PardDrafter)
+
+
+def test_rows_come_through_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = Thread(target=lambda: (tmp_path / "pipe").write_text('{"text": "a"}\n'))
+    writer.start()
+    assert list(rows_of(tmp_path / "pipe", "train")) == [{"text": "a"}]
+    writer.join()
 
 
 def test_a_write_is_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -83,7 +83,8 @@ def _prompt(text: str) -> str:
         ValueError: it is no text in UTF-8, or empty.
     """
     try:
-        text = sys.stdin.buffer.read().decode("utf-8-sig") if text == "-" else text
+        if text == "-":
+            text = "" if sys.stdin is None else sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"Standard input is no text in UTF-8 ({error}).") from None
     if not text.strip():

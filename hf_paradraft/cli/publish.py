@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..integration.export import Engine
+from ..report.tables import printable
 from .options import console
 
 app = typer.Typer()
@@ -20,9 +21,7 @@ def info(repo_or_dir: str) -> None:
 
     grid = Table(show_header=False, box=None)
     for name, value in describe(repo_or_dir):
-        # A foreign config may hold what a terminal would obey.
-        shown = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in str(value))
-        grid.add_row(name, Text(shown))
+        grid.add_row(name, Text(printable(str(value))))
     console.print(grid)
 
 

@@ -161,10 +161,9 @@ def grow(
         reached = fmean(draft.tree.expected_tokens(wanted[sequence]) for sequence, draft in drafts.items())
         if not reached:
             return
-        if adaptive and budget.step:
-            expected, seconds = reached * fmean(budget.kept_promises), clock - begun + verifying
-            if not budget.worth(expected, budget.step(), promised, seconds):
-                return
+        hoped, seconds = reached * fmean(budget.kept_promises), clock - begun + verifying
+        if adaptive and budget.step and not budget.worth(hoped, budget.step(), promised, seconds):
+            return
         asked = [(torch.zeros(0, dtype=torch.long), list[int]())] * count
         for sequence, draft in drafts.items():
             if draft.guess.extend is None:

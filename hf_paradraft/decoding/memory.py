@@ -20,6 +20,7 @@ from torch import LongTensor
 
 LONGEST = 32  # tokens of a match at most: beyond it matches are not told apart
 PLACES = 128  # places that a lookup compares at most, the newest first: so its time has a bound
+LARGEST = 24  # bits of a hash: 128 MiB of table
 SIBLINGS = 2  # tokens that may come first in what is copied: in a memory of 1,500 answers one was right in 44 %, two in 55 %
 END = -1  # between texts
 
@@ -127,7 +128,7 @@ class Memory:
             raise ValueError(f"max_tokens={max_tokens}: a memory holds more than {self.RUN} tokens.")
         self.max_tokens, self.remember = max_tokens, remember
         self.largest = -1  # id that was ever added: a target with a smaller vocabulary cannot copy from here
-        self._chains = HashChains(self.RUN, max_tokens, 1 << max(10, max_tokens.bit_length()))
+        self._chains = HashChains(self.RUN, max_tokens, 1 << min(max(10, max_tokens.bit_length()), LARGEST))
         self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -214,7 +215,9 @@ class Memory:
             with safe_open(Path(file).expanduser(), framework="pt") as opened:
                 tokens, said = opened.get_tensor("tokens"), opened.metadata() or {}
             memory = cls(int(said["max_tokens"]), remember)
-        except (SafetensorError, KeyError) as error:
+            if tokens.ndim != 1 or tokens.is_floating_point():
+                raise ValueError(f"{tokens.dtype} of shape {tuple(tokens.shape)}")
+        except (SafetensorError, KeyError, ValueError) as error:
             raise ValueError(f"{file} holds no memory; Memory.save writes one.") from error
         ends = [-1, *(tokens == END).nonzero()[:, 0].tolist(), len(tokens)]
         for before, end in pairwise(ends):

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from .palette import BLUE, GREEN, ORANGE
 from .records import Record
-from .tables import groups
+from .tables import groups, printable
 
 
 def _canvas(width: float = 5.5, height: float = 3.6) -> tuple[Figure, Any]:
@@ -27,16 +27,21 @@ def _first_group(rows: Sequence[Record]) -> list[Record]:
     return next(groups(rows))[1]
 
 
+def _plain(name: str) -> str:
+    """Let matplotlib write a dollar as a dollar, and not read mathematics behind it."""
+    return printable(name).replace("$", r"\$")
+
+
 def by_task(rows: Sequence[Record], detail: str = "by_category", average: str = "speedup") -> Figure:
     """Draw speed-up (or τ) by category, a group of bars for each; of all, the mean of the speed-ups, or τ over all tokens."""
     rows = _first_group(rows)
-    categories = [*rows[0][detail], "all"]
+    categories = [*map(_plain, rows[0][detail]), "all"]
     figure, axes = _canvas(max(6.0, 1.9 * len(categories)), 4)
     width = 0.8 / len(rows)
     colours = colormaps["tab20"]
     for index, row in enumerate(rows):
         positions = [tick + index * width for tick in range(len(categories))]
-        axes.bar(positions, [*row[detail].values(), row[average]], width, label=row["method"], color=colours(index % 20))
+        axes.bar(positions, [*row[detail].values(), row[average]], width, label=_plain(row["method"]), color=colours(index % 20))
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks([tick + 0.4 - width / 2 for tick in range(len(categories))], categories)
     axes.set_ylabel("tokens per second ÷ plain generate's" if average == "speedup" else "τ: tokens per target forward")
@@ -53,7 +58,7 @@ def _lines(lines: Mapping[str, Sequence[tuple[float, float]]], **labels: Any) ->
     """Draw a line of points for each method, with a legend."""
     figure, axes = _canvas()
     for name, points in lines.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+        axes.plot(*zip(*points, strict=True), marker="o", label=_plain(name))
     axes.set(**labels)
     axes.legend(fontsize="small")
     return figure, axes
@@ -100,7 +105,7 @@ def time_split(rows: Sequence[Record]) -> Figure | None:
         return None
     figure, axes = _canvas(6.5, 0.4 * len(ours) + 1.4)
     plain = _first_group(rows)[0]["tokens_per_second"]
-    names, left = [row["method"] for row in ours], [0.0] * len(ours)
+    names, left = [_plain(row["method"]) for row in ours], [0.0] * len(ours)
     for part, colour in (("draft", BLUE), ("verify", GREEN), ("engine", ORANGE)):
         widths = [row["time_split"][part] * plain / row["tokens_per_second"] for row in ours]
         axes.barh(names, widths, left=left, label=part, color=colour)

@@ -12,6 +12,20 @@ from .records import Record
 COLUMNS = 4  # categories beside each other, where there are many
 
 
+def printable(name: str) -> str:
+    """Replace what a terminal would obey in a foreign name, and what would end its line."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in name)
+
+
+def _shown(name: str) -> str:
+    return escape(printable(name))
+
+
+def _cell(name: str) -> str:
+    """Keep a name within a cell of Markdown."""
+    return printable(name).replace("|", "/")
+
+
 def groups(rows: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
     """Yield groups of records that can be compared (the same batch size and temperature), each after its title."""
     for (size, temperature), group in groupby(rows, lambda row: (row["batch_size"], row["temperature"])):
@@ -45,7 +59,7 @@ def table(rows: Sequence[Record], title: str) -> Group:
         average.columns[3].no_wrap = True  # a range stays on one line
         best = max(row["speedup"] for row in group)
         for row in group:
-            average.add_row(escape(row["method"]), *_cells(row), style="bold green" if row["speedup"] == best else None)
+            average.add_row(_shown(row["method"]), *_cells(row), style="bold green" if row["speedup"] == best else None)
         made += [average, *_by_category(group, kind)] if len(group[0]["by_category"]) > 1 else [average]
         if ours := [row for row in group if "time_split" in row]:
             made.append(_inside(ours, kind))
@@ -57,7 +71,7 @@ def _table(title: str, columns: Iterable[str], overflow: OverflowMethod = "ellip
     made = Table(title=title, title_justify="left")
     made.add_column("method", no_wrap=True)
     for name in columns:
-        made.add_column(name, justify="right", overflow=overflow)
+        made.add_column(name, justify="right", overflow=overflow, min_width=3)
     return made
 
 
@@ -68,10 +82,10 @@ def _by_category(rows: Sequence[Record], kind: str) -> Iterator[Table]:
     best = max(row["speedup"] for row in rows)
     for begin in range(0, len(names), columns):
         shown = names[begin : begin + columns]
-        made = _table(f"speed-up by category, {kind}", map(escape, shown), "fold")
+        made = _table(f"speed-up by category, {kind}", map(_shown, shown), "fold")
         for row in rows:
             values = [f"{row['by_category'][name]:.2f}" for name in shown]
-            made.add_row(escape(row["method"]), *values, style="bold green" if row["speedup"] == best else None)
+            made.add_row(_shown(row["method"]), *values, style="bold green" if row["speedup"] == best else None)
         yield made
 
 
@@ -80,7 +94,7 @@ def _inside(rows: Sequence[Record], kind: str) -> Table:
     for row in rows:
         rates = row["acceptance_by_position"]
         made.add_row(
-            escape(row["method"]),
+            _shown(row["method"]),
             *(f"{100 * row['time_split'][part]:.0f}" for part in ("draft", "verify", "engine")),
             *(f"{100 * rates[position - 1]:.0f}" if position <= len(rates) else "–" for position in (1, 2, 4, 8)),
         )
@@ -97,7 +111,7 @@ def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
     grouped = list(groups(rows))
     parts = []
     for kind, group in grouped:
-        categories = [name.replace("|", "/") for name in group[0]["by_category"]] if by_category else ["best category", "worst"]
+        categories = [*map(_cell, group[0]["by_category"])] if by_category else ["best category", "worst"]
         lines = [
             f"| method | tokens/s | speed-up | quartiles over prompts | τ | equal (fp32) | {' | '.join(categories)} |",
             "|---|" + "---:|" * (5 + len(categories)),
@@ -108,11 +122,9 @@ def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
             speeds = row["by_category"]
             last = [f"{value:.2f}" for value in speeds.values()]
             if not by_category:
-                last = [
-                    f"{name} {speeds[name]:.2f}".replace("|", "/")
-                    for name in (max(speeds, key=speeds.get), min(speeds, key=speeds.get))
-                ]
-            lines.append(f"| {' | '.join([row['method'], *cells, *last])} |")
+                ends = max(speeds, key=speeds.get), min(speeds, key=speeds.get)
+                last = [f"{_cell(name)} {speeds[name]:.2f}" for name in ends]
+            lines.append(f"| {' | '.join([_cell(row['method']), *cells, *last])} |")
         heading = f"{kind[0].upper()}{kind[1:]}:\n\n" if len(grouped) > 1 else ""
         parts.append(heading + "\n".join(lines) + "\n")
     return "\n".join(parts)

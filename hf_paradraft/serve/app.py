@@ -201,14 +201,15 @@ def make_app(service: Service) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(connection: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        if first["type"] == "json_invalid":
-            return JSONResponse(error_body(400, f"The body is no JSON: {first['ctx']['error']}."), 400)
-        if len(first["loc"]) == 1:
+        worst = error.errors()[0]
+        if worst["type"] == "json_invalid":
+            return JSONResponse(error_body(400, f"The body is no JSON: {worst['ctx']['error']}."), 400)
+        if len(worst["loc"]) == 1:
             return JSONResponse(error_body(400, "The body has to be a JSON object, sent as application/json."), 400)
         said: dict[str, None] = {}
         for one in error.errors():
-            name = ".".join(str(part) for part in one["loc"][1:] if part not in KINDS and "[" not in str(part))
+            first, *inner = map(str, one["loc"][1:])
+            name = ".".join([first, *(part for part in inner if part not in KINDS and "[" not in part)])
             message = "it is not served here" if one["type"] == "extra_forbidden" else one["msg"].removeprefix("Value error, ")
             said[f"{name}: {message}"] = None
         return JSONResponse(error_body(400, "; ".join([*said][:SAID]), None, next(iter(said)).partition(":")[0]), 400)

@@ -41,6 +41,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
+    reasoning_content: str | None = None
 
     @property
     def text(self) -> str:
@@ -159,12 +160,19 @@ class ChatRequest(Ask):
         return self.max_completion_tokens or self.max_tokens
 
     def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Encode the conversation, up to where the answer begins."""
-        turns = [
-            {"role": "system" if turn.role == "developer" else turn.role, "content": whole_characters(turn.text)}
-            for turn in self.messages
-        ]
-        return encode_chat_prompt(tokenizer, turns)
+        """Encode the conversation, up to where the answer begins.
+
+        Raises:
+            ValueError: there is nothing in it.
+        """
+        turns = []
+        for turn in self.messages:
+            turns.append({"role": "system" if turn.role == "developer" else turn.role, "content": whole_characters(turn.text)})
+            if turn.reasoning_content is not None:
+                turns[-1]["reasoning_content"] = turns[-1]["thinking"] = whole_characters(turn.reasoning_content)
+        if not (ids := encode_chat_prompt(tokenizer, turns)):
+            raise ValueError("messages: the text is empty.")
+        return ids
 
 
 class CompletionRequest(Ask):

@@ -217,6 +217,19 @@ def test_category_names_are_not_read_as_markup(results, category):
     assert category in "".join(segment.text for segment in console.render(table(rows, "title")))
 
 
+def test_names_end_no_cell_and_command_nothing(results, tmp_path):
+    """They come from files of others: a folder, a set of questions, a JSON file."""
+    rows = [
+        {**row, "method": f"x$a_$|{row['method']}", "by_category": {"a\nb|c": 1.0, "\x1b[31m$_$": 2.0}}
+        for row in records(results)
+    ]
+    for text in (markdown(rows), markdown(rows, by_category=False)):
+        assert len({line.count("|") for line in text.splitlines()}) == 1
+    console = Console(width=200)
+    assert "\x1b[31m" not in "".join(segment.text for segment in console.render(table(rows, "title")))
+    assert len([*draw(rows, tmp_path)]) > 2  # a dollar begins no mathematics
+
+
 @pytest.mark.parametrize(
     "changes", [{"speedup": None}, {"by_category": {"a": None}}, {"method": 1}, {"speedup_quartiles": [None]}]
 )

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import assert_lossless
+from safetensors.torch import save_file
 from tiny import near_copy, tiny_model, with_prompts
 
 import hf_paradraft
@@ -119,10 +120,18 @@ def test_a_memory_is_saved_and_loaded(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["memory.safetensors"]
 
 
+def test_a_file_that_asks_for_much_memory_gets_little(tmp_path):
+    save_file({"tokens": torch.tensor([3, 4, -1])}, tmp_path / "large", metadata={"max_tokens": "99999999999999"})
+    assert len(Memory.load(tmp_path / "large")) == 3
+
+
 def test_another_file_is_no_memory(tmp_path):
     (tmp_path / "text").write_text("no tensors")
     near_copy(TARGET, 0.2).save_pretrained(tmp_path / "model")
-    for file in (tmp_path / "text", tmp_path / "model" / "model.safetensors"):
+    odd = {"scalar": (torch.tensor(3), "64"), "word": (torch.tensor([3]), "x"), "floats": (torch.tensor([0.5]), "64")}
+    for name, (tokens, most) in odd.items():
+        save_file({"tokens": tokens}, tmp_path / name, metadata={"max_tokens": most})
+    for file in (tmp_path / "text", tmp_path / "model" / "model.safetensors", *(tmp_path / name for name in odd)):
         with pytest.raises(ValueError, match=r"holds no memory; Memory\.save writes one"):
             Memory.load(file)
 

@@ -36,6 +36,18 @@ def test_a_token_that_the_model_does_not_know_is_refused(more, client):
     assert client.post("/v1/completions", json=ASKED).status_code == 200
 
 
+def test_a_chat_without_a_token_is_refused(client, monkeypatch):
+    monkeypatch.setattr("hf_paradraft.serve.requests.encode_chat_prompt", lambda *_: [])
+    answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": [{"role": "user", "content": ""}]})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "messages: the text is empty.")
+
+
+@pytest.mark.parametrize("name", ["str", "int", "a[b"])
+def test_an_unknown_field_is_refused_by_its_name(name, client):
+    answer = client.post("/v1/completions", json={**ASKED, name: 1})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
 def events(client, **more):
     lines = client.post("/v1/completions", json={**ASKED, "stream": True, **more}).text.split("\n\n")
     return [line.removeprefix("data: ") for line in lines if line]

@@ -114,6 +114,10 @@ def test_prompts_of_all_kinds(client, prompt):
     assert "The outputs" in ask(client, prompt, tokens=16)[-1]
 
 
+def test_a_temperature_that_logits_overflow_at_is_greedy(client):
+    assert "identical" in ask(client, PROMPT, temperature=1e-300, tokens=8)[-1]
+
+
 @pytest.mark.parametrize("numbers", [(0, 0, -1, 0), (10**9, 10**9, 1, 16), (1, 1, 1.5, 8)])
 def test_numbers_out_of_range(client, numbers):
     k, tree, temperature, tokens = numbers

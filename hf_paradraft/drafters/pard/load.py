@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ...files import INDEX, WHOLE, refuse_missing
+from ...files import INDEX, WHOLE, refuse_missing, tensor_files
 
 
 def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict) -> Any:
@@ -27,7 +27,7 @@ def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTra
             f"{folder} holds a {wanted[0]}, and its config is that of a {name}: it is no PARD drafter, which is a plain "
             "causal LM."
         )
-    if (folder / INDEX).exists() and (folder / WHOLE).exists():
+    if (folder / WHOLE).exists() and folder / WHOLE not in tensor_files(folder).values():
         raise ValueError(
             f"{folder} has weights in one piece and in several ({WHOLE}, {INDEX}), and transformers reads the former: remove "
             "those that do not belong there."
