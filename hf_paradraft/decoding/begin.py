@@ -99,15 +99,17 @@ def _begin(
     buffer = torch.cat([input_ids, room], dim=1)
     padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
     features = Features(model, used.needs(model))
-    verifier = make_verifier(model, input_ids, ends.limit, used, model_kwargs, features)
-    check_lengths(model, begin, ends.limit, verifier.unread, generation_config, model_kwargs)
+    cache = cache_of_call(model_kwargs)
+    unread = begin if is_recurrent(cache) else begin - int(cache.get_seq_length())
+    check_lengths(model, begin, ends.limit, unread, generation_config, model_kwargs)
+    processors = processors_of_sequences(logits_processor, batch_size)
+    verifier = make_verifier(model, input_ids, ends.limit, used, model_kwargs, features)  # which may change the cache's layers
     hands_back = generation_config.return_dict_in_generate or notes.callers_cache
     if criteria and hands_back and isinstance(verifier, RecurrentBatchVerifier):
         raise Refused(
             "A criterion may take tokens back, and a recurrent state cannot: where such a target's cache is handed back, call "
             "generate once per prompt."
         )
-    processors = processors_of_sequences(logits_processor, batch_size)
     sequences = [Sequence(buffer[i : i + 1], processors[i], begin, padding[i], RULES[rule]) for i in range(batch_size)]
     noise = None
     if RULES[rule] is sample_match:

@@ -88,6 +88,7 @@ def check_call(
         )
     try:
         check_forgets(model)
+        rule = drafter.speculation_config.rule(generation_config.do_sample)
     except ValueError as error:
         raise Refused(str(error)) from None
     if input_ids.shape[0] > 1 and streamer is not None:
@@ -104,7 +105,6 @@ def check_call(
         raise Refused(
             "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
         )
-    rule = drafter.speculation_config.rule(generation_config.do_sample)
     if rule in ("rejection", "typical") and input_ids.shape[0] > 1 and not all(map(treats_rows_alike, logits_processor)):
         raise Refused(
             f"acceptance={rule!r} looks at texts that plain decoding never sees, and a logits processor of this batch may know "

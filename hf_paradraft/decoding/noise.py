@@ -34,7 +34,7 @@ def generator_of(device: torch.device) -> torch.Generator | None:
 def draws_by_race(device: torch.device) -> bool:
     """Tell whether `torch.multinomial` draws `argmax(p / E)` on a device, with exponential noise `E`."""
     generator = torch.Generator(device).manual_seed(0)
-    p = torch.rand(2, 1000, generator=generator, device=device).softmax(-1)
+    p = torch.rand(2, 1000, generator=generator, dtype=torch.float32, device=device).softmax(-1)
     before = generator.get_state()
     tokens, after = torch.multinomial(p, 1, generator=generator)[:, 0], generator.get_state()
     generator.set_state(before)
@@ -163,7 +163,8 @@ class Noise:
     def _draw(self, step: int, wanted: int) -> None:
         """Draw the noise of a step, for the first time or again; whoever is yet to use it keeps it."""
         self.generator.set_state(self.states[step])
-        block = torch.empty((len(self.sequences), self.vocab_size), device=self.device).exponential_(generator=self.generator)
+        block = torch.empty((len(self.sequences), self.vocab_size), dtype=torch.float32, device=self.device)
+        block.exponential_(generator=self.generator)
         if step + 1 == len(self.states):
             self.states.append(self.generator.get_state())
         room = KEPT // (4 * self.vocab_size) - sum(map(len, self.rows))

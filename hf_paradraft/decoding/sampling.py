@@ -43,7 +43,7 @@ def widen(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Ten
         vocabulary: int64 `(V',)`, or None where the first V' ids are the same.
         vocab_size: V.
     """
-    wide = torch.full((len(logits), vocab_size), -torch.inf, device=logits.device)
+    wide = torch.full((len(logits), vocab_size), -torch.inf, dtype=torch.float32, device=logits.device)
     if vocabulary is None:
         wide[:, : logits.shape[-1]] = logits
         return wide

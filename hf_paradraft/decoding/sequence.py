@@ -129,7 +129,8 @@ def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
         path.append(emitted.node)
     sequence.length += 1
     if ends.keep_scores:
-        sequence.scores.append(emitted.scores.float().clone())
+        scores = emitted.scores.float() if emitted.scores is emitted.logits else emitted.scores  # a processor's own dtype
+        sequence.scores.append(scores.clone())
     if ends.keep_logits:
         sequence.logits.append(emitted.logits.float().clone())
     sequence.finished = sequence.length >= ends.limit or emitted.token in ends.tokens

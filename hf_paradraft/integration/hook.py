@@ -26,6 +26,7 @@ from ..names import (
     CACHE_NAMES,
     WRAPPED,
     ChangedTransformers,
+    GenerateDecoderOnlyOutput,
     GenerationMode,
     cache_in,
     plain_decoding,
@@ -123,7 +124,10 @@ def _with_our_loop(original):
         kwargs.pop("inputs_tensor", None)
         tokenizers = [kwargs.pop(name, None) for name in ("tokenizer", "assistant_tokenizer")]
         try:
-            return _decode(self, input_ids, *args, drafter=drafter, tokenizers=tokenizers, **kwargs)
+            made = _decode(self, input_ids, *args, drafter=drafter, tokenizers=tokenizers, **kwargs)
+            if isinstance(assistant_model, _Set) and isinstance(made, loop.SpeculativeOutput):  # nobody expects one field more
+                return GenerateDecoderOnlyOutput(**{name: value for name, value in made.items() if name != "speculation"})
+            return made
         except (Refused, ChangedTransformers) as reason:
             if not isinstance(assistant_model, _Set) or getattr(reason, "told", False):
                 raise

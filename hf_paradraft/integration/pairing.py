@@ -6,6 +6,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..decoding.checks import Refused
 from ..names import commit_of
 from ..protocol import Drafter
 
@@ -24,7 +25,7 @@ def check_same_tokenizer(
     output, so an unknown one passes, with a warning if the vocabulary sizes differ.
 
     Raises:
-        ValueError: the tokenizers differ; the message says where.
+        Refused: the tokenizers differ; the message says where.
     """
     if target_tokenizer is not None and drafter_tokenizer is not None:
         difference = _difference(target_tokenizer, drafter_tokenizer)
@@ -37,7 +38,7 @@ def check_same_tokenizer(
             (target.name_or_path, *options.items()), (drafter.name_or_path, *drafter.found_under.items())
         )
     if difference:
-        raise ValueError(
+        raise Refused(
             f"The drafter's tokenizer is not the target's: {difference}. Use a drafter of the target's own model family."
         )
     config = getattr(drafter, "config", None)  # what has a tokenizer has a vocabulary

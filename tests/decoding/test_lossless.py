@@ -107,6 +107,18 @@ def test_padded_vocabularies(sizes, prompt):
     target.generate(prompt, max_new_tokens=30, do_sample=True, assistant_model=drafter)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_scores_have_their_processors_dtype(dtype, rows, target, drafter, prompt):
+    options = {"max_new_tokens": 9, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+    options |= {"logits_processor": [lambda ids, scores: scores.to(dtype)], "pad_token_id": 0}
+    prompts = prompt.repeat(rows, 1)
+    plain = target.generate(prompts, **options)
+    drafted = target.generate(prompts, assistant_model=drafter, **options)
+    assert torch.equal(drafted.sequences, plain.sequences)
+    assert {score.dtype for score in (*plain.scores, *drafted.scores)} == {dtype}
+
+
 def test_scores_and_logits_are_plain_generates(target, drafter, prompt):
     options = {
         "max_new_tokens": 20,

@@ -193,3 +193,15 @@ def test_odds_learn_how_much_the_noise_decides(scale, sharp, alpha, noisy):
         assert 0.85 < of_noise / of_q < 1.15
     else:
         assert noisy[0] <= of_noise / of_q < noisy[1]
+
+
+def test_a_seeds_text_is_its_own_under_another_default_dtype():
+    """torch's default is bf16 while such models are loaded; plain decoding draws in float32 whatever it is."""
+    target = tiny_model(vocab_size=2000, dtype=torch.float32, eos_token_id=None)
+    drafter = near_copy(target)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        for seed in (3, 4):
+            assert_lossless(target, drafter, torch.tensor([[1, 2, 3, 4, 5, 6]]), seed=seed, do_sample=True, temperature=3.0)
+    finally:
+        torch.set_default_dtype(torch.float32)

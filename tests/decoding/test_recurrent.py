@@ -72,6 +72,12 @@ def test_chains_over_a_recurrent_state(name):
         same_with_an_oracle(target_of(name), input_ids=ids, max_new_tokens=40)
 
 
+@pytest.mark.parametrize("name", ["bamba", "falcon_h1", "lfm2"])
+def test_states_in_float32_of_a_float64_target(name):
+    """It reads as exactly as they are; it was refused."""
+    same_with_an_oracle(target_of(name).double(), input_ids=torch.tensor([[5, 9, 2, 7]]), max_new_tokens=20)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CONFIGS.keys() - CANNOT))
 def test_prompts_in_pieces(name, monkeypatch):
