@@ -41,7 +41,7 @@ TREE, CHAIN = "a tree of guesses", "a chain of guesses"
 CHARACTERS = 20 * MAX_PROMPT_TOKENS  # a longer text is not even tokenised
 BODY = 2**16 + 12 * CHARACTERS  # bytes of a request: a character may be written as two escapes of six
 WAITING = 64  # requests in the queue; more are sent away
-COLDEST, HOTTEST = 1e-3, 1.5  # a temperature below overflows logits
+COLDEST, HOTTEST = 1e-3, 1.5  # temperatures; below the first, logits overflow
 AUTO = 0  # the tree size that is chosen in every round
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

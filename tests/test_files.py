@@ -76,7 +76,7 @@ def test_an_index_whose_pieces_are_gone_says_nothing(tmp_path):
 
 def test_rows_come_through_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    writer = Thread(target=lambda: (tmp_path / "pipe").write_text('{"text": "a"}\n'))
+    writer = Thread(target=lambda: (tmp_path / "pipe").write_text('{"text": "a"}\n'), daemon=True)
     writer.start()
     assert list(rows_of(tmp_path / "pipe", "train")) == [{"text": "a"}]
     writer.join()

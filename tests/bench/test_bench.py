@@ -217,6 +217,16 @@ def test_category_names_are_not_read_as_markup(results, category):
     assert category in "".join(segment.text for segment in console.render(table(rows, "title")))
 
 
+def test_a_narrow_terminal_shows_figures(results):
+    """It showed empty cells."""
+    rows = records(results)
+    console = Console(record=True, width=40)
+    console.print(table(rows, "title"))
+    inside = console.export_text().partition("inside a call")[2]
+    row = next(row for row in rows if "time_split" in row)
+    assert f"{100 * row['time_split']['verify']:.0f} " in inside
+
+
 def test_names_end_no_cell_and_command_nothing(results, tmp_path):
     """They come from files of others: a folder, a set of questions, a JSON file."""
     rows = [

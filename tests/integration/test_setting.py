@@ -298,36 +298,3 @@ def test_a_drafter_of_one_text_at_a_time(caplog):
     plain = target.generate(**batch, max_new_tokens=6, do_sample=False)
     with set_drafter(target, near_copy(target, 0.01)):
         assert torch.equal(target.generate(**batch, max_new_tokens=6, do_sample=False), plain)
-
-
-@pytest.mark.parametrize(("acceptance", "sampled"), [("typical", False), ("rejection", False), ("greedy", True)])
-def test_an_acceptance_that_does_not_fit_a_call_breaks_none(acceptance, sampled, pair):
-    target, drafter = pair
-    plain = text(target, do_sample=sampled)
-    drafter.speculation_config.acceptance = acceptance
-    with set_drafter(target, drafter):
-        assert torch.equal(text(target, do_sample=sampled), plain)
-    with pytest.raises(ValueError, match="does not fit"):
-        text(target, do_sample=sampled, assistant_model=drafter)
-
-
-def test_what_is_returned_has_no_field_more(pair):
-    target, drafter = pair
-    options = {"return_dict_in_generate": True, "output_scores": True}
-    plain = text(target, **options)
-    with set_drafter(target, drafter):
-        got, took_part = drafted(drafter, lambda: text(target, **options))
-    assert took_part
-    assert list(got.keys()) == list(plain.keys())
-    assert text(target, assistant_model=drafter, **options).speculation is drafter.last_stats
-
-
-def test_a_call_that_is_not_drafted_has_the_cache_of_a_plain_one():
-    """A window's layers had been replaced by then, and kept every token."""
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    target = tiny_model("mistral-sliding", max_position_embeddings=16, rope_parameters=rope)
-    plain = text(target, return_dict_in_generate=True)
-    with set_drafter(target, near_copy(tiny_model())):
-        got = text(target, return_dict_in_generate=True)
-    assert torch.equal(got.sequences, plain.sequences)
-    assert [type(layer) for layer in got.past_key_values.layers] == [type(layer) for layer in plain.past_key_values.layers]

@@ -42,6 +42,16 @@ def test_a_chat_without_a_token_is_refused(client, monkeypatch):
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, "messages: the text is empty.")
 
 
+def test_thoughts_of_earlier_turns_reach_the_template(client, monkeypatch):
+    """Under both names that templates ask for."""
+    read = []
+    monkeypatch.setattr("hf_paradraft.serve.requests.encode_chat_prompt", lambda _, turns: read.append(turns) or [1, 2])
+    turns = [{"role": "assistant", "content": "a", "reasoning_content": "b"}, {"role": "user", "content": "c"}]
+    answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": turns, "max_tokens": 1})
+    assert answer.status_code == 200
+    assert read[0] == [{"role": "assistant", "content": "a", "reasoning_content": "b", "thinking": "b"}, turns[1]]
+
+
 @pytest.mark.parametrize("name", ["str", "int", "a[b"])
 def test_an_unknown_field_is_refused_by_its_name(name, client):
     answer = client.post("/v1/completions", json={**ASKED, name: 1})
