@@ -91,6 +91,20 @@ def test_texts_of_a_foreign_config_stay_out_of_a_card(tmp_path):
         assert "evil" not in text
 
 
+@pytest.mark.parametrize("acceptance", [{"a": 1}, 3, {"samples": 4, "mean_emitted": "high", "acceptance_by_position": [0.5]}])
+@pytest.mark.parametrize("rates", [None, "word", {"a": 1}, 2])
+def test_an_acceptance_of_another_form_is_left_out_of_a_card(acceptance, rates, tmp_path):
+    """It stands in a config that anybody may have edited."""
+    if rates is not None:
+        acceptance = {"samples": 4, "mean_emitted": 2.5, "acceptance_by_position": rates}
+    training = {"steps": 7, "acceptance": acceptance}
+    config = {"base_model_name_or_path": -1, "paradraft": {"training": training}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = render_card(tmp_path, REPO, card_fields(hf_paradraft.PardDrafter, DrafterFolder(tmp_path))).text
+    assert "7 steps" in text
+    assert "Against its target" not in text
+
+
 def test_cards_speak_of_this_drafter_alone(tmp_path):
     folder = pard_folder(tmp_path)
     rows = [*BENCH, {**BENCH[0], "method": "prompt-lookup", "speedup": 9.0}]
