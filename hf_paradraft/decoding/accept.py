@@ -27,7 +27,7 @@ class Emitted:
     Attributes:
         token: its id.
         node: the draft node that it is, or None for the target's own token, which ends the round.
-        logits: `(1, V)` float32, the target's, unprocessed.
+        logits: `(1, V)` float32, the target's, with what processors wrote into them.
         scores: `(1, V)` float32, after the logits processors.
     """
 
@@ -206,8 +206,8 @@ def accept(
             scores = raw
             token, child = child_that_is(draft, node, choices[node + 1])
         else:
-            raw = raw.float()
-            scores = logits_processor(buffer[:, :length], raw.clone())
+            raw = raw.to(torch.float32, copy=True)  # which processors may write into, as in plain decoding
+            scores = logits_processor(buffer[:, :length], raw)
             if scores.shape != raw.shape:
                 raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for one row of {raw.shape[1]}.")
             token, child = (draft.token_ids[path[0]], path.pop(0)) if path else rule(draft, node, scores)

@@ -197,7 +197,7 @@ class Call:
             for sequence in self.sequences:
                 sequence.accepted.num_read = len(sequence.accepted.path)
             raw = torch.stack([read[node + 1] for read, node in zip(logits, nodes, strict=True)]).float()
-            scores = self.together(padded(self.sequences, self.buffer, length, self.generation_config), raw.clone())
+            scores = self.together(padded(self.sequences, self.buffer, length, self.generation_config), raw)
             if scores.shape != raw.shape:
                 raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for {tuple(raw.shape)}.")
             drawn = None if self.noise is None else self.noise.draw_together(scores.softmax(-1))

@@ -134,6 +134,19 @@ def test_scores_and_logits_are_plain_generates(target, drafter, prompt):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("bars", [lambda ids, scores: scores.fill_diagonal_(-1e9), lambda ids, scores: scores.div_(2) + 1])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_logits_that_processors_write_into(bars, rows, target, drafter, prompt):
+    """Some scores of their own, some on the way to others; a row's diagonal depends on its place in the batch."""
+    options = {"max_new_tokens": 9, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    options |= {"output_scores": True, "logits_processor": [bars], "pad_token_id": 0}
+    prompts = torch.cat([prompt, prompt.flip(1)])[:rows]
+    plain, drafted = (target.generate(prompts, assistant_model=assistant, **options) for assistant in (None, drafter))
+    assert torch.equal(plain.sequences, drafted.sequences)
+    for name in ("scores", "logits"):
+        torch.testing.assert_close(torch.stack(drafted[name]), torch.stack(plain[name]), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("options", [{"max_length": int(1e30)}, {"max_length": 10**12}, {"max_new_tokens": 20.0}])
 def test_a_limit_that_nobody_reaches(options, target, prompt):
     """Many tokenizers' `model_max_length` is 1e30."""
