@@ -5,11 +5,15 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from ..auto import AutoDrafter
 from ..decoding.latency import row_latency
+from ..drafters.eagle3.config import Eagle3Config
 from ..drafters.ppd.sparse import sizes
 from ..integration.look import reads_padded
+from ..protocol import Drafter
+from ..protocol.drafter import FeatureKey, KeyValues
 from .options import (
     Dtype,
     DtypeOption,
@@ -40,6 +44,10 @@ def regenerate(
     ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="For --base-url, if it wants one.")] = None,
     drafter: Annotated[str | None, typer.Option(help="A drafter for the target, which makes it faster.")] = None,
+    states: Annotated[
+        Path | None, typer.Option(help="Keep the target's states of the answers here too, for --cache-dir of a training.")
+    ] = None,
+    max_length: Annotated[int, typer.Option(min=2, help="Of --states: tokens of a text at most, as that training has.")] = 512,
     avoid: Annotated[
         str | None, typer.Option(help="What drafters are measured on: prompts that share 13 words in a row with it are left out.")
     ] = None,
@@ -55,11 +63,12 @@ def regenerate(
     from ..training.answers import Server, Target
     from ..training.regenerate import check_sources, only_writer
     from ..training.regenerate import regenerate as run
+    from ..training.target_states import TargetStates
 
     if (prompts is None) == (invent is None):
         raise typer.BadParameter("give --prompts FILE, or --invent N.")
-    if base_url is not None and (invent or drafter):
-        raise typer.BadParameter("--invent and --drafter need the target in this process: leave out --base-url.")
+    if base_url is not None and (invent or drafter or states):
+        raise typer.BadParameter("--invent, --drafter and --states need the target in this process: leave out --base-url.")
     use_threads(threads)
     how = max_new_tokens, batch_size, temperature, seed
     if base_url is not None:
@@ -67,7 +76,8 @@ def regenerate(
     else:
         model, tokenizer = open_target(target, dtype.placement)
         helper = AutoDrafter.from_pretrained(drafter, **dtype.placement) if drafter else None
-        writer = Target(model, tokenizer, *how, helper, joins=reads_padded(model))
+        kept = None if states is None else TargetStates(model, layers_read(helper, model), folder=states)
+        writer = Target(model, tokenizer, *how, helper, reads_padded(model), kept, max_length)
     if invent is not None:
         from ..training.invent import invent as write_prompts
 
@@ -79,6 +89,12 @@ def regenerate(
     else:
         rows = run(writer, str(prompts), output, overwrite=overwrite, avoid=avoid)
     console.print(f"{rows} rows written to {output}")
+
+
+def layers_read(drafter: Drafter | None, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+    """Choose the states that are kept: those that the drafter reads, or else those that a new EAGLE-3 layer would."""
+    read = () if drafter is None else tuple(key for key in drafter.needs(target) if not isinstance(key, KeyValues))
+    return read or Eagle3Config.for_target(target, 1).features_for(0)
 
 
 @app.command(epilog="Example: paradraft calibrate my-adapter --eval-file answers.jsonl")

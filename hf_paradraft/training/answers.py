@@ -16,11 +16,13 @@ from transformers.utils import logging
 
 from ..chat import RefusedTurns, end_tokens, learned_context, render_chat, sampling, until_end, whole_characters
 from ..decoding.checks import Refused
-from ..decoding.continuous import can_join, continuous_batching
+from ..decoding.continuous import NoDrafter, can_join, continuous_batching
 from ..protocol import Drafter
+from .caught_states import Catching
 from .data import tokenizer_hash
 from .fingerprint import fingerprint
 from .source import THOUGHTS
+from .target_states import TargetStates
 
 logger = logging.get_logger(__name__)
 TYPICAL_PROMPT = 256  # tokens of a prompt; a batch of longer ones has fewer rows
@@ -58,6 +60,8 @@ class Target:
         seed: of sampling.
         drafter: makes it faster; the answers stay the target's.
         joins: whether prompts may join a running batch, if target and drafter allow it.
+        states: keeps the target's states of the answers, for trainings; None: nobody wants them.
+        max_length: tokens of a text that a training takes, at most.
     """
 
     model: PreTrainedModel
@@ -68,6 +72,8 @@ class Target:
     seed: int = 0
     drafter: Drafter | None = None
     joins: bool = True
+    states: TargetStates | None = None
+    max_length: int = 512
 
     def __post_init__(self) -> None:
         self.tokenizer.padding_side = "left"
@@ -131,34 +137,50 @@ class Target:
         if self.joins and self.temperature == 0 and can_join(self.model, self.drafter):
             waiting = sorted(prompts.keys() - done, key=lambda index: (len(prompts[index]), index))  # short ones need not wait
             encoded = [prompts[index] for index in waiting]
-            options = {"drafter": self.drafter, "pad_token_id": self.tokenizer.pad_token_id}
-            done = {*done}
+            drafter, done = self._helper(), {*done}
+            options = {"drafter": drafter, "pad_token_id": self.tokenizer.pad_token_id}
             try:
                 for number, ids in continuous_batching(self.model, encoded, *sizes, **options):
                     done.add(waiting[number])
-                    yield waiting[number], self._answered(rows[waiting[number]], encoded[number], ids)
+                    yield waiting[number], self._answered(rows[waiting[number]], encoded[number], ids, drafter, number)
             except Refused as error:
                 logger.warning_once("Prompts cannot join a running batch here (%s): they are answered batch by batch.", error)
                 self.joins = False
         for batch in batches({index: len(ids) for index, ids in prompts.items()}, *sizes):
             if not done.issuperset(batch):
-                for index, ids in zip(batch, self._together(batch, prompts), strict=True):
+                drafter = self._helper()
+                for number, (index, ids) in enumerate(zip(batch, self._together(batch, prompts, drafter), strict=True)):
                     if index not in done:
-                        yield index, self._answered(rows[index], prompts[index], ids)
+                        yield index, self._answered(rows[index], prompts[index], ids, drafter, number)
 
-    def _together(self, batch: list[int], prompts: dict[int, list[int]]) -> list[list[int]]:
+    def _helper(self) -> Drafter | None:
+        """Make the drafter of some prompts, which catches their states where those are wanted."""
+        return self.drafter if self.states is None else Catching(self.drafter or NoDrafter(), self.states.stored_keys)
+
+    def _together(self, batch: list[int], prompts: dict[int, list[int]], drafter: Drafter | None) -> list[list[int]]:
         """Generate new tokens for one batch, padding included; seeded per batch, so that a repeated one draws alike."""
         torch.manual_seed(self.seed + batch[0])
         inputs = self.tokenizer.pad({"input_ids": [prompts[index] for index in batch]}, return_tensors="pt")
         options = {"max_new_tokens": self.max_new_tokens, **sampling(self.temperature)}
-        if self.drafter is not None:
-            options["assistant_model"] = self.drafter
+        if drafter is not None:
+            options["assistant_model"] = drafter
         written = self.model.generate(**inputs.to(self.model.device), **options)
         return written[:, inputs["input_ids"].shape[1] :].tolist()
 
-    def _answered(self, row: Mapping[str, Any], prompt: list[int], ids: list[int]) -> dict[str, Any]:
-        """Make a row of the new tokens up to the one that ends them, as text and as ids: templates do not reproduce those."""
+    def _answered(
+        self, row: Mapping[str, Any], prompt: list[int], ids: list[int], drafter: Drafter | None, number: int
+    ) -> dict[str, Any]:
+        """Make a row of the new tokens up to the one that ends them, as text and as ids: templates do not reproduce those.
+
+        Args:
+            row: the prompt.
+            prompt, ids: its tokens, and the new ones.
+            drafter: from `_helper`, for which this was the text of that `number`.
+            number: see `drafter`.
+        """
         ids, ended = until_end(ids, end_tokens(self.model))
+        if self.states is not None and isinstance(drafter, Catching):
+            self.states.keep(torch.tensor([*prompt, *ids][: self.max_length]), drafter.take(number))
         unlabelled = {"prompt_tokens": len(prompt)} if "messages" in row else {}
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return answered(row, text, ended, {}, ids=[*prompt, *ids], tokenizer=self.hash, **unlabelled)

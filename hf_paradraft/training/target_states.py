@@ -106,8 +106,7 @@ class TargetStates:
         """
         if self.folder is None:
             return self._states(self.keys, ids, lengths)
-        texts = [row[:length] for row, length in zip(ids.cpu(), lengths.tolist(), strict=True)]
-        files = [self.folder / f"{hashlib.sha256(text.numpy().tobytes()).hexdigest()[:40]}.safetensors" for text in texts]
+        files = [_file_of(self.folder, row[:length]) for row, length in zip(ids, lengths.tolist(), strict=True)]
         names = [*map(str, self.keys), "normaliser"]
         states = [_read(file, names) if file.exists() else None for file in files]
         if missing := [row for row, state in enumerate(states) if state is None]:
@@ -137,15 +136,31 @@ class TargetStates:
             distributions.append(p if self.vocabulary is None else p[:, self.vocabulary.to(p.device)])
         return torch.cat(distributions)
 
+    def keep(self, ids: LongTensor, caught: dict[FeatureKey, Tensor]) -> None:
+        """Keep a text's states that were caught while it was written.
+
+        Args:
+            ids: int64 `(N,)`, cut where training will cut it.
+            caught: by each of `stored_keys`, `(at least N - 1, hidden)`: nothing is learned from the state of a last token.
+        """
+        assert self.folder is not None
+        states = {key: F.pad(rows, (0, 0, 0, len(ids) - len(rows)))[None] for key, rows in caught.items()}
+        (whole,) = self._by_text(states, [len(ids)])
+        self._keep(_file_of(self.folder, ids), whole)
+
     def _run(self, ids: LongTensor, lengths: LongTensor) -> list[dict[str, Tensor]]:
         """Compute the tensors that are kept of each text, `(length, …)`, on the CPU."""
-        states = self._states(self.stored_keys, ids, lengths)
-        rows = F.pad(states["normed"].flatten(0, 1), (0, 0, 0, -ids.numel() % ROWS))
+        return self._by_text(self._states(self.stored_keys, ids, lengths), lengths.tolist())
+
+    def _by_text(self, states: dict[Any, Tensor], lengths: list[int]) -> list[dict[str, Tensor]]:
+        """Split states `(B, N, hidden)` into those of each text, with what normalises the distribution behind each token."""
+        shape = states["normed"].shape[:2]
+        rows = F.pad(states["normed"].flatten(0, 1), (0, 0, 0, -shape.numel() % ROWS))
         sums = [self.head.logits(chunk).float().logsumexp(-1, keepdim=True) for chunk in rows.split(ROWS)]
-        states["normaliser"] = torch.cat(sums)[: ids.numel()].unflatten(0, ids.shape)
+        states["normaliser"] = torch.cat(sums)[: shape.numel()].unflatten(0, shape)
         return [
             {str(key): value[row, :length].cpu().contiguous() for key, value in states.items()}
-            for row, length in enumerate(lengths.tolist())
+            for row, length in enumerate(lengths)
         ]
 
     def _states(self, keys: Sequence[FeatureKey], ids: LongTensor, lengths: LongTensor) -> dict[Any, Tensor]:
@@ -173,6 +188,11 @@ class TargetStates:
             self.room = 0
             temporary.unlink(missing_ok=True)
             logger.warning("%s takes no more states: %s", file.parent, error)
+
+
+def _file_of(folder: Path, text: LongTensor) -> Path:
+    """Name the file of a text's states, by its tokens, int64 `(N,)`."""
+    return folder / f"{hashlib.sha256(text.cpu().numpy().tobytes()).hexdigest()[:40]}.safetensors"
 
 
 def _read(file: Path, names: list[str]) -> dict[str, Tensor] | None:

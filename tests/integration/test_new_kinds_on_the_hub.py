@@ -113,7 +113,7 @@ def test_every_command_of_the_public_model_page_runs(tmp_path, monkeypatch):
         "--learning-rate 1e-3": "--learning-rate 1e-3 --max-length 64 --max-steps 2",
         "-k 5 -n auto": "-k 3 -n 4 --repeats 1 --max-new-tokens 8",
     }
-    ran = 0
+    ran, written = 0, []
     for line in re.search(r"```bash\n(.*?)```", page, re.S)[1].splitlines():
         if line.startswith("paradraft "):
             for long, short in smaller.items():
@@ -121,7 +121,9 @@ def test_every_command_of_the_public_model_page_runs(tmp_path, monkeypatch):
             result = CliRunner().invoke(app, shlex.split(line)[1:])
             assert result.exit_code == 0, (line, result.output, result.exception)
             ran += 1
+            written += [len(list(Path("states").glob("*.safetensors")))]
     assert ran == 5
+    assert 3 < written[1] == written[-1]  # the trainings found the states of all texts
     measured = json.loads(Path("results.json").read_text())
     assert {"plain", "prompt-lookup", "eagle3-chain-k3", "eagle3-tree-k3-n4-lookup"} <= {row["method"] for row in measured}
     assert all(row["matches_reference"] in (True, 1.0) for row in measured)

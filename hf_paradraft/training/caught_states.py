@@ -1,0 +1,106 @@
+"""The target's states of texts, caught in the forwards that write them: a training need not run it for those again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..protocol import Drafter, Drafting, Guess, Observation, Prefix
+from ..protocol.drafter import FeatureKey
+
+
+class Catching(Drafter):
+    """A drafter that drafts as another does, and keeps what the target's forwards bring of every text.
+
+    Args:
+        drafter: guesses.
+        keys: the states that are kept.
+
+    Attributes:
+        texts: by the number of each text, in the order in which they begin: its states so far, `(f, hidden)` in pieces.
+        begun: how many have begun.
+    """
+
+    def __init__(self, drafter: Drafter, keys: Sequence[FeatureKey]):
+        vars(self).update({name: getattr(drafter, name) for name in Drafter.__annotations__})
+        self.drafter, self.keys = drafter, tuple(keys)
+        self.texts: dict[int, dict[FeatureKey, list[Tensor]]] = {}
+        self.begun = 0
+
+    @property
+    def max_rows(self) -> int:
+        """Implement `Drafter.max_rows`."""
+        return self.drafter.max_rows
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Implement `Drafter.attach`."""
+        self.drafter.attach(target)
+
+    def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+        """List what the drafter reads, and what is kept."""
+        return tuple(dict.fromkeys((*self.drafter.needs(target), *self.keys)))
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
+        """Implement `Drafter.start_drafting`."""
+        return CatchingDrafting(self, self.drafter.start_drafting(target, max_length), self.drafter.needs(target))
+
+    def begin(self, count: int) -> list[int]:
+        """Give numbers to texts that begin."""
+        numbers = [*range(self.begun, self.begun + count)]
+        self.texts.update({number: defaultdict(list) for number in numbers})
+        self.begun += count
+        return numbers
+
+    def take(self, number: int) -> dict[FeatureKey, Tensor]:
+        """Hand over the states of a text that has ended, `(n, hidden)`: of all its tokens but the newest."""
+        return {key: torch.cat(pieces) for key, pieces in self.texts.pop(number).items()}
+
+
+class CatchingDrafting(Drafting):
+    """One call of a `Catching` drafter.
+
+    Args:
+        catching: keeps the states.
+        drafting: guesses.
+        read: what that reads, in its order.
+    """
+
+    def __init__(self, catching: Catching, drafting: Drafting, read: tuple[FeatureKey, ...]):
+        self.catching, self.drafting, self.read = catching, drafting, read
+        self.numbers: list[int] = []  # of the texts
+
+    def propose(self, prefixes: list[Prefix]) -> Sequence[Guess]:
+        """Implement `Drafting.propose`."""
+        return self.drafting.propose(prefixes)
+
+    def check_texts(self, count: int) -> None:
+        """Implement `Drafting.check_texts`; the texts begin here."""
+        self.drafting.check_texts(count)
+        self.numbers = self.catching.begin(count)
+
+    def observe(self, observations: list[Observation | None]) -> None:
+        """Keep what is wanted, and show the drafter what it reads."""
+        for number, observation in zip(self.numbers, observations, strict=True):
+            for key in self.catching.keys if observation is not None else ():
+                self.catching.texts[number][key].append(observation.features[key])
+        self.drafting.observe([seen and self._without_others(seen) for seen in observations])
+
+    def _without_others(self, seen: Observation) -> Observation:
+        features = {key: seen.features[key] for key in self.read}
+        return Observation(seen.tokens, seen.begin, features, seen.prompt_logits)
+
+    def join(self, other: Drafting) -> bool:
+        """Implement `Drafting.join`."""
+        if isinstance(other, CatchingDrafting) and self.drafting.join(other.drafting):
+            self.numbers += other.numbers
+            return True
+        return False
+
+    def select(self, rows: list[int]) -> None:
+        """Implement `Drafting.select`."""
+        self.drafting.select(rows)
+        self.numbers = [self.numbers[row] for row in rows]
