@@ -293,6 +293,13 @@ class Call:
             if sequence.accepted is not None and sequence.end > sequence.accepted.begin
         ]
 
+    def break_off(self) -> None:
+        """Leave the cache of a batch in which something raised even, as in plain decoding, where somebody may see it."""
+        if self.hands_back and len(self.sequences) > 1 and isinstance(self.verifier, TreeVerifier):
+            lengths = self.verifier.cache.lengths
+            end = min(*lengths, max(self.begin, self.judged - 1)) if self.criteria else min(lengths)
+            self.verifier.cache.forget([length - end for length in lengths])
+
     def finish(self) -> None:
         """Leave the cache as plain decoding does, where somebody will see it."""
         if self.hands_back:

@@ -30,10 +30,12 @@ MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features
 
 def more_than_ids(model_kwargs: dict[str, Any]) -> bool:
     """Tell whether a call brings images, sound or embeddings: an argument of such a name that holds something."""
-    return any(
-        value is not None and not (isinstance(value, Mapping) and not value) and any(part in name for part in MORE_THAN_IDS)
-        for name, value in model_kwargs.items()
-    )
+    return any(holds_something(value) and any(part in name for part in MORE_THAN_IDS) for name, value in model_kwargs.items())
+
+
+def holds_something(value: Any) -> bool:
+    """Tell whether an argument is there at all: some models are handed empty mappings for images that a call does not have."""
+    return value is not None and not (isinstance(value, Mapping) and not value)
 
 
 CALLS = "attach", "needs"

@@ -92,13 +92,17 @@ def speculative_decoding(
         model, input_ids, logits_processor, stopping_criteria, generation_config, drafter, streamer, synced_gpus, model_kwargs
     )
     batch = Batch(call)
-    with call.features, call.noise or nullcontext():
-        while call.read_piece():
-            pass
-        step(batch)
-        with decodes(model):
-            while not call.finished:
-                step(batch)
+    try:
+        with call.features, call.noise or nullcontext():
+            while call.read_piece():
+                pass
+            step(batch)
+            with decodes(model):
+                while not call.finished:
+                    step(batch)
+    except BaseException:
+        call.break_off()
+        raise
     return output(call, started, model_kwargs)
 
 

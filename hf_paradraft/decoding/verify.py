@@ -12,7 +12,7 @@ from transformers import Cache, PreTrainedModel
 from ..names import CACHE_NAMES, DynamicLayer, with_cache
 from ..protocol import Draft
 from .cache import RaggedCache, cache_of_call, replace_layers, stop_recording
-from .checks import Refused
+from .checks import Refused, holds_something
 from .compiled import compiled_forward
 from .features import Features
 from .sequence import Sequence
@@ -277,7 +277,8 @@ class TreeVerifier:
             ValueError: one has not read its prompt yet, has a static cache, or inputs beyond ids.
         """
         for verifier in (self, other):
-            more = set(verifier.model_kwargs) - {*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+            given = {name for name, value in verifier.model_kwargs.items() if holds_something(value)}
+            more = given - {*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
             if verifier.first is not None or verifier.row_counts is not None or verifier.cache.num_slots is not None or more:
                 raise ValueError(
                     "Sequences join others behind their prompts, in dynamic caches, and with nothing but ids: this call has to "

@@ -241,6 +241,8 @@ def _fault(model: PreTrainedModel, several: bool) -> str | None:
     # What its own config says of decoding is for texts of others, and other threads may decode with it meanwhile.
     twin = object.__new__(type(model))
     twin.__dict__ = {**vars(model), "generation_config": GenerationConfig()}
+    own = [vars(part) for part in model.modules()]
+    kept = [{name: value for name, value in had.items() if value is None or isinstance(value, Tensor)} for had in own]
     with plainly(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # the caller's seed is the caller's
         try:
             before = None if generator is None else generator.get_state()
@@ -256,6 +258,9 @@ def _fault(model: PreTrainedModel, several: bool) -> str | None:
             if isinstance(error, Refused):
                 return None
             return f"does not read {_read(several)}" if decodes else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
+        finally:  # what its parts remember of the last text (M-RoPE's `rope_deltas`) is of the caller's
+            for had, before in zip(own, kept, strict=True):
+                had.update(before)
     if moved:
         return "draws random numbers in its forwards (dropout in training mode?)"
     if bool(plain.isnan().any()):  # acceptance says what is wrong with it

@@ -139,6 +139,29 @@ def test_a_call_that_raises_leaves_what_was_accepted_in_the_cache(target, where,
         assert lengths[0] == lengths[1]
 
 
+def test_a_batch_that_raises_leaves_an_even_cache(target, prompt):
+    """Rows go at their own pace, and the one behind had stale entries."""
+    drafter = near_copy(target, 0.05)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, 9, never_slower=False)
+    prompts = torch.cat([prompt, prompt.flip(1)])
+    options = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0}
+    text = target.generate(prompts, **options)
+    for after in range(1, 12):
+        caches = []
+        for assistant in (None, drafter):
+            caches.append(DynamicCache(config=target.config))
+            given = {CACHE: caches[-1], "stopping_criteria": [RaisesToo(after)], "assistant_model": assistant}
+            with pytest.raises(RuntimeError, match="mine"):
+                target.generate(prompts, **options, **given)
+        plain, drafted = caches
+        assert plain.get_seq_length() == drafted.get_seq_length() == prompts.shape[1] + after
+        with torch.no_grad():
+            target(text[:, : plain.get_seq_length()], **{CACHE: (read := DynamicCache(config=target.config))})
+        for ours, theirs in zip(drafted.layers, read.layers, strict=True):
+            torch.testing.assert_close(ours.keys, theirs.keys)
+            torch.testing.assert_close(ours.values, theirs.values)
+
+
 @pytest.mark.parametrize("tree_size", [None, 8])
 def test_prompts_beyond_a_phi3s_first_context(tree_size):
     """Its class drops an empty cache for such prompts, and plain decoding takes the one that comes back."""

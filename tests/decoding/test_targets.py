@@ -69,8 +69,8 @@ def test_images_beside_the_prompt_are_lossless():
     same_with_an_oracle(target, **twice, attention_mask=torch.ones_like(twice["input_ids"]))
 
 
-def test_mrope_targets_are_lossless():
-    """Qwen2-VL counts positions in time, height and width: chains, one prompt at a time."""
+def mrope_target():
+    """A Qwen2-VL, and a prompt with an image."""
     torch.manual_seed(0)
     config = Qwen2VLConfig(
         text_config={**SHARED, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}},
@@ -81,9 +81,26 @@ def test_mrope_targets_are_lossless():
     target = Qwen2VLForConditionalGeneration(config).eval()
     ids = torch.tensor([[27, 29, 29, 29, 29, 26, 5, 6, 7]])
     images = {"pixel_values": torch.randn(16, 12), "image_grid_thw": torch.tensor([[1, 4, 4]])}
-    inputs = {"input_ids": ids, **images, "mm_token_type_ids": (ids == 29).long()}
+    return target, {"input_ids": ids, **images, "mm_token_type_ids": (ids == 29).long()}
+
+
+def test_mrope_targets_are_lossless():
+    """Qwen2-VL counts positions in time, height and width: chains, one prompt at a time."""
+    target, inputs = mrope_target()
     same_with_an_oracle(target, **inputs)
     reads_images_alone(target, inputs)
+
+
+def test_a_look_at_a_target_leaves_no_traces(monkeypatch):
+    """The short text's positions took the place of the image's, and the next turn of a chat had another text."""
+    monkeypatch.setattr("hf_paradraft.integration.look._file", lambda *_: None)
+    target, inputs = mrope_target()
+    options = {"do_sample": False, "max_new_tokens": 6, "suppress_tokens": [26, 27, 28, 29], "pad_token_id": 0}
+    target.generate(**inputs, **options)
+    left = target.model.rope_deltas
+    assert left.item() != 0
+    target.generate(**inputs, **options, assistant_model=hf_paradraft.NgramDrafter())
+    assert torch.equal(target.model.rope_deltas, left)
 
 
 def test_the_drafter_has_its_own_dtype_and_vocabulary():

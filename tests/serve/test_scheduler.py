@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import EOS, near_copy, tiny_model
+from tiny import EOS, SHARED, near_copy, tiny_model
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from hf_paradraft import AutoregressiveDrafter, NgramDrafter, ParallelSpecDrafter, SpeculationConfig
 from hf_paradraft.serve.scheduler import Job, QueueFull, Scheduler, Stopped
@@ -164,6 +165,25 @@ def test_who_waits_when_the_server_ends_is_told():
     scheduler.stop()
     assert not scheduler.thread.is_alive()
     assert all(isinstance(answer(news), Stopped) for _, news in requests)
+
+
+def test_targets_that_could_read_images_answer_together():
+    """Gemma 3's class hands on an empty mapping of images with every text."""
+    torch.manual_seed(0)
+    eyes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8}
+    mind = {**SHARED, "head_dim": 8, "sliding_window": 64, "query_pre_attn_scalar": 8}
+    config = Gemma3Config(text_config=mind, vision_config={**eyes, "patch_size": 4}, mm_tokens_per_image=4)
+    target = Gemma3ForConditionalGeneration(config).eval()
+    scheduler = Scheduler(target, NgramDrafter(), max_batch_size=3)
+    prompts = [[1, 2, 3, 4, 1, 2], [5, 6], [7, 8, 9]]
+    jobs = [job(ids) for ids in prompts]
+    for one, _ in jobs:
+        scheduler.submit(one)
+    scheduler.start()
+    for ids, (_, news) in zip(prompts, jobs, strict=True):
+        text = target.generate(torch.tensor([ids]), **GREEDY, max_new_tokens=20)[0, len(ids) :]
+        assert answer(news) == text.tolist()
+    scheduler.stop()
 
 
 def test_a_full_queue_says_so():
