@@ -64,9 +64,8 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
         if not card.exists() or card.read_text(encoding="utf-8").count(PEFT_BLANK) >= MANY_BLANKS:
             text = str(render_card(whole, repo_id, fields, license))
             if _is_edited(repo_id, options.get("revision"), options.get("token")):
-                logger.warning(
-                    "%s has a README that people wrote or changed: it is kept. Put one into %s to replace it.", repo_id, folder
-                )
+                what = "it is kept" if license is None else "it is kept, and the license in it"
+                logger.warning("%s has a README that people wrote or changed: %s. Put one into %s.", repo_id, what, folder)
                 card.unlink(missing_ok=True)
             else:
                 write_whole(card, f"{text}\n{MARK.format(_hash(text))}\n")
@@ -88,12 +87,23 @@ def _hash(text: str) -> str:
 
 
 def _is_edited(repo_id: str, revision: str | None, token: str | bool | None) -> bool:
-    """Tell whether a repository has a README that is not as this library rendered it."""
+    """Tell whether a repository has a README that is not as this library rendered it.
+
+    Raises:
+        OSError: the Hub does not say.
+    """
+    api = HfApi(token=token)
     try:
+        if revision is not None and not api.revision_exists(repo_id, revision):
+            revision = None  # a new branch has main's
+        if not api.file_exists(repo_id, "README.md", revision=revision):
+            return False
         options: dict[str, Any] = {"revision": revision, "token": token, "force_download": True}  # an older copy says nothing
         text = Path(hf_hub_download(repo_id, "README.md", **options)).read_text(encoding="utf-8")
-    except (HTTPError, OSError, ValueError):  # there is none, or no such repository yet: whoever uploads will say
-        return False
+    except UnicodeDecodeError:
+        return True
+    except (HTTPError, OSError, RuntimeError) as error:
+        raise _unpublished(repo_id, error) from error
     body, mark, rest = text.rpartition(MARK.partition("{")[0])
     if not mark:  # of a version that left no mark, or of somebody else
         return "\n- paradraft\n" not in text
@@ -164,9 +174,11 @@ def upload(
                 api.delete_repo(repo_id, repo_type=repo_type, missing_ok=True)
         if not isinstance(error, HTTPError | OSError | RuntimeError):
             raise  # a card says by itself what is wrong with it
-        raise OSError(
-            f"{repo_id} was not published, and what the Hub had is as it was; push again to go on from here. {error}"
-        ) from error
+        raise _unpublished(repo_id, error) from error
+
+
+def _unpublished(repo_id: str, error: BaseException) -> OSError:
+    return OSError(f"{repo_id} was not published, and what the Hub had is as it was; push again to go on from here. {error}")
 
 
 def _is_empty(api: HfApi, repo_id: str, repo_type: str) -> bool:

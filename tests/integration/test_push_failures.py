@@ -39,6 +39,25 @@ def test_a_cut_connection_leaves_what_was_there(hub, tmp_path, folder_of, monkey
         assert hub.files(REPO) == after
 
 
+def test_a_readme_of_people_survives_a_cut_connection_and_a_new_branch(hub, tmp_path, caplog):
+    """Not to have seen it was taken for leave to replace it; and a new branch has main's."""
+    folder, mine = pard_folder(tmp_path), b"---\nlicense: mit\n---\n# Mine\n"
+    push_folder(folder, REPO)
+    files = {**hub.files(REPO), "README.md": mine}
+    hub.repos["models", REPO].add("main", files, set(), "by hand")
+    begin = len(hub.calls)
+    push_folder(folder, REPO, license="apache-2.0")
+    assert "it is kept, and the license in it" in caplog.text
+    for cut in range(len(hub.calls) - begin):
+        hub.drop_at = len(hub.calls) + cut
+        with contextlib.suppress(OSError):
+            push_folder(folder, REPO)
+        hub.drop_at = None
+        assert hub.files(REPO)["README.md"] == mine
+    push_folder(folder, REPO, revision="next")
+    assert hub.files(REPO, "next")["README.md"] == mine
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "shortlist.safetensors"])
 def test_damaged_files_are_not_published(name, hub, tmp_path):
     folder = pard_folder(tmp_path)
