@@ -198,11 +198,10 @@ def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
         OSError: there is no such file or dataset.
         ValueError: a line that is no JSON object.
     """
+    check_rows_there(source)
     name = str(source)
     if Path(source).exists() and not Path(source).is_dir():  # a pipe too
         return _lines(Path(source))
-    if name.endswith((".json", ".jsonl")):
-        raise OSError(f"There is no file {name}.")
     from datasets import load_dataset  # an extra
 
     name, config, named = (*name.split(":"), "", "")[:3]
@@ -210,6 +209,16 @@ def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
         return iter(load_dataset(name, config or None, split=named or split))
     except Exception as error:  # datasets raises errors of many kinds
         raise OSError(f"{source} is neither a file here nor a dataset that could be fetched: {error}") from error
+
+
+def check_rows_there(source: str | Path | None) -> None:
+    """Refuse a JSON-lines file that is not there, before anything is loaded; None: no rows are wanted.
+
+    Raises:
+        OSError: it is not.
+    """
+    if str(source).endswith((".json", ".jsonl")) and not Path(str(source)).exists():
+        raise OSError(f"There is no file {source}.")
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:

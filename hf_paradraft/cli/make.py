@@ -11,6 +11,7 @@ from ..auto import AutoDrafter
 from ..decoding.latency import row_latency
 from ..drafters.eagle3.config import Eagle3Config
 from ..drafters.ppd.sparse import sizes
+from ..files import check_rows_there
 from ..integration.look import reads_padded
 from ..protocol import Drafter
 from ..protocol.drafter import FeatureKey, KeyValues
@@ -47,7 +48,9 @@ def regenerate(
     states: Annotated[
         Path | None, typer.Option(help="Keep the target's states of the answers here too, for --cache-dir of a training.")
     ] = None,
-    max_length: Annotated[int, typer.Option(min=2, help="Of --states: tokens of a text at most, as that training has.")] = 512,
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="Of --states: tokens of a text at most, as that training has.  [default: 512]")
+    ] = None,
     avoid: Annotated[
         str | None, typer.Option(help="What drafters are measured on: prompts that share 13 words in a row with it are left out.")
     ] = None,
@@ -55,7 +58,7 @@ def regenerate(
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together, or requests that are open at a time.")] = 64,
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
     overwrite: Annotated[bool, typer.Option(help="Begin anew where the file has answers of another run.")] = False,
     threads: Threads = None,
 ) -> None:
@@ -69,19 +72,26 @@ def regenerate(
         raise typer.BadParameter("give --prompts FILE, or --invent N.")
     if base_url is not None and (invent or drafter or states):
         raise typer.BadParameter("--invent, --drafter and --states need the target in this process: leave out --base-url.")
+    if states is None and max_length is not None:
+        raise typer.BadParameter("--max-length says how much of a text --states keeps: pass both.")
+    if states is not None and dtype.chosen != Dtype.auto.chosen:
+        raise typer.BadParameter(f"trainings run the target in {Dtype.auto.chosen} here, so --states need no other --dtype.")
+    check_sources(output, prompts, avoid)
+    for file in (prompts, avoid):
+        check_rows_there(file)
     use_threads(threads)
     how = max_new_tokens, batch_size, temperature, seed
     if base_url is not None:
         writer: Server | Target = Server(base_url, target, *how, api_key)
     else:
-        model, tokenizer = open_target(target, dtype.placement)
+        whole = {} if states is None else {"whole": True}  # as trainings open it
+        model, tokenizer = open_target(target, {**dtype.placement, **whole})
         helper = AutoDrafter.from_pretrained(drafter, **dtype.placement) if drafter else None
         kept = None if states is None else TargetStates(model, layers_read(helper, model), folder=states)
-        writer = Target(model, tokenizer, *how, helper, reads_padded(model), kept, max_length)
+        writer = Target(model, tokenizer, *how, helper, reads_padded(model), kept, max_length or 512)
     if invent is not None:
         from ..training.invent import invent as write_prompts
 
-        check_sources(output, avoid)
         invented = output.with_name(f"{output.name}.prompts.jsonl")
         with only_writer(invented):
             write_prompts(model, tokenizer, invent, invented, batch_size=batch_size, seed=seed, overwrite=overwrite)
@@ -92,9 +102,12 @@ def regenerate(
 
 
 def layers_read(drafter: Drafter | None, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-    """Choose the states that are kept: those that the drafter reads, or else those that a new EAGLE-3 layer would."""
+    """Choose the layers whose states are kept, beside the last: the drafter's, or those of a new EAGLE-3 layer."""
     read = () if drafter is None else tuple(key for key in drafter.needs(target) if not isinstance(key, KeyValues))
-    return read or Eagle3Config.for_target(target, 1).features_for(0)
+    try:
+        return read or Eagle3Config.for_target(target, 1).features_for(0)
+    except ValueError:  # it has too few, or none of the usual kind
+        return ("normed",)
 
 
 @app.command(epilog="Example: paradraft calibrate my-adapter --eval-file answers.jsonl")

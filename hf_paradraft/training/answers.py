@@ -217,7 +217,7 @@ class Server:
         temperature: 0 is greedy.
         seed: of sampling, to which the prompt's number is added.
         api_key: if the server wants one; it goes nowhere else.
-        tokenizer, context: not known here.
+        tokenizer, context, states: not known here.
     """
 
     base_url: str
@@ -229,6 +229,7 @@ class Server:
     api_key: str | None = None
     tokenizer: None = None
     context: None = None
+    states: None = None
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Return True for any prompt: only the server knows its context."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from time import time
 from typing import Any
 from zipfile import is_zipfile
 
@@ -19,7 +21,8 @@ from ..whole_files import write_json
 logger = logging.get_logger(__name__)
 RUN = "run.json"  # in every whole checkpoint, written last: how its run was made
 NEW, FORMER = ".new", "former"  # where a model is written, and where what belonged to the weights before goes
-MADE_HERE = ".paradraft"  # in the first: nothing else of that name is touched
+MADE_HERE = ".paradraft"  # in the first: nothing else of that name is touched; and in checkpoints, with the seconds so far
+OURS = {"kind", "data", "weights"}  # of what is in a `RUN`, for others write files of that name
 OF_WEIGHTS = ("bench.json.part", "tau.png", "training_args.bin")
 NOT_OURS = ("LICENSE", "README.md")  # unless it is a card of ours
 
@@ -50,7 +53,7 @@ def check_output(output_dir: Path, resume: bool, overwrite: bool, *sources: str 
         raise ValueError(f"{output_dir} is a file; the output must be a folder.")
     if output_dir.is_dir() and any(output_dir.iterdir()) and not (resume or overwrite):
         raise ValueError(f"{output_dir} already has files: pass --resume to go on, --overwrite to replace, or another folder.")
-    if resume and not _checkpoints(output_dir) and any(output_dir.glob("*.safetensors")):
+    if resume and not any(map(_is_ours, _checkpoints(output_dir))) and any(output_dir.glob("*.safetensors")):
         raise ValueError(f"{output_dir} has a model and no checkpoint to go on from: pass --overwrite to replace it, or another.")
     if (output_dir / NEW).exists() and not (output_dir / NEW / MADE_HERE).exists():
         raise ValueError(f"{output_dir} has a {NEW} that no run has left there: move it, or name another folder.")
@@ -60,6 +63,11 @@ def _checkpoints(output_dir: Path) -> list[Path]:
     """List all checkpoints in a run's folder, whole or not, the newest first."""
     numbers = [(file.name.removeprefix("checkpoint-"), file) for file in output_dir.glob("checkpoint-*")]
     return [file for _, file in sorted(((int(number), file) for number, file in numbers if number.isdigit()), reverse=True)]
+
+
+def _is_ours(checkpoint: Path) -> bool:
+    """Tell whether this library left a checkpoint, whole or not."""
+    return (checkpoint / MADE_HERE).exists() or (_made(checkpoint) or {}).keys() >= OURS
 
 
 def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
@@ -111,22 +119,35 @@ def _damaged(checkpoint: Path) -> Path | None:
 
 
 class Checkpoints(TrainerCallback):
-    """A callback that marks a checkpoint as whole once all of it is written, and removes those that it replaces, no others.
+    """A callback that marks checkpoints as ours, and as whole once all is written, and removes those that it replaces, no others.
 
     The trainer's own rotation goes by numbers, and would take a new run's first checkpoints for the oldest.
 
     Args:
         settings: of the run.
         arguments: of the trainer; their `save_total_limit` is obeyed here.
+        resumed: the checkpoint that the run goes on from.
+
+    Attributes:
+        begun: when the run did, or would have done without a break.
     """
 
-    def __init__(self, settings: dict[str, Any], arguments: TrainingArguments):
+    def __init__(self, settings: dict[str, Any], arguments: TrainingArguments, resumed: str | None = None):
         self.settings, self.limit = settings, arguments.save_total_limit
+        mark = Path(resumed or "") / MADE_HERE
+        self.begun = time() - (float(mark.read_text() or 0) if resumed is not None and mark.exists() else 0)
         arguments.save_total_limit = None
 
     def on_step_end(self, args, state, control, **kwargs):
-        if control.should_save and state.is_world_process_zero:  # one of that number that is there is whole no longer
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / RUN).unlink(missing_ok=True)
+        if control.should_save and state.is_world_process_zero:
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            if checkpoint.exists() and not _is_ours(checkpoint):
+                aside = _free(checkpoint.with_name(f"{checkpoint.name}.{FORMER}"))
+                logger.warning("%s is of no run of this library: it is called %s now.", checkpoint, aside.name)
+                checkpoint.rename(aside)
+            checkpoint.mkdir(parents=True, exist_ok=True)
+            (checkpoint / MADE_HERE).write_text(str(time() - self.begun))
+            (checkpoint / RUN).unlink(missing_ok=True)  # one of that number that is there is whole no longer
 
     def on_save(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
@@ -134,7 +155,9 @@ class Checkpoints(TrainerCallback):
         output_dir = Path(args.output_dir)
         write_json(output_dir / f"checkpoint-{state.global_step}" / RUN, self.settings)
         whole = [
-            checkpoint for checkpoint in _checkpoints(output_dir) if (checkpoint / RUN).exists() and not checkpoint.is_symlink()
+            checkpoint
+            for checkpoint in _checkpoints(output_dir)
+            if (checkpoint / RUN).exists() and _is_ours(checkpoint) and not checkpoint.is_symlink()
         ]
         ours = [checkpoint for checkpoint in whole if _made(checkpoint) == self.settings]
         reached = [checkpoint for checkpoint in ours if int(checkpoint.name.removeprefix("checkpoint-")) <= state.global_step]
@@ -159,8 +182,7 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
         OSError: it cannot be written; then the folder is as it was.
     """
     made = output_dir / NEW
-    formers = (output_dir / f"{FORMER}{'' if number == 0 else f'-{number}'}" for number in count())
-    former = next(folder for folder in formers if not folder.exists())
+    former = _free(output_dir / FORMER)
     if (made / MADE_HERE).exists():  # of a run that was stopped here
         shutil.rmtree(made)
     made.mkdir(parents=True)
@@ -176,6 +198,8 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
         (made / name).chmod(mode)
     stale = [file for pattern in (*PUBLISHED, *OF_WEIGHTS) for file in output_dir.glob(pattern)]
     weights = {file for file in stale if file.suffix == ".safetensors"}
+    if weights and all(_is_same(file, made / file.relative_to(output_dir)) for file in weights):
+        stale, weights = [], set()  # what was said of them holds
     for file in sorted(stale, key=lambda file: file not in weights):
         replaced = file.relative_to(output_dir) in new
         if file in weights or (not replaced and (file.name not in NOT_OURS or _is_our_card(file))):
@@ -188,6 +212,17 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
             (former / file.name).unlink()
     with suppress(OSError):  # unless something is left there
         former.rmdir()
+
+
+def _free(folder: Path) -> Path:
+    """Find a name for a folder that is not there yet: this one, or with a number behind it."""
+    names = (folder.name if number == 0 else f"{folder.name}-{number}" for number in count())
+    return next(path for path in map(folder.with_name, names) if not path.exists())
+
+
+def _is_same(file: Path, other: Path) -> bool:
+    """Tell whether two files have the same content."""
+    return other.exists() and filecmp.cmp(file, other, shallow=False)
 
 
 def _is_our_card(file: Path) -> bool:

@@ -52,7 +52,7 @@ def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedToke
 
 
 def check_sources(output: Path, *sources: str | Path | None) -> None:
-    """Refuse an output that is no file, or whose writing would touch what is read.
+    """Refuse an output that is no file, or whose writing would touch what is read, or what somebody else has left beside it.
 
     Args:
         output: the answers; other files of theirs lie beside it, with more behind its name.
@@ -67,6 +67,18 @@ def check_sources(output: Path, *sources: str | Path | None) -> None:
         beside = source is not None and Path(source).parent.resolve() == output.parent.resolve()
         if beside and Path(source).name in {f"{output.name}{end}" for end in WRITTEN}:
             raise ValueError(f"{source} would be written to: name another one for the answers than {output}.")
+    run, *others = (output.with_name(f"{output.name}{end}") for end in WRITTEN[1:])
+    for file in (run, *others) if not (run.is_file() and _is_of_a_run(run)) else (file for file in others if file.is_dir()):
+        if file.exists():
+            raise ValueError(f"{file} is none of this command's, which needs the name: move it, or name another output.")
+
+
+def _is_of_a_run(file: Path) -> bool:
+    """Tell whether a file says how answers were made."""
+    try:
+        return "max_new_tokens" in read_json(file)
+    except OSError:
+        return False
 
 
 def check_same_run(output: Path, run: Path, settings: dict[str, Any]) -> None:
@@ -190,6 +202,8 @@ def regenerate(
             if done > len(fits):
                 raise ValueError(f"{output} has {done} rows, and {source} only {len(fits)} prompts: name another output.")
             waiting = waiting_in(part, done)
+            if writer.states is not None and (done or waiting):
+                logger.warning("%d answers are there already: trainings compute their states.", done + len(waiting))
         else:
             for old in (output, part):  # first: old answers must not be found beside new settings
                 former = old.with_name(f"{old.name}.former")

@@ -241,8 +241,7 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     torch.manual_seed(run.seed)
     inputs = RunInputs(model, tokenizer, arguments, train_set, eval_set)
     drafter, trainer = run.prepare(inputs)
-    trainer.add_callback(Checkpoints(settings, arguments))
-    begun = time.time()
+    trainer.add_callback(checkpoints := Checkpoints(settings, arguments, checkpoint))
     trainer.train(resume_from_checkpoint=checkpoint)
     record: dict[str, Any] = {
         "method": run.kind,
@@ -251,7 +250,7 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
         "steps": trainer.state.global_step,
         "learning_rate": arguments.learning_rate,
         "seed": run.seed,
-        "seconds": round(time.time() - begun, 1),
+        "seconds": round(time.time() - checkpoints.begun, 1),
     }
 
     def save() -> None:

@@ -156,7 +156,7 @@ def _whole_files(name: str | Path) -> Iterator[None]:
     """Say that a model's files are no model's, where transformers stumbles over them."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
+    except (AssertionError, AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
         raise ValueError(f"{name} has files that are not a model's: {type(error).__name__}: {str(error)[:200]}") from error
 
 

@@ -20,13 +20,14 @@ from transformers.utils import logging
 from ..chat import learned_context
 from ..decoding.features import Features, decoder_of
 from ..decoding.target_head import TargetHead
-from ..files import read_json
+from ..files import other_settings, read_json
 from ..protocol.drafter import FeatureKey
 from ..whole_files import write_json
 from .fingerprint import fingerprint
 from .rows import SHAPES
 
 logger = logging.get_logger(__name__)
+RECORD = "target.json"  # in a folder of states: whose they are
 ROWS = 256  # of which logits over all tokens are held at once
 
 
@@ -76,23 +77,25 @@ class TargetStates:
         self.head = TargetHead(target)
         if folder is None:
             return
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file: name a folder for the cache.")
         self.rows = TargetHead(target, vocabulary)
-        folder.mkdir(parents=True, exist_ok=True)
         config = {**target.config.get_text_config().to_dict(), "_name_or_path": None, "transformers_version": None}
-        identity = {
+        self.identity = {
             "weights": fingerprint(target),
             "config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16],
             "dtype": str(target.dtype),
         }
-        record = folder / "target.json"
-        if not record.exists() and any(folder.iterdir()):
+        recorded: dict[str, Any] = {**self.identity, "keys": self.keys}
+        if (record := folder / RECORD).exists():
+            recorded = read_json(record)
+        elif folder.exists() and any(folder.iterdir()):
             raise ValueError(f"{folder} has files that are no states of a target: name another folder for the cache.")
-        if not record.exists():
-            write_json(record, {**identity, "keys": self.keys})
-        recorded = read_json(record)
         self.stored_keys = tuple(recorded.pop("keys", ()))  # more than what is wanted here, where another drafter was first
-        if recorded != identity or not set(self.keys) <= set(self.stored_keys):
-            raise ValueError(f"{folder} keeps the states of another target, or of other layers: name another folder.")
+        if other := other_settings(recorded, self.identity):
+            raise ValueError(f"{folder} keeps the states of another target ({other}): name another folder.")
+        if missing := [str(key) for key in self.keys if key not in self.stored_keys]:
+            raise ValueError(f"{folder} keeps the states of other layers, not of {', '.join(missing)}: name another folder.")
         present = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         self.room = (max_bytes - present) / processes
@@ -181,6 +184,9 @@ class TargetStates:
             return
         temporary = file.with_suffix(f".{os.getpid()}.new")  # several processes may share a folder
         try:
+            if not (record := file.parent / RECORD).exists():
+                record.parent.mkdir(parents=True, exist_ok=True)
+                write_json(record, {**self.identity, "keys": self.stored_keys})
             save_file(tensors, temporary)
             temporary.replace(file)
             self.room -= size

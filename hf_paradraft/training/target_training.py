@@ -38,7 +38,7 @@ class TargetTraining(TrainingOptions):
     vocab: int | None = option("V': tokens that are guessed, the answers' most frequent; default: all.", None, least=1)
     loss: Loss = option(LOSSES, "tv")
     cache_dir: Path | None = option("Keep the target's states of every text here: it runs once for all epochs.", None)
-    cache_gb: float = option("Size of that folder in GB, at most.", 50.0, least=0)
+    cache_gb: float | None = option("Size of that folder in GB, at most; default: 50.", None, least=0)
 
     @property
     def source(self) -> str:
@@ -49,6 +49,12 @@ class TargetTraining(TrainingOptions):
     def sources(self) -> tuple[str | Path | None, ...]:
         """Implement `TrainingOptions.sources`."""
         return (self.target, None if self.cache_dir is None else Path(self.cache_dir))
+
+    def check(self) -> None:
+        """Implement `TrainingOptions.check`."""
+        super().check()
+        if self.cache_gb is not None and self.cache_dir is None:
+            raise ValueError("cache_gb is the size of the folder cache_dir: pass both.")
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -79,7 +85,8 @@ class TargetTraining(TrainingOptions):
     def states(self, inputs: RunInputs, keys: Sequence[FeatureKey], vocabulary: LongTensor | None) -> TargetStates:
         """Make the source of the target's states for the trainer."""
         folder = None if self.cache_dir is None else Path(self.cache_dir)
-        return TargetStates(inputs.model, keys, vocabulary, folder, self.cache_gb * 1e9)
+        size = {} if self.cache_gb is None else {"max_bytes": self.cache_gb * 1e9}
+        return TargetStates(inputs.model, keys, vocabulary, folder, **size)
 
     @property
     def models(self) -> dict[str, str | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,10 +15,12 @@ from ..decoding.shortlist import LEAST, RANK, Shortlist
 from ..decoding.tree_attention import additive
 from ..protocol import SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from .anchors import AnchorTrainer
+from .anchors import AnchorCollator, AnchorTrainer
 from .data import IGNORED
 from .run import RunInputs, option
 from .target_training import TargetTraining
+
+TEXTS = 128  # whose states the shortlist is fitted to
 
 
 class Unrolled(torch.nn.Module):
@@ -66,30 +67,37 @@ class Unrolled(torch.nn.Module):
 
 
 class UnrolledTrainer(AnchorTrainer):
-    """A trainer that leaves a shortlist with a drafter of many tokens, fitted to its states of the last steps."""
+    """A trainer that leaves a shortlist with a drafter of many tokens, fitted to its states in some texts."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         vocabulary, head = self.drafter.vocabulary, self.states.head.head
         many = vocabulary is not None and len(vocabulary) >= LEAST
         self.fits = many and self.drafter.head is None and type(head) is torch.nn.Linear
-        self.recent = deque[Tensor](maxlen=16)
-
-    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
-        """Implement `AnchorTrainer.compute_loss`."""
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        if model.training and self.fits:
-            self.recent.append(outputs["states"][inputs["labels"] != IGNORED].cpu())
-        return (loss, outputs) if return_outputs else loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer` does, and fit the shortlist."""
         result = super().train(*args, **kwargs)
-        if sum(map(len, self.recent)) > RANK:
+        if self.fits and len(states := self.some_states()) > RANK:
             weight = self.states.head.head.weight.detach()
             rows = weight[self.drafter.vocabulary.to(weight.device)].cpu()
-            self.drafter.shortlist = Shortlist.fit(torch.cat([*self.recent]), rows)
+            self.drafter.shortlist = Shortlist.fit(states, rows)
         return result
+
+    @torch.no_grad()
+    def some_states(self) -> Tensor:
+        """Compute the drafter's states in some texts, `(n, hidden)`: the same ones however often the run was stopped."""
+        self.model.eval()
+        collate = AnchorCollator(self.data_collator.num_anchors, self.data_collator.block_size, self.args.seed)
+        chosen = torch.randperm(len(self.train_dataset), generator=torch.Generator().manual_seed(self.args.seed))[:TEXTS]
+        read = []
+        for rows in chosen.split(self.args.train_batch_size):
+            inputs = self._prepare_inputs(collate([self.train_dataset[row] for row in rows.tolist()]))
+            states = self.states(inputs["input_ids"], inputs["lengths"])
+            with self.compute_loss_context_manager():
+                outputs = self.model(inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features})
+            read.append(outputs["states"][inputs["labels"] != IGNORED].cpu())
+        return torch.cat(read)
 
 
 @dataclass(kw_only=True)

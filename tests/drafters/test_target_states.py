@@ -41,7 +41,7 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
     same(full(ids, lengths), full)
     monkeypatch.setattr("hf_paradraft.training.target_states.states_of", None)  # nothing is run again
     same(again(ids, lengths), again)
-    with pytest.raises(ValueError, match="another target, or of other layers"):
+    with pytest.raises(ValueError, match="other layers, not of -1"):
         TargetStates(target, (-1,), vocabulary, tmp_path / "cache", 1e9)
     fewer = TargetStates(target, (1,), vocabulary, tmp_path / "cache", 1e9)  # a drafter that reads less
     given = fewer(ids, lengths)

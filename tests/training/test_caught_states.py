@@ -6,8 +6,11 @@ import json
 import pytest
 import torch
 from tiny import make_tokenizer, near_copy, tiny_model, with_prompts
+from typer.testing import CliRunner
 
 from hf_paradraft import AutoregressiveDrafter, PpdDrafter, SpeculationConfig
+from hf_paradraft.cli import app
+from hf_paradraft.cli.make import layers_read
 from hf_paradraft.drafters.eagle3 import Eagle3Drafter
 from hf_paradraft.protocol import Drafter
 from hf_paradraft.training.answers import Target
@@ -70,6 +73,38 @@ def test_states_are_those_of_the_finished_texts(drafter, temperature, tmp_path, 
             torch.testing.assert_close(caught[key][:, read], expected[text][key][:, read])
         chances = [source.probabilities(of, read * 0, read) for source, of in ((fresh, expected[text]), (cached, caught))]
         torch.testing.assert_close(*chances)
+
+
+def test_states_of_few_layers_and_of_answers_that_are_there(tmp_path, caplog):
+    target, tokenizer = tiny_model(), make_tokenizer()
+    assert layers_read(None, target) == ("normed",)  # too few for an EAGLE-3 layer
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text('{"text": "a b c"}\n')
+    regenerate(Target(target, tokenizer, 4, 4), prompts, answers)
+    states = TargetStates(target, layers_read(None, target), folder=tmp_path / "states")
+    assert regenerate(Target(target, tokenizer, 4, 4, states=states), prompts, answers) == 0
+    assert "1 answers are there already" in caplog.text
+    assert not (tmp_path / "states").exists()
+
+
+def test_states_that_no_training_could_take_are_refused(tmp_path):
+    target = tiny_model(dtype=torch.float32)
+    target.save_pretrained(tmp_path / "target")
+    make_tokenizer().save_pretrained(tmp_path / "target")
+    (tmp_path / "prompts.jsonl").write_text('{"text": "a b c"}\n')
+    words = ["regenerate", "--target", str(tmp_path / "target"), "--output", str(tmp_path / "answers.jsonl")]
+    for more, message in (
+        (["--prompts", str(tmp_path / "none.jsonl")], "There is no file"),
+        (["--prompts", str(tmp_path / "prompts.jsonl"), "--max-length", "9"], "pass both"),
+        (["--prompts", str(tmp_path / "prompts.jsonl"), "--states", str(tmp_path / "states"), "--dtype", "float16"], "--dtype"),
+        (["--prompts", str(tmp_path / "prompts.jsonl"), "--states", str(tmp_path / "prompts.jsonl")], "is a file"),
+        (["--prompts", str(tmp_path / "prompts.jsonl"), "--seed", str(2**64), "--temperature", "1"], "less than or equal"),
+        (["--prompts", str(tmp_path / "prompts.jsonl"), "--temperature", "inf"], "a number from 0.001 on"),
+    ):
+        result = CliRunner().invoke(app, [*words, *more])
+        assert result.exit_code != 0
+        assert message in " ".join(f"{result.output} {result.exception}".replace("│", "").split()), more
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["prompts.jsonl", "target"]
 
 
 def test_a_catching_drafter_is_its_drafter():

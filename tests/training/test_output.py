@@ -73,6 +73,17 @@ def test_a_model_is_replaced_whole_or_not_at_all(tmp_path):
     assert [file.name for file in (tmp_path / "other").iterdir()] == ["model.safetensors"]
 
 
+def test_what_was_said_of_the_same_weights_holds(tmp_path):
+    """A run that had made all its steps was resumed, and its measurements left."""
+    for text in ("one", "two"):
+        replace_model(tmp_path, lambda folder, text=text: [
+            (folder / "model.safetensors").write_text("same"), (folder / "config.json").write_text(text)
+        ])  # fmt: skip
+        (tmp_path / "bench.json").write_text("measured")
+    assert (tmp_path / "config.json").read_text() == "two"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["bench.json", "config.json", "model.safetensors"]
+
+
 @pytest.mark.parametrize("moves", range(1, 6))
 def test_no_config_lies_beside_weights_of_another_model(moves, tmp_path, monkeypatch):
     """A run that was killed between two moves left the new config with the old weights."""

@@ -41,6 +41,18 @@ def prompts(tmp_path):
 OPTIONS = {"max_new_tokens": 4, "batch_size": 2}
 
 
+@pytest.mark.parametrize("name", ["run", "part", "former", "part.former"])
+@pytest.mark.parametrize("folder", [False, True])
+def test_files_of_others_beside_the_answers(name, folder, prompts, tmp_path):
+    """An unfinished download is called `.part`, too."""
+    other = tmp_path / f"answers.jsonl.{name}"
+    other.mkdir() if folder else other.write_text("half of my download")
+    with pytest.raises(ValueError, match="none of this command's"):
+        regenerate(tiny_model(), make_tokenizer(), prompts, tmp_path / "answers.jsonl", **OPTIONS)
+    assert sorted(tmp_path.iterdir()) == sorted([other, prompts])
+    assert folder or other.read_text() == "half of my download"
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_finished_answers_are_not_generated_again(temperature, prompts, tmp_path):
     options = {**OPTIONS, "temperature": temperature}

@@ -1,5 +1,6 @@
 """A training run of any kind: what it checks first, what it goes on from, and what it leaves behind when it fails."""
 
+import json
 import shutil
 
 import pytest
@@ -95,6 +96,49 @@ def test_nothing_is_removed_before_its_successor_is_there(run, folder, monkeypat
     run("out", max_steps=2, seed=1, overwrite=True)
     assert checkpoints(folder / "out") == ["checkpoint-12", "checkpoint-2", "checkpoint-best", "checkpoint-notes.txt"]
     assert all((folder / "out" / name / "mine").exists() for name in ("checkpoint-best", "checkpoint-12"))
+
+
+def test_checkpoints_of_others_are_neither_written_to_nor_removed(folder, caplog):
+    """The trainer wrote into one of its number, which was removed as an old one of ours then."""
+    options = {**OPTIONS, "mask_token_id": MASK, "num_depths": 3, "save_total_limit": 1, "max_steps": 6}
+    for name, text in (("checkpoint-2", '{"wandb": 1}'), ("checkpoint-9", '{"wandb": 1}')):
+        (folder / "out" / name).mkdir(parents=True)
+        (folder / "out" / name / "run.json").write_text(text)
+        (folder / "out" / name / "notes.txt").write_text("mine")
+    (folder / "out" / "model.safetensors").write_text("mine")
+    with pytest.raises(ValueError, match="no checkpoint to go on from"):
+        train_pard(folder / "target", folder / "rows.jsonl", folder / "out", resume=True, **options)
+    train_pard(folder / "target", folder / "rows.jsonl", folder / "out", overwrite=True, **options)
+    assert "it is called checkpoint-2.former now" in caplog.text
+    for name in ("checkpoint-2.former", "checkpoint-9"):
+        assert (folder / "out" / name / "notes.txt").read_text() == "mine"
+    assert checkpoints(folder / "out") == ["checkpoint-2.former", "checkpoint-6", "checkpoint-9"]
+
+
+def test_a_resumed_run_has_the_shortlist_and_the_seconds_of_a_whole_one(folder, monkeypatch):
+    """It was fitted to the last steps before the break, or to none; and the seconds before it were forgotten."""
+    monkeypatch.setattr("hf_paradraft.training.unrolled.LEAST", 8)
+    monkeypatch.setattr("hf_paradraft.training.unrolled.RANK", 8)
+    monkeypatch.setattr("hf_paradraft.decoding.shortlist.RANK", 8)
+    tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(folder / "target")
+
+    def run(name, **options):
+        how = {**OPTIONS, "num_draft_tokens": 2, "vocab": 16, **options}
+        train_eagle3(folder / "target", folder / "rows.jsonl", folder / name, **how)
+        return (folder / name / "shortlist.safetensors").read_bytes()
+
+    whole = run("whole", max_steps=4)
+    for kept in (2, 4):
+        shutil.copytree(folder / "whole" / f"checkpoint-{kept}", folder / f"part-{kept}" / f"checkpoint-{kept}")
+        mark = folder / f"part-{kept}" / f"checkpoint-{kept}" / ".paradraft"
+        assert float(mark.read_text()) > 0
+        mark.write_text("1000")
+        assert run(f"part-{kept}", max_steps=4, resume=True) == whole
+        config = json.loads((folder / f"part-{kept}" / "config.json").read_text())
+        assert config["paradraft"]["training"]["seconds"] >= 1000
+    (folder / "whole" / "bench.json").write_text("[]")
+    assert run("whole", max_steps=4, resume=True) == whole
+    assert not (folder / "whole" / "former").exists()
 
 
 def test_a_loss_that_is_no_number_replaces_nothing(run, folder, monkeypatch):

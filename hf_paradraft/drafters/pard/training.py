@@ -105,6 +105,10 @@ class PardTraining(TrainingOptions):
         config, mask = config_of(self.model), self.mask_token_id
         if mask is None and all(getattr(config, key, None) is None for key in MASK_KEYS):
             mask = tokenizer.mask_token_id
+            if mask is None:
+                raise ValueError(
+                    f"{self.model} names no mask token: pass --mask-token-id, an id that ordinary text does not use."
+                )
         attention = {"attn_implementation": "flex_attention"} if torch.cuda.is_available() else {}  # no mask of R² entries
         return PardDrafter.from_causal_lm(self.model, mask_token_id=mask, dtype=torch.float32, **attention)
 

@@ -74,7 +74,7 @@ class PpdTrainer(ResumableTrainer):
             losses.append(loss)
             top = guesses.topk(min(5, guesses.shape[-1]), dim=-1).indices == teachers.argmax(-1, keepdim=True)
             hits.append(torch.stack([top[..., 0], top.any(-1)], dim=-1).float())
-        rates = torch.cat(hits).mean(0).tolist()
+        rates = torch.cat(hits).mean(0).tolist() if sum(map(len, hits)) else []
         metrics = {f"{metric_key_prefix}_loss": torch.stack(losses).mean().item()}
         for distance, (first, five) in enumerate(rates, 1):
             metrics |= {f"{metric_key_prefix}_@{distance}_top1": first, f"{metric_key_prefix}_@{distance}_top5": five}
