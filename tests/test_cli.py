@@ -85,6 +85,10 @@ def test_bench_writes_records(tmp_path, tmp_path_factory):
     assert result.exit_code == 0, result.output
     assert "pard-chain-k8" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "figures" / "latency.png").exists()
+    for place in ("figures", "one.png", "one.svg", "one.pdf"):  # and again over them
+        for _ in range(2):
+            result = run(app, ["report", str(file), "--markdown", str(tmp_path / "table.md"), "--plot", str(tmp_path / place)])
+            assert result.exit_code == 0, result.output
 
 
 def test_bench_says_at_once_what_it_cannot_do(tmp_path):
@@ -94,11 +98,18 @@ def test_bench_says_at_once_what_it_cannot_do(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").write_text("x")
+    (tmp_path / "holiday.png").write_text("x")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "speedup.png").write_text("x")
+    (tmp_path / "notes.md").write_text("| method | tokens/s |\n|---|---|\n\nWhat I think of it.\n")
     for words, message in (
         (["bench", "--json", str(tmp_path / "folder")], "name a file"),
         (["bench", "--plot", str(tmp_path / "x.foo")], "is no picture"),
         (["bench", "--plot", str(tmp_path / "folder.png")], "is a folder"),
         (["bench", "--plot", str(tmp_path / "file")], "is a file"),
+        (["bench", "--plot", str(tmp_path / "holiday.png")], "no benchmark has drawn"),
+        (["bench", "--plot", str(tmp_path / "pictures")], "no benchmark has drawn"),
+        (["bench", "--markdown", str(tmp_path / "notes.md")], "no benchmark has written"),
         (["bench", "--parent", "somewhere"], "has its own"),
         (["bench", "--target", "a", "--drafter", "b", "--drafter", "c", "--case", "batches"], "looks at one drafter"),
     ):

@@ -73,6 +73,8 @@ def plan(
         for prompt in prompts:
             Runner(target, Settings(new_tokens), pad_token_id=0)(method, [prompt], 0.0)
             stats += drafter.last_stats
+        if not stats.num_drafted:
+            raise ValueError("The answers ended before anything could be drafted: give other prompts, or more new tokens.")
         return stats
 
     most = drafter.most_drafts
@@ -82,8 +84,6 @@ def plan(
     plans = []
     for length in lengths:
         stats = ask(length, ROUNDS * (length + 1))
-        if not stats.num_drafted:
-            raise ValueError("The answers ended before anything could be drafted: give other prompts, or more new tokens.")
         seconds = stats.draft_seconds / stats.num_rounds + float(latency(1 + length))
         plans.append(Plan(length, seconds / float(latency(1)), expected_tau(rates, length)))
     return plans

@@ -76,18 +76,22 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
         if file is not None and not file.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {file.parent} to write {file.name} into.")
     if plot is not None:
-        from ..report.figures import FORMATS
+        from ..report.figures import FORMATS, is_drawn_here, places
 
         if plot.is_dir() if plot.suffix in FORMATS else plot.is_file():
             raise typer.BadParameter(f"{plot} is a {'folder' if plot.is_dir() else 'file'}: name another place for the figures.")
         if plot.suffix and plot.suffix not in FORMATS and not plot.is_dir():
             raise typer.BadParameter(f"{plot.name} is no picture: name a folder, or a file that ends in {', '.join(FORMATS)}.")
+        for file in places(plot):
+            if file.exists() and not is_drawn_here(file):
+                raise typer.BadParameter(f"{file} is a picture that no benchmark has drawn: move it, or name another place.")
 
 
 def _is_of_bench(file: Path) -> bool:
     """Tell whether a file is empty, or one that a benchmark wrote: records, or their tables."""
     text = file.read_text(encoding="utf-8", errors="replace")
-    if not text.strip() or re.match(r"(Batch \d+, .*:\s+)?\| method \| tokens/s \|", text):
+    lines = [line for line in text.splitlines() if line and not re.fullmatch(r"Batch \d+, .*:", line)]
+    if not lines or (lines[0].startswith("| method | tokens/s |") and all(line.startswith("|") for line in lines)):
         return True
     try:
         return bool(read_bench(file))

@@ -1,6 +1,7 @@
 """Options, the console, and the loading of models, for all commands."""
 
 import copy
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,13 +68,13 @@ Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that 
 
 
 def sane_temperature(value: Any) -> Any:
-    """Refuse a temperature (of one, several or none) so near to 0 that logits overflow: it is neither greedy nor sampling.
+    """Refuse a temperature (of one, several or none) that is no number, or so near to 0 that logits overflow.
 
     Raises:
         typer.BadParameter: one is.
     """
-    if any(0 < temperature < 1e-3 for temperature in (value if isinstance(value, list) else [value or 0])):
-        raise typer.BadParameter("a temperature is 0, which is greedy, or at least 0.001.")
+    if any(not (t == 0 or 1e-3 <= t < math.inf) for t in (value if isinstance(value, list) else [value or 0])):
+        raise typer.BadParameter("a temperature is 0, which is greedy, or a number from 0.001 on.")
     return value
 
 

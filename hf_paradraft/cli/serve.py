@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .options import Dtype, DtypeOption, Target, Threads, load, use_threads
+from ..integration.look import check_reads, reads_padded
+from .options import Dtype, DtypeOption, Target, Threads, console, load, use_threads
 
 app = typer.Typer()
 
@@ -56,6 +57,11 @@ def serve(
     models = load(target, "ngram" if drafter == "none" else drafter, None, dtype)
     name = "paradraft-family" if target is None else Path(target).resolve().name if Path(target).is_dir() else target
     drafting = None if drafter == "none" else models.drafter
+    if drafting is not None:
+        check_reads(models.target, False)
+    if max_batch_size > 1 and not reads_padded(models.target):
+        console.print(f"{type(models.target).__name__} does not read texts side by side: requests are answered one by one.")
+        max_batch_size = 1
     lesson = None
     if follow is not None:
         try:

@@ -43,15 +43,21 @@ def export(source: str | Path, output: Path, engine: Engine, target: str | None 
     """
     if output.exists():
         raise ValueError(f"{output} exists: give a new folder.")
+    if pad and target is None:
+        raise ValueError("--pad widens a drafter's vocabulary to its target's: pass --target too.")
     if is_packed(source):
+        if engine != Engine.transformers or target is not None:
+            raise ValueError(f"{source} becomes a folder of ordinary weights, for transformers: leave out --format and --target.")
         return _unpack(source, output)
     folder = DrafterFolder(local_folder(source, {}, also=("*.bin",)))
     kind = kind_of(folder)
     if issubclass(kind, PardDrafter):
         return export_pard(kind, folder, output, str(engine), target, pad)
     if issubclass(kind, FeatureDrafter):
+        if pad:
+            raise ValueError(f"A {kind.title} guesses ids of its target's already: leave out --pad.")
         return export_features(kind, folder, output, str(engine), target)
-    raise ValueError(f"A {kind.title} is of use in transformers alone, and there as it is: {engine} has nothing of the kind.")
+    raise ValueError(f"A {kind.title} is of use in transformers alone, and there as it is: it has no other form.")
 
 
 def _unpack(source: str | Path, output: Path) -> str:

@@ -4,7 +4,7 @@ All but the one by batch size show the first batch size and temperature of the r
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +145,8 @@ def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
     return figure
 
 
-FORMATS = (".png", ".svg", ".pdf")
+FORMATS = {".png": "Software", ".svg": "Creator", ".pdf": "Creator"}  # and where each says what has drawn it
+MARK = "hf_paradraft bench"
 FIGURES = {
     "speedup": by_task,
     "tau": tau_by_task,
@@ -164,12 +165,20 @@ def draw(rows: Sequence[Record], output: Path) -> Iterator[Path]:
         rows: from `records`.
         output: a file, for speed-up by task (its suffix picks the format), or a folder, for every figure there is data for.
     """
-    if output.suffix and not output.is_dir():
-        by_task(rows).savefig(output, dpi=120)
-        yield output
-        return
-    output.mkdir(parents=True, exist_ok=True)
-    for name, figure_of in FIGURES.items():
+    for file, figure_of in places(output).items():
         if (figure := figure_of(rows)) is not None:
-            figure.savefig(output / f"{name}.png", dpi=120)
-            yield output / f"{name}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(file, dpi=120, metadata={FORMATS[file.suffix]: MARK})
+            yield file
+
+
+def places(output: Path) -> dict[Path, Callable[[Sequence[Record]], Figure | None]]:
+    """List the files that `draw` may write, each with what draws it."""
+    if output.suffix and not output.is_dir():
+        return {output: by_task}
+    return {output / f"{name}.png": figure_of for name, figure_of in FIGURES.items()}
+
+
+def is_drawn_here(file: Path) -> bool:
+    """Tell whether `draw` wrote a picture."""
+    return MARK.encode() in file.read_bytes()

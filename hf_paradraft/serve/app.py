@@ -204,7 +204,7 @@ def make_app(service: Service) -> FastAPI:
         worst = error.errors()[0]
         if worst["type"] == "json_invalid":
             return JSONResponse(error_body(400, f"The body is no JSON: {worst['ctx']['error']}."), 400)
-        if len(worst["loc"]) == 1:
+        if worst["loc"] == ("body",):
             return JSONResponse(error_body(400, "The body has to be a JSON object, sent as application/json."), 400)
         said: dict[str, None] = {}
         for one in error.errors():

@@ -20,6 +20,13 @@ def test_expected_tau():
     assert expected_tau([0.9, 0.5, 0.1], 2) == pytest.approx(1 + 0.9 + 0.45)
 
 
+def test_a_plan_needs_something_that_was_drafted():
+    """Answers of one token made it say that drafting does not pay."""
+    target = tiny_model()
+    with pytest.raises(ValueError, match="ended before anything could be drafted"):
+        plan(target, near_copy(target), PROMPTS, (2,), max_new_tokens=1)
+
+
 @pytest.mark.slow
 def test_a_good_drafter_is_told_from_a_bad_one():
     target = tiny_model(num_hidden_layers=8)

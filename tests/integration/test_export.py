@@ -63,6 +63,15 @@ def test_exports_that_engines_would_not_take_are_refused(source, tmp_path):
     with pytest.raises(ValueError, match="larger than the target's"):
         export(source, tmp_path / "out", Engine.trtllm, str(tmp_path / "narrow"), pad=True)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="pass --target too"):
+        export(source, tmp_path / "out", Engine.trtllm, pad=True)
+    hf_paradraft.Eagle3Drafter.from_target(tiny_model(num_hidden_layers=7)).save_pretrained(tmp_path / "layer")
+    with pytest.raises(ValueError, match="leave out --pad"):
+        export(tmp_path / "layer", tmp_path / "out", Engine.vllm, str(source), pad=True)
+    (tmp_path / "packed.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="leave out --format and --target"):
+        export(tmp_path / "packed.gguf", tmp_path / "out", Engine.vllm)
+    assert not (tmp_path / "out").exists()
 
 
 def test_pard2_projections_become_safetensors(source, tmp_path):
