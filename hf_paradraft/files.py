@@ -77,7 +77,7 @@ def names_folder(load: Callable[P, T]) -> Callable[P, T]:
             if len(error.args) == 1 and not named:
                 error.args = (f"{name}: {error}",)
             raise
-        except StrictDataclassError as error:
+        except (StrictDataclassError, AssertionError) as error:
             raise ValueError(f"{name}: {error}") from error
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):

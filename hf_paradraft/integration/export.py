@@ -41,7 +41,7 @@ def export(source: str | Path, output: Path, engine: Engine, target: str | None 
         ValueError: what the engine would not take; nothing has been written then.
         OSError: nothing loadable in `source`.
     """
-    if output.exists():
+    if output.exists() or output.is_symlink():
         raise ValueError(f"{output} exists: give a new folder.")
     if pad and target is None:
         raise ValueError("--pad widens a drafter's vocabulary to its target's: pass --target too.")

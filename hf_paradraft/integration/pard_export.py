@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
-from transformers import AutoTokenizer
 
 from ..drafters.formats.files import unpickled
 from ..drafters.formats.folder import DrafterFolder
 from ..drafters.pard.pard2 import FILE, PICKLE
 from ..files import FILES
-from ..training.target import config_of, refuse_packed
+from ..training.target import config_of, open_tokenizer, refuse_packed
 
 # vLLM takes a drafter for another kind if one of these is in its path.
 MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
@@ -35,7 +34,7 @@ def export_pard(pard: Any, folder: DrafterFolder, output: Path, engine: str, tar
         _match_vocabulary(drafter, config_of(target).get_text_config().vocab_size, engine, pad)
     with _new_folder(output) as made:
         drafter.save_pretrained(made)
-        AutoTokenizer.from_pretrained(folder.path, trust_remote_code=False).save_pretrained(made)
+        open_tokenizer(folder.path).save_pretrained(made)
     unchecked = "" if target or engine == "transformers" else "# The vocabulary's size was not checked: --target was not given.\n"
     return unchecked + _command(
         engine, target or "TARGET", output, drafter.speculation_config.num_draft_tokens, drafter.mask_token_id

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import make_tokenizer, tiny_model
+from tiny import make_tokenizer, pard_folder, tiny_model
 from typer.testing import CliRunner
 
 import hf_paradraft
@@ -192,6 +192,15 @@ def test_targets_that_are_not_whole_are_refused(damage, message, tmp_path):
     with pytest.raises(OSError, match=message) as raised:
         open_model(tmp_path)
     assert str(tmp_path) in str(raised.value)
+
+
+def test_a_padding_token_without_an_embedding_is_one_sentence(tmp_path):
+    pard = pard_folder(tmp_path)
+    config = json.loads((pard / "config.json").read_text())
+    (pard / "config.json").write_text(json.dumps({**config, "pad_token_id": 10**7}))
+    for load in (open_model, hf_paradraft.AutoDrafter.from_pretrained):
+        with pytest.raises(ValueError, match=f"{pard}"):
+            load(pard)
 
 
 def test_a_report_replaces_no_measurements(tmp_path):
