@@ -105,7 +105,7 @@ def layers_read(drafter: Drafter | None, target: PreTrainedModel) -> tuple[Featu
     """Choose the layers whose states are kept, beside the last: the drafter's, or those of a new EAGLE-3 layer."""
     read = () if drafter is None else tuple(key for key in drafter.needs(target) if not isinstance(key, KeyValues))
     try:
-        return read or Eagle3Config.for_target(target, 1).features_for(0)
+        return read or Eagle3Config.for_target(target, 1).features or ()
     except ValueError:  # it has too few, or none of the usual kind
         return ("normed",)
 

@@ -258,9 +258,9 @@ def _fault(model: PreTrainedModel, several: bool) -> str | None:
             if isinstance(error, Refused):
                 return None
             return f"does not read {_read(several)}" if decodes else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
-        finally:  # what its parts remember of the last text (M-RoPE's `rope_deltas`) is of the caller's
-            for had, before in zip(own, kept, strict=True):
-                had.update(before)
+        finally:  # what its parts remember of a text (M-RoPE's `rope_deltas`) has to be the caller's text
+            for had, values in zip(own, kept, strict=True):
+                had.update(values)
     if moved:
         return "draws random numbers in its forwards (dropout in training mode?)"
     if bool(plain.isnan().any()):  # acceptance says what is wrong with it

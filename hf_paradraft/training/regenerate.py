@@ -68,9 +68,9 @@ def check_sources(output: Path, *sources: str | Path | None) -> None:
         if beside and Path(source).name in {f"{output.name}{end}" for end in WRITTEN}:
             raise ValueError(f"{source} would be written to: name another one for the answers than {output}.")
     run, *others = (output.with_name(f"{output.name}{end}") for end in WRITTEN[1:])
-    for file in (run, *others) if not (run.is_file() and _is_of_a_run(run)) else (file for file in others if file.is_dir()):
-        if file.exists():
-            raise ValueError(f"{file} is none of this command's, which needs the name: move it, or name another output.")
+    ours = run.is_file() and _is_of_a_run(run)
+    if foreign := [file for file in (run, *others) if (file.is_dir() if ours else file.exists())]:
+        raise ValueError(f"{foreign[0]} is none of this command's, which needs the name: move it, or name another output.")
 
 
 def _is_of_a_run(file: Path) -> bool:

@@ -177,6 +177,9 @@ class TrainingOptions(ABC):
         names = (name for kind in reversed(type(self).__mro__) for name in vars(kind).get("recorded", ()))
         return {**self.models, **{name: getattr(self, name) for name in names}}
 
+    def finish(self, trainer: Any) -> None:
+        """Do what is left for a whole training once its steps are made: lessons (`FollowTarget`) go without. Most do nothing."""
+
     def save(self, drafter: Any, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
         """Write the drafter and the record of its training."""
         drafter.remember(record)
@@ -243,6 +246,7 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     drafter, trainer = run.prepare(inputs)
     trainer.add_callback(checkpoints := Checkpoints(settings, arguments, checkpoint))
     trainer.train(resume_from_checkpoint=checkpoint)
+    run.finish(trainer)
     record: dict[str, Any] = {
         "method": run.kind,
         **run.record(),

@@ -67,7 +67,7 @@ class Unrolled(torch.nn.Module):
 
 
 class UnrolledTrainer(AnchorTrainer):
-    """A trainer that leaves a shortlist with a drafter of many tokens, fitted to its states in some texts."""
+    """A trainer that can fit a shortlist to its drafter's states in some texts."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -75,14 +75,12 @@ class UnrolledTrainer(AnchorTrainer):
         many = vocabulary is not None and len(vocabulary) >= LEAST
         self.fits = many and self.drafter.head is None and type(head) is torch.nn.Linear
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as `Trainer` does, and fit the shortlist."""
-        result = super().train(*args, **kwargs)
+    def fit_shortlist(self) -> None:
+        """Give a drafter of many tokens a shortlist, where its head is one."""
         if self.fits and len(states := self.some_states()) > RANK:
             weight = self.states.head.head.weight.detach()
             rows = weight[self.drafter.vocabulary.to(weight.device)].cpu()
             self.drafter.shortlist = Shortlist.fit(states, rows)
-        return result
 
     @torch.no_grad()
     def some_states(self) -> Tensor:
@@ -152,6 +150,10 @@ class UnrolledTraining(TargetTraining):
         self.check_drafter(drafter)
         drafter.speculation_config = SpeculationConfig(self.num_draft_tokens)
         return drafter
+
+    def finish(self, trainer: UnrolledTrainer) -> None:
+        """Implement `TrainingOptions.finish`."""
+        trainer.fit_shortlist()
 
     def trainer(self, drafter: Any, inputs: RunInputs) -> UnrolledTrainer:
         """Implement `TrainingOptions.trainer`."""

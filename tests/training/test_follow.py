@@ -65,6 +65,20 @@ def test_every_kind_learns_what_its_target_writes(kind):
     assert not same(weights(drafter), before)
 
 
+def test_a_lesson_fits_no_shortlist(monkeypatch):
+    """Its weights alone are taken over, and whoever waits would wait for it, too."""
+    target, _ = pair()
+    drafter = hf_paradraft.Eagle3Drafter.from_target(target, 3, vocabulary=torch.arange(24))
+    follow = FollowTarget(drafter, num_steps=2)
+    with set_drafter(target, drafter):
+        for seed in range(8):
+            answer(target, seed)
+    fitted = []
+    monkeypatch.setattr("hf_paradraft.training.unrolled.UnrolledTrainer.fit_shortlist", lambda trainer: fitted.append(trainer))
+    assert follow.learn(target) is not None
+    assert not fitted
+
+
 def test_what_is_no_better_is_not_kept():
     target, drafter = pair()
     follow, before = FollowTarget(drafter, num_steps=2, learning_rate=50.0), weights(drafter)
