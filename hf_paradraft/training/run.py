@@ -179,6 +179,7 @@ class TrainingOptions(ABC):
 
     def finish(self, trainer: Any) -> None:
         """Do what is left for a whole training once its steps are made: lessons (`FollowTarget`) go without. Most do nothing."""
+        return None
 
     def save(self, drafter: Any, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
         """Write the drafter and the record of its training."""
