@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
+BEFORE = 64  # tokens of a prompt that its answer is decoded with
+_of_parts: dict[str, bool] = {}  # by template
+PROBE = "paradraftprobe"  # no template has it
 
 
 class RefusedTurns(ValueError):
@@ -38,10 +42,32 @@ def render_chat(
     """
     if tokenizer.chat_template is None:
         raise ValueError("The tokenizer has no chat template: use {'text': …} rows, or set one.")
+    if _wants_parts(tokenizer):
+        messages = [_in_parts(message) for message in messages]
     try:
         return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=opened)
     except (TemplateError, TypeError) as error:  # a template may add what is no text
         raise RefusedTurns(f"The chat template refuses {reprlib.repr(list(messages))}: {error}") from None
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give a turn its text as a list of one part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _wants_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Tell whether a template shows a turn's text if it comes as a list of parts alone, as SmolVLM's does."""
+
+    def shows(turn: Mapping[str, Any]) -> bool:
+        with suppress(TemplateError, TypeError):
+            return PROBE in tokenizer.apply_chat_template([turn], tokenize=False)
+        return False
+
+    template, turn = str(tokenizer.chat_template), {"role": "user", "content": PROBE}
+    if template not in _of_parts:
+        _of_parts[template] = not shows(turn) and shows(_in_parts(turn))
+    return _of_parts[template]
 
 
 def whole_characters(text: str) -> str:
@@ -73,6 +99,11 @@ def encode_chat_prompt(
 def sampling(temperature: float) -> dict[str, Any]:
     """Make the arguments of `generate` for a temperature; 0 is greedy."""
     return {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+
+
+def stopping(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Make the arguments of `generate` that a model's own stop strings need."""
+    return {"tokenizer": tokenizer} if model.generation_config.stop_strings else {}
 
 
 def encode_question(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor:
@@ -114,18 +145,26 @@ def until_end(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
     return (ids, False) if last is None else (ids[: last + 1], True)
 
 
+def text_after(tokenizer: PreTrainedTokenizerBase, prompt: list[int], ids: list[int]) -> str:
+    """Decode what new tokens add to a prompt's text: some tokenizers decode them otherwise where nothing stands before."""
+    given, whole = (tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, [*prompt, *ids]))
+    return whole[len(given) :] if whole.startswith(given) else tokenizer.decode(ids, skip_special_tokens=True)
+
+
 class Detokeniser:
     """Text of tokens as they come, whole characters only; special tokens have none.
 
     Args:
         tokenizer: decodes.
+        prompt: the tokens before.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()):
         self.tokenizer = tokenizer
-        self.stream = DecodeStream(skip_special_tokens=True) if tokenizer.is_fast else None
-        self.ids: list[int] = []  # behind the last whole character, where there is a stream; else all
-        self.shown = ""
+        before = list(prompt[-BEFORE:])
+        self.stream = DecodeStream(ids=before, skip_special_tokens=True) if tokenizer.is_fast else None
+        self.ids = [] if tokenizer.is_fast else before  # after the last whole character, if there is a stream; else all
+        self.shown = tokenizer.decode(self.ids, skip_special_tokens=True)
 
     def push(self, token: int) -> str:
         """Decode the text that the next token adds: "" for half a character, which comes with its other half."""

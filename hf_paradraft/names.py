@@ -61,6 +61,21 @@ class _Absent(type):
         _missing(cls.name, cls.why)
 
 
+# Libraries whose versions say what their code does.
+KNOWN = {*"transformers torch peft accelerate trl liger_kernel kernels optimum bitsandbytes torchao hf_paradraft".split()}
+
+
+def is_foreign(code: Any) -> bool:
+    """Tell whether a class, a function or one that it wraps is of none of the libraries whose versions say what it does."""
+    while code is not None:
+        inner = getattr(code, "__func__", getattr(code, "func", code))  # of a bound method, of a partial function
+        module = getattr(inner, "__globals__", {}).get("__name__") or getattr(inner, "__module__", None) or ""
+        if module.partition(".")[0] not in KNOWN:
+            return True
+        code = getattr(inner, "__wrapped__", None)  # which has lent the other one its name
+    return False
+
+
 def _inside(module: str, name: str, why: str) -> Any:
     """Import a name from a submodule of transformers, or make what stands in for it.
 
@@ -147,7 +162,6 @@ get_length_grouped_indices = _inside("trainer_pt_utils", "get_length_grouped_ind
 
 # The cache of a call. 5.24 calls it `cache` where older releases, and code that is loaded from the Hub, have one of two names.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-_outputs = getattr(GenerateDecoderOnlyOutput, "__dataclass_fields__", CACHE_NAMES)
 _outputs = getattr(GenerateDecoderOnlyOutput, "__dataclass_fields__", CACHE_NAMES)
 OUTPUT_CACHE = next(name for name in CACHE_NAMES if name in _outputs)  # what generate's own output calls it
 

@@ -11,7 +11,7 @@ from torch import LongTensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..chat import check_room, encode_chat_prompt, whole_characters
+from ..chat import check_room, encode_chat_prompt, stopping, whole_characters
 from ..files import rows_of
 
 TEXT_COLUMNS = ("prompt", "question", "instruction", "text")  # HumanEval has a prompt, GSM8K a question
@@ -103,7 +103,7 @@ def ask(
             if number < len(question.turns):
                 ids = ids.to(target.device)
                 options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": max_new_tokens}
-                answer = target.generate(ids, **options)[0, ids.shape[1] :]
+                answer = target.generate(ids, **options, **stopping(target, tokenizer))[0, ids.shape[1] :]
                 messages.append({"role": "assistant", "content": tokenizer.decode(answer, skip_special_tokens=True)})
     return prompts
 

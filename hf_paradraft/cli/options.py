@@ -87,7 +87,9 @@ def open_target(name: str, placement: dict[str, Any]) -> tuple[PreTrainedModel, 
     Raises:
         OSError, ValueError: nothing loadable there; of a GGUF file, what is the matter with it.
     """
-    return open_model(name, **placement), open_tokenizer(name)
+    model = open_model(name, **placement)
+    model.generation_config.use_cache = True  # whatever its training wrote into its config
+    return model, open_tokenizer(name)
 
 
 def copy_from(files: Sequence[Path] | None, models: "Models") -> Memory | None:

@@ -20,6 +20,7 @@ from ..names import (
     EosTokenCriteria,
     MaxLengthCriteria,
     MaxTimeCriteria,
+    StaticSlidingWindowLayer,
     StopStringCriteria,
     attention_of,
     treats_rows_alike,
@@ -36,7 +37,7 @@ from .lookup import DEEPEST
 from .noise import Noise
 from .recurrent import RecurrentBatchVerifier, RecurrentVerifier
 from .sequence import Ends, Processors, Sequence, processors_of_sequences
-from .tree_attention import TreeAttention, attention_windows, or_sdpa
+from .tree_attention import TreeAttention, attention_windows, or_sdpa, reads_its_own_way
 from .verify import ChainVerifier, TreeVerifier, extend_to
 
 logger = logging.get_logger(__name__)
@@ -85,21 +86,27 @@ def _begin(
     rule = check_call(model, input_ids, generation_config, logits_processor, drafter, streamer, synced_gpus)
     notes: Notes = getattr(generation_config, NOTES, Notes())
     used = _with_own_length(drafter, notes.num_assistant_tokens)
-    if used.memory is not None and used.memory.largest >= (size := model.config.get_text_config().vocab_size):
+    vocab_size = num_logits(model)
+    if used.memory is not None and used.memory.largest >= vocab_size:
         raise Refused(
-            f"The drafter's memory holds the id {used.memory.largest}, and the target's vocabulary ends at {size}: its texts "
-            "have to be in the target's own tokens."
+            f"The drafter's memory holds the id {used.memory.largest}, and the target's vocabulary ends at {vocab_size}: its "
+            "texts have to be in the target's own tokens."
         )
     used.attach(model)
     config, (batch_size, begin) = used.speculation_config, input_ids.shape
     ends, criteria = _ends(stopping_criteria, generation_config, begin, batch_size)
     if streamer is not None and not isinstance(streamer, RoundStreamer):
-        ends.put = lambda token: streamer.put(torch.tensor([token]))
+        ends.put = lambda token: streamer.put(torch.tensor([token], device="cpu"))
     room = torch.zeros((batch_size, ends.limit - begin + 1), dtype=torch.long, device=input_ids.device)
     buffer = torch.cat([input_ids, room], dim=1)
     padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
     features = Features(model, used.needs(model))
     cache = cache_of_call(model_kwargs)
+    if notes.callers_cache and cache.layers and all(type(layer) is StaticSlidingWindowLayer for layer in cache.layers):
+        raise Refused(
+            "This static cache holds windows alone, which drafts replace, and does not say how long it may become: leave cache "
+            "(past_key_values) unset, or pass a DynamicCache."
+        )
     unread = begin if is_recurrent(cache) else begin - int(cache.get_seq_length())
     check_lengths(model, begin, ends.limit, unread, generation_config, model_kwargs)
     processors = processors_of_sequences(logits_processor, batch_size)
@@ -113,7 +120,7 @@ def _begin(
     sequences = [Sequence(buffer[i : i + 1], processors[i], begin, padding[i], RULES[rule]) for i in range(batch_size)]
     noise = None
     if RULES[rule] is sample_match:
-        noise = Noise(sequences, begin, model.config.get_text_config().vocab_size)
+        noise = Noise(sequences, begin, vocab_size)
         for index, sequence in enumerate(sequences):
             sequence.rule = partial(sample_match, draw=partial(noise.draw, index))
     # What may know its rows is shown all of them; and a criterion may draw, or write, where texts are drawn in turn.
@@ -135,7 +142,7 @@ def _begin(
         drafter=drafter,
         config=config,
         drafting=drafting,
-        builder=DraftBuilder(config, rule, budget, text.vocab_size, type(drafter).__name__, used.memory),
+        builder=DraftBuilder(config, rule, budget, vocab_size, type(drafter).__name__, used.memory),
         budget_for=budget_for,
         verifier=verifier,
         features=features,
@@ -154,6 +161,13 @@ def _begin(
         done=[False] * batch_size,
         together=Processors(logits_processor) if batch_size > 1 and in_step else None,
     )
+
+
+def num_logits(model: PreTrainedModel) -> int:
+    """Count the logits of a target's head, which may have fewer than its config says."""
+    weight, config = getattr(model.get_output_embeddings(), "weight", None), model.config.get_text_config()
+    ordinary = isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.shape[1] == config.hidden_size
+    return len(weight) if ordinary and weight.is_floating_point() else config.vocab_size
 
 
 def _with_own_length(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:
@@ -260,7 +274,8 @@ def make_verifier(
     most_rows = max(config.max_nodes, drafter.max_rows)
     cache = cache_of_call(model_kwargs)
     recurrent = is_recurrent(cache)
-    windows, num_slots = attention_windows(model, recurrent), limit + 2 + most_rows
+    windows = None if reads_its_own_way(model) else attention_windows(model, recurrent)
+    num_slots = limit + 2 + most_rows
     per_token = extend_to(limit + 1, model_kwargs)
     explicit = (
         windows is not None

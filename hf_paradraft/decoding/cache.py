@@ -18,6 +18,7 @@ from ..names import (
     cache_argument,
     cache_in,
     has_ordinary_cache,
+    is_foreign,
     stores_nothing,
 )
 
@@ -35,11 +36,11 @@ def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
     cache = cache_in(model_kwargs)
     if not model_kwargs.get("use_cache", True) or cache is None:
         raise ValueError("Speculative decoding needs the target's key-value cache: pass use_cache=True and a model that has one.")
-    update = next(kind for kind in type(cache).__mro__ if "update" in vars(kind))
-    if isinstance(cache, QuantizedCache) or not update.__module__.startswith("transformers."):
+    code = (cache.update, DynamicLayer.update, StaticLayer.update, *map(type, cache.layers))
+    if isinstance(cache, QuantizedCache) or any(map(is_foreign, code)):
         raise ValueError(
-            f"Speculative decoding does not know how to roll back a {type(cache).__name__}: leave cache_implementation and "
-            "cache (past_key_values) unset, or pass a DynamicCache or a StaticCache."
+            f"Speculative decoding does not know how to roll back a {type(cache).__name__}, or its layers, as they are here: "
+            "leave cache_implementation and cache (past_key_values) unset, or pass a DynamicCache or a StaticCache."
         )
     return cache
 
@@ -234,7 +235,7 @@ class RaggedCache:
             if begin + entry != length + offset
         ]
         self.lengths = [length + len(entries) for length, entries in zip(self.lengths, paths, strict=True)]
-        index = torch.tensor(moves).T if moves else None
+        index = torch.tensor(moves, device="cpu").T if moves else None
         for layer in self._layers() if moves else ():
             rows, sources, targets = index.to(layer.keys.device)
             for states in (layer.keys, layer.values):

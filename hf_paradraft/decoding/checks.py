@@ -10,7 +10,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..names import MODEL_FOR_MASKED_LM_MAPPING, BaseStreamer, MaxTimeCriteria, drops_cache, treats_rows_alike
+from ..names import MODEL_FOR_MASKED_LM_MAPPING, BaseStreamer, MaxTimeCriteria, drops_cache, is_foreign, treats_rows_alike
 from ..protocol import Drafter, SpeculationConfig
 from .cache import check_forgets
 
@@ -39,6 +39,7 @@ def holds_something(value: Any) -> bool:
 
 
 CALLS = "attach", "needs"
+LOOP = "_sample", "_prefill", "_update_model_kwargs_for_generation"  # plain decoding's, in the place of which the loop stands
 
 
 def check_drafter(drafter: Any) -> None:
@@ -81,6 +82,11 @@ def check_call(
     check_drafter(drafter)
     if model.config.model_type == "doge":
         raise Refused("Doge targets gave other output with drafts than without: generate without a drafter.")
+    if own := [name for name in LOOP if is_foreign(getattr(model, name, None))]:
+        raise Refused(
+            f"{type(model).__name__} does steps of decoding itself ({', '.join(own)}), and drafts leave some out: generate "
+            "without a drafter."
+        )
     if model.config.is_encoder_decoder:
         raise Refused(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
     if type(model.config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(model.config, "is_decoder", True) is False:
@@ -103,7 +109,8 @@ def check_call(
         raise Refused(f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}.")
     if synced_gpus:
         raise Refused("Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation).")
-    if generation_config.output_attentions or generation_config.output_hidden_states:
+    more = generation_config.output_attentions or generation_config.output_hidden_states
+    if more and generation_config.return_dict_in_generate:  # a saved config may ask for them where nobody takes them
         raise Refused(
             "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
         )

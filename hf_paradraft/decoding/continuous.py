@@ -13,14 +13,14 @@ from torch import LongTensor, Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from ..names import DynamicLayer
+from ..names import DynamicLayer, StopStringCriteria
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 from .batch import Batch
 from .begin import begin_call
 from .call import Call
 from .loop import step
 from .sequence import Sequence
-from .tree_attention import attention_windows
+from .tree_attention import attention_windows, reads_its_own_way
 
 FREE = 0.25  # of the batch, before prompts are read: joining copies the cache
 ROOM = 64  # tokens more than there are, whenever a cache is copied
@@ -74,7 +74,8 @@ def can_join(target: PreTrainedModel, drafter: Drafter | None = None) -> bool:
     """
     options, compiled = target.generation_config, drafter is not None and drafter.speculation_config.compile
     dynamic = options.cache_implementation in (None, "dynamic") and not compiled
-    return attention_windows(target) is not None and options.num_beams in (None, 1) and dynamic
+    takes_masks = attention_windows(target) is not None and not reads_its_own_way(target)
+    return takes_masks and options.num_beams in (None, 1) and dynamic
 
 
 def begin(target: PreTrainedModel, input_ids: LongTensor, drafter: Drafter, **options: Any) -> Call:
@@ -86,6 +87,9 @@ def begin(target: PreTrainedModel, input_ids: LongTensor, drafter: Drafter, **op
         calls.append(begin_call(model, input_ids, *rules, drafter, None, synced_gpus, model_kwargs))
         return input_ids
 
+    if (tokenizer := options.pop("tokenizer", None)) is not None:  # which generate does not pass on to a loop of others
+        stops = StopStringCriteria(tokenizer, target.generation_config.stop_strings)
+        options |= {"stop_strings": None, "stopping_criteria": [stops]}
     target.generate(input_ids, custom_generate=keep, **options)
     return calls[0]
 

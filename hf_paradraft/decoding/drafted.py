@@ -132,7 +132,7 @@ class DraftedTogether:
         tokens, parents = [], []
         for index, call in enumerate(self.calls):
             question = questions.get(index)
-            nothing = [torch.zeros(0, dtype=torch.long)] * len(call.sequences)
+            nothing = [torch.zeros(0, dtype=torch.long, device="cpu")] * len(call.sequences)
             tokens += question.tokens if question is not None else nothing
             parents += question.parents if question is not None else [[] for _ in nothing]
         extend = next(iter(questions.values())).extend

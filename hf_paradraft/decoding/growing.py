@@ -76,7 +76,7 @@ class GrowingDraft:
         """Record that the drafter reads `nodes` next, and return their tokens and parents as its `extend` takes them."""
         for node in nodes:
             self.indices[node] = len(self.indices) - 1
-        tokens = torch.tensor([self.tree.tokens[node] for node in nodes], dtype=torch.long)
+        tokens = torch.tensor([self.tree.tokens[node] for node in nodes], dtype=torch.long, device="cpu")
         return tokens, [self.indices[self.tree.parents[node]] for node in nodes]
 
     def look(self, nodes: list[int]) -> None:
@@ -164,7 +164,7 @@ def grow(
         hoped, seconds = reached * fmean(budget.kept_promises), clock - begun + verifying
         if adaptive and budget.step and not budget.worth(hoped, budget.step(), promised, seconds):
             return
-        asked = [(torch.zeros(0, dtype=torch.long), list[int]())] * count
+        asked = [(torch.zeros(0, dtype=torch.long, device="cpu"), list[int]())] * count
         for sequence, draft in drafts.items():
             if draft.guess.extend is None:
                 draft.look(wanted[sequence])

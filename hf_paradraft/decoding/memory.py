@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from sys import maxsize
 from threading import Lock
+from time import sleep
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ PLACES = 128  # places that a lookup compares at most, the newest first: so its 
 LARGEST = 24  # bits of a hash: 128 MiB of table
 SIBLINGS = 2  # tokens that may come first in what is copied: in a memory of 1,500 answers one was right in 44 %, two in 55 %
 END = -1  # between texts
+PIECE, PAUSE = 512, 1e-4  # tokens that are added at once, and seconds between two pieces, for lookups of other threads
 
 
 class HashChains:
@@ -127,22 +129,38 @@ class Memory:
         if max_tokens <= self.RUN:
             raise ValueError(f"max_tokens={max_tokens}: a memory holds more than {self.RUN} tokens.")
         self.max_tokens, self.remember = max_tokens, remember
-        self.largest = -1  # id that was ever added: a target with a smaller vocabulary cannot copy from here
+        self._largest = -1, -1  # id, and the place where it stood last
         self._chains = HashChains(self.RUN, max_tokens, 1 << min(max(10, max_tokens.bit_length()), LARGEST))
-        self._lock = Lock()
+        self._lock, self._adding = Lock(), Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the lock, for copies and pickles."""
         with self._lock:
-            return {**vars(self), "_lock": None, "_chains": copy.deepcopy(self._chains)}
+            return {**vars(self), "_lock": None, "_adding": None, "_chains": copy.deepcopy(self._chains)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take what `__getstate__` gave, with a lock of its own."""
-        vars(self).update(state, _lock=Lock())
+        vars(self).update(state, _lock=Lock(), _adding=Lock())
 
     def __len__(self) -> int:
         """Count the tokens that are kept; each text has one more, its end."""
         return len(self._chains.tokens)
+
+    @property
+    def largest(self) -> int:
+        """The largest id that is kept, -1 for none: a target with a smaller vocabulary cannot copy from here."""
+        with self._lock:
+            tokens, oldest = self._chains.tokens, self._chains.end - len(self._chains.tokens)
+            if self._largest[1] < oldest:  # it has been written over
+                places = range(oldest, self._chains.end)
+                self._largest = max(((tokens[place % self.max_tokens], place) for place in places), default=(-1, -1))
+            return self._largest[0]
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        with self._adding, self._lock:
+            self._chains = HashChains(self.RUN, self.max_tokens, len(self._chains.newest))
+            self._largest = -1, -1
 
     def add(self, ids: Sequence[int] | LongTensor) -> None:
         """Add a text. Of one that is longer than the memory its end is kept.
@@ -153,16 +171,20 @@ class Memory:
         Raises:
             ValueError: these are no ids of one text.
         """
-        text = torch.as_tensor(ids)
+        text = torch.as_tensor(ids, device="cpu")
         if text.numel() and (text.is_floating_point() or text.shape not in (text.shape[-1:], (1, *text.shape[-1:]))):
             raise ValueError(f"A text's ids are wanted, (n,) or (1, n): got {text.dtype} of shape {tuple(text.shape)}.")
         tokens = text.reshape(-1).tolist()
         if tokens and not 0 <= min(tokens) <= max(tokens) < 1 << 31:
             raise ValueError(f"Ids of tokens are wanted: got {min(tokens)} to {max(tokens)}.")
-        with self._lock:
-            self.largest = max(self.largest, max(tokens, default=-1))
-            for token in [*tokens[-self.max_tokens + 1 :], END] if tokens else []:
-                self._chains.append(token)
+        tokens = [*tokens[-self.max_tokens + 1 :], END] if tokens else []
+        with self._adding:
+            for begin in range(0, len(tokens), PIECE):  # calls look things up between two pieces
+                with self._lock:
+                    for token in tokens[begin : begin + PIECE]:
+                        self._largest = max(self._largest, (token, self._chains.end))
+                        self._chains.append(token)
+                sleep(PAUSE)
 
     def following(self, tail: Sequence[int], room: int) -> tuple[int, list[tuple[int, list[int], int]]]:
         """Find what follows the longest match of a text's end, by the token that comes first: the most frequent two.
@@ -199,7 +221,11 @@ class Memory:
         file = Path(file).expanduser()
         new = file.with_name(f".{file.name}.{uuid4().hex}")
         try:
-            save_file({"tokens": torch.tensor(kept, dtype=torch.int32)}, new, metadata={"max_tokens": str(self.max_tokens)})
+            save_file(
+                {"tokens": torch.tensor(kept, dtype=torch.int32, device="cpu")},
+                new,
+                metadata={"max_tokens": str(self.max_tokens)},
+            )
             new.replace(file)
         finally:
             new.unlink(missing_ok=True)
@@ -217,9 +243,11 @@ class Memory:
             memory = cls(int(said["max_tokens"]), remember)
             if tokens.ndim != 1 or tokens.is_floating_point():
                 raise ValueError(f"{tokens.dtype} of shape {tuple(tokens.shape)}")
-        except (SafetensorError, KeyError, ValueError) as error:
+            ends = [-1, *(tokens == END).nonzero()[:, 0].tolist(), len(tokens)]
+            for before, end in pairwise(ends):
+                memory.add(tokens[before + 1 : end])
+        except FileNotFoundError:
+            raise
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise ValueError(f"{file} holds no memory; Memory.save writes one.") from error
-        ends = [-1, *(tokens == END).nonzero()[:, 0].tolist(), len(tokens)]
-        for before, end in pairwise(ends):
-            memory.add(tokens[before + 1 : end])
         return memory

@@ -249,7 +249,7 @@ def overlapped_decoding(
     check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
     call.drafter = drafter
     if overlapped and call.builder.sampled:  # the thread's draws are its own: two threads would take turns at torch's generator
-        call.builder.generator = torch.Generator(call.buffer.device).manual_seed(int(torch.randint(2**62, ())))
+        call.builder.generator = torch.Generator(call.buffer.device).manual_seed(int(torch.randint(2**62, (), device="cpu")))
     chain = not call.verifier.branches or config.tree_size is None
     batch, thread = Batch(call), DrafterThread(input_device(model), device_of(used))
     windows = Windows(call, thread, schedule, chain and repeatable)

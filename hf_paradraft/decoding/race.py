@@ -112,6 +112,6 @@ class Race:
         noise = self.noise.log(self.index, self.length, range(1 + max(distances, default=-1)))
         if noise is None:
             return believed
-        chances = torch.tensor(believed).clamp(1e-6, 1)
+        chances = torch.tensor(believed, device="cpu").clamp(1e-6, 1)
         drawn = noise[distances, tokens].exp().cpu()
         return (-drawn * (1 - chances) / chances).exp().tolist()

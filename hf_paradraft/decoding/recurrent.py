@@ -102,7 +102,7 @@ class RecurrentBatchVerifier(TreeVerifier):
         self.whole = [size - count for count in missing]
         behind = torch.arange(1 + max(map(len, drafts)), device=logits.device)
         last = torch.tensor(missing, device=logits.device).clamp(min=1)[:, None] - 1
-        return logits[torch.arange(len(ids))[:, None], (last + behind).clamp(max=size - 1)]
+        return logits[torch.arange(len(ids), device=logits.device)[:, None], (last + behind).clamp(max=size - 1)]
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """Keep all that a sequence has read, or nothing of it."""

@@ -73,7 +73,7 @@ class TargetHead:
         """Compare logits of states with those that the target gives itself."""
         if "known head" in notes_on(target) or any(parameter.is_meta for parameter in target.parameters()):
             return
-        ids = torch.arange(min(4, self.embedding.num_embeddings), device=self.device)[None]
+        ids = torch.arange(min(4, len(self.embedding.weight)), device=self.device)[None]
         with Features(target, ("normed",)) as features:
             theirs = target.forward(input_ids=ids, use_cache=False).logits.float()  # no hook of the caller's sees it
             ours = self.finished(self._all_logits(features.rows["normed"])).float().to(theirs.device)
@@ -87,7 +87,7 @@ class TargetHead:
 
     def embed(self, ids: LongTensor) -> Tensor:
         """Compute embeddings `(…, hidden)` as the target's first layer reads them; ids that it does not have count as 0."""
-        ids = ids.where((ids >= 0) & (ids < self.embedding.num_embeddings), 0)
+        ids = ids.where((ids >= 0) & (ids < len(self.embedding.weight)), 0)  # adapted ones have no other number of rows
         return self.embedding(ids.to(self._device_of(self.embedding))) * self.multiplier
 
     def logits(self, states: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:

@@ -16,11 +16,13 @@ from ..names import (
     LinearAttentionLayer,
     attention_of,
     cache_argument,
+    is_foreign,
     stores_nothing,
 )
 
 # Positions counted from the cache's length, whatever position_ids says: a tree's rows would be misplaced.
 COUNT_FROM_CACHE = {"gpt_neo", "llama4", "llama4_text"}
+READING = "forward", "prepare_inputs_for_generation", "create_masks_for_generate"
 WITH_MASKS = DynamicLayer, DynamicSlidingWindowLayer
 RECURRENT = LinearAttentionLayer, LinearAttentionAndFullAttentionLayer
 
@@ -60,6 +62,12 @@ def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[s
         if type(layer) is not LinearAttentionLayer and not stores_nothing(layer)
     }
     return windows or None
+
+
+def reads_its_own_way(model: PreTrainedModel) -> bool:
+    """Tell whether code of others makes a model's masks, positions or inputs: it is asked for them, and serves chains alone."""
+    parts = (model, model.get_decoder())
+    return any(is_foreign(getattr(part, name, part.forward)) for part in parts if part is not None for name in READING)
 
 
 def or_sdpa(model: PreTrainedModel) -> str:

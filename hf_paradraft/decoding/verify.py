@@ -111,7 +111,7 @@ class ChainVerifier:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
             if self.reads_rows:  # of an int Gemma 4's last layers make a few rows alone
-                inputs["logits_to_keep"] = torch.arange(count - logits_to_keep, count)
+                inputs["logits_to_keep"] = torch.arange(count - logits_to_keep, count, device=ids.device)
         self.first = False
         return self.model(**inputs, return_dict=True).logits
 

@@ -16,7 +16,7 @@ from ..bench.measure import Measurement, Settings, bench, check_equality
 from ..bench.methods import Method
 from ..bench.questions import Prompt, Question
 from ..bench.results import environment, records
-from ..chat import Detokeniser, check_room, encode_question, sampling
+from ..chat import Detokeniser, check_room, encode_question, sampling, stopping
 from ..protocol import Drafter, RoundStreamer
 from ..report.tables import table
 from .differences import explain
@@ -68,6 +68,7 @@ def stream_one(
     begin = ids.shape[1]
     check_room(target, begin, max_new_tokens)
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, **sampling(temperature)}
+    arguments |= stopping(target, tokenizer)
     target.generate(ids, **{**arguments, "max_new_tokens": 2}, assistant_model=drafter)  # warm up
     console.rule("[bold]prompt")
     console.print(Text(prompt))

@@ -14,7 +14,7 @@ from ..decoding.tree_attention import attention_windows, or_sdpa
 from ..files import refuse_missing, tensor_names
 from ..protocol import Drafting, SpeculationConfig
 from ..whole_files import write_json
-from .causal import CausalRows, check_drafts, logits_after
+from .causal import CausalRows, check_drafts, check_merged, logits_after, unwrapped
 from .drafter import SavedDrafter
 from .formats.folder import DrafterFolder
 from .formats.values import provenance_of, read_config
@@ -63,6 +63,7 @@ class AutoregressiveDrafter(SavedDrafter):
             OSError: nothing loadable there.
             ValueError: a model that cannot draft so.
         """
+        model = unwrapped(model)
         return cls(model) if isinstance(model, PreTrainedModel) else cls.from_pretrained(model, **kwargs)
 
     @classmethod
@@ -101,6 +102,7 @@ class AutoregressiveDrafter(SavedDrafter):
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Save the model with a config that says that it is a drafter; the loaded model's own config stays as it is."""
+        check_merged(self.model)
         mend_sampling(self.model.generation_config)
         self.model.save_pretrained(folder, **kwargs)
         config = read_config(folder)

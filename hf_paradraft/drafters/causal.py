@@ -6,16 +6,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 
 from ..decoding.cache import MOST_UNREAD, check_forgets, copy_states, empty_cache, end_windows, is_recurrent, put_back
 from ..decoding.tree_attention import attention_windows, or_sdpa
-from ..names import DynamicLayer, stores_nothing, with_cache
+from ..names import DynamicLayer, innermost, stores_nothing, with_cache
 from ..protocol import Prefix, SpeculationConfig
 from .cache import check_continues
 from .positions import newer_halves
 from .reader import Reader, RowModel
+
+
+def unwrapped(model: Any) -> Any:
+    """Take a model out of what PEFT or `torch.compile` has put around it; its adapters stay in it. A name stays a name."""
+    return innermost(model) if isinstance(model, torch.nn.Module) else model
+
+
+def check_merged(model: PreTrainedModel) -> None:
+    """Refuse to save a model with adapters in it, whose weights have other names.
+
+    Raises:
+        ValueError: it has some.
+    """
+    if any(isinstance(part, BaseTunerLayer) for part in model.modules()):
+        raise ValueError("The drafter has an adapter in it, and is saved without: make it of model.merge_and_unload().")
 
 
 def check_drafts(model: PreTrainedModel) -> None:

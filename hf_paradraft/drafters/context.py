@@ -86,7 +86,7 @@ class ContextDrafting(Drafting):
         compiled = self.cache.end > 0 and max(counts) <= self.compiled_width
         size = self.compiled_width if compiled else max(counts)
         context = torch.stack([pad(rows, (0, 0, 0, size - len(rows))) for rows in waiting])
-        positions = (torch.tensor(self.ends())[:, None] + torch.arange(size)).to(context.device)
+        positions = (torch.tensor(self.ends(), device="cpu")[:, None] + torch.arange(size, device="cpu")).to(context.device)
         make_room(self.cache, size)
         compiled_method(self.drafter.inject, compiled)(context, positions, self.cache.cache)
         self.cache.keep([list(range(count)) for count in counts], size)

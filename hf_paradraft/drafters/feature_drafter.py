@@ -192,9 +192,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
                 f"{who} was made for a vocabulary of {ours}, and the target's has {theirs}: it was made for another target."
             )
         table = target.get_input_embeddings() if self.embedding is None else self.embedding
-        if self.mask_token is not None and not 0 <= self.mask_token < table.num_embeddings:
+        if self.mask_token is not None and not 0 <= self.mask_token < len(table.weight):
             raise ValueError(
-                f"{who} guesses in place of mask token {self.mask_token}, and its embedding ends at {table.num_embeddings - 1}: "
+                f"{who} guesses in place of mask token {self.mask_token}, and its embedding ends at {len(table.weight) - 1}: "
                 "it was made for another target, or for one with more tokens."
             )
 

@@ -241,7 +241,7 @@ class Reader:
         model, longest = self.model, max(map(len, rows))
         compiled = longest <= self.compiled_width and self.cache.end > 0
         longest = self.compiled_width if compiled else longest
-        padding = torch.tensor([longest - len(ids) for ids in rows])[:, None]
+        padding = torch.tensor([longest - len(ids) for ids in rows], device="cpu")[:, None]
         ids = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
         fused = torch.stack(
             [pad(features[: len(row)], (0, 0, longest - len(row), 0)) for row, features in zip(rows, self.fused, strict=True)]

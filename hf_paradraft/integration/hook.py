@@ -103,7 +103,8 @@ def _decode(
         mask = kwargs.get("attention_mask")
         several = len(input_ids) > 1 or (mask is not None and not bool(mask.all()))
         begun = perf_counter()
-        check_reads(model, several, needs_more=more_than_ids(kwargs))
+        longest = input_ids[0] if mask is None else input_ids[int(mask.sum(-1).argmax())]
+        check_reads(model, several, more_than_ids(kwargs), longest, kwargs["generation_config"].max_length)
         give_time(kwargs.get("stopping_criteria") or (), perf_counter() - begun)
     overlaps = drafter is not None and pearl.may_overlap(drafter, model)
     decode = pearl.overlapped_decoding if overlaps else loop.speculative_decoding

@@ -26,23 +26,25 @@ from ..decoding.loop import speculative_decoding
 from ..decoding.noise import generator_of
 from ..drafters.feature_drafter import FeatureDrafter
 from ..hardware import device_name, input_device
-from ..names import ChangedTransformers, attention_function, attention_of, plain_decoding
+from ..names import ChangedTransformers, attention_function, attention_of, is_foreign, plain_decoding
 from ..notes import notes_on
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 from .setting import plainly
 
 NEW = 4  # tokens: two of a draft behind the prompt, and two of a tree
+NEW_OF_OTHERS = 16  # tokens, for a target with code of others: drafts are as wide as a call's
+TEXT = 128, 512  # tokens of a text that such a target is looked at with, at least and at most
 PROMPT = (11, 17, 23, 13, 19, 29, 12)  # ids that few tokenizers keep for something special
 PADDED = 3  # tokens on the left of the second sequence of a batch
 # How far logits may lie apart, of their spread: in fine dtypes a share, in coarse ones their steps times the root of the depth;
 # or else so many times as far as the target's own rounding takes them.
 FINE = {torch.float64: 1e-5, torch.float32: 1e-4}  # in float64 too, parts with a state may compute in float32 (Bamba, Falcon-H1)
-STEPS, TIMES, PACKED = 2.0, 6.0, 0.1
+STEPS, TIMES, PACKED = 2.0, 6.0, 0.1  # PACKED: of the spread, at most, where kernels differ by the number of rows
 FOLDER = Path(HF_HOME) / "paradraft" / "reads"
 PLAIN = vars(torch.nn.Module()).keys()  # what every part has of its own
+PLAIN_VALUES = bool | int | float | str | None
 LOOKS = 64  # verdicts that are kept of a target
 logger = logging.get_logger(__name__)
-KNOWN = {"transformers", "torch", "peft", "accelerate"}  # whose versions say what their code is
 OURS = "hf_paradraft."  # hooks of calls in other threads
 CANNOT = "cannot decode a short text"
 _count = itertools.count()
@@ -64,12 +66,13 @@ class OracleDrafter(Drafter, Drafting):
         texts: int64 `(B, n)`, without padding but on the left.
         padding: of each.
         vocab_size: V.
+        new: tokens that follow the prompts.
     """
 
-    def __init__(self, texts: LongTensor, padding: list[int], vocab_size: int):
+    def __init__(self, texts: LongTensor, padding: list[int], vocab_size: int, new: int = NEW):
         self.vocab_size = vocab_size
         self.texts = [text[count:] for text, count in zip(texts, padding, strict=True)]
-        self.speculation_config = SpeculationConfig(NEW, 2 * NEW, never_slower=False)
+        self.speculation_config = SpeculationConfig(new, 2 * new, never_slower=False)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Return the drafter itself: it serves one call."""
@@ -91,31 +94,40 @@ class OracleDrafter(Drafter, Drafting):
         return guesses
 
 
-def as_called(model: PreTrainedModel) -> tuple[tuple, bool]:
+def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
     """Describe everything but weights and inputs that decides what a forward of `model` does now.
 
     It may have changed since the last call: wrappers put methods over those of the class, hooks change what a layer gives,
-    adapters are parts, and a part in training mode may draw random numbers.
+    adapters are parts, attributes switch parts of others, and a part in training mode may draw random numbers.
 
     Returns:
         The classes of its parts and, for each part that is not as its class made it, its index and what is different; whether
-        anything is not as its class made it.
+        anything is not as its class made it; whether any code is of others than `KNOWN`.
     """
     kinds, changed = set(), []
-    everywhere = (*torch_module._global_forward_pre_hooks, *torch_module._global_forward_hooks)
+    everywhere = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
+    beside = [function for function in (attention_function(model), plain_decoding(model)) if function is not None]
+    others = any(map(is_foreign, (*everywhere.values(), *beside)))
     for index, part in enumerate(model.modules()):
         kinds.add(type(part))
         own, hooks = vars(part), {**part._forward_pre_hooks, **part._forward_hooks}
-        foreign = tuple(handle for handle, hook in hooks.items() if not getattr(hook, "__module__", "").startswith(OURS))
-        methods = tuple((name, _identity(own[name])) for name in own.keys() - PLAIN if _covers(own[name], type(part), name))
-        if foreign or methods or part.training:
-            changed.append((index, foreign, methods, part.training))
+        hooks = {handle: hook for handle, hook in hooks.items() if not getattr(hook, "__module__", "").startswith(OURS)}
+        methods = {name: own[name] for name in own.keys() - PLAIN if _covers(own[name], type(part), name)}
+        foreign = any(map(is_foreign, (type(part), *hooks.values(), *methods.values())))
+        if hooks or methods or part.training or foreign:
+            identities = tuple((name, _identity(method)) for name, method in methods.items())
+            changed.append((index, tuple(hooks), identities, part.training, _switches(own) if foreign else ()))
+        others |= foreign
     forwards = {kind: _identity(kind.forward) for kind in kinds}
-    beside = [function for function in (attention_function(model), plain_decoding(model)) if function is not None]
-    how = frozenset(forwards.items()), everywhere, tuple(changed), tuple(map(_identity, beside))
-    roots = {str(getattr(part, "__module__", "")).partition(".")[0] for part in (*kinds, *beside)}
-    others = not roots <= KNOWN  # whose code may be edited, and keeps its name
-    return how, bool(changed or everywhere or others or any(map(_is_patched, kinds)))
+    how = frozenset(forwards.items()), tuple(everywhere), tuple(changed), tuple(map(_identity, beside))
+    others |= any(is_foreign(kind.forward) for kind in kinds)
+    return how, bool(changed or everywhere or others or any(map(_is_patched, kinds))), others
+
+
+def _switches(own: dict[str, Any]) -> tuple:
+    """List a part's attributes that may switch what it does: plain values, and which objects the others are."""
+    given = sorted((name, value) for name, value in own.items() if name not in PLAIN)
+    return tuple((name, value if isinstance(value, PLAIN_VALUES) else id(value)) for name, value in given)
 
 
 def _is_patched(kind: type) -> bool:
@@ -139,15 +151,20 @@ def _identity(method: Any) -> tuple[int, ...]:
         return tuple(map(id, parts))
 
 
-def check_reads(model: PreTrainedModel, several: bool, needs_more: bool = False) -> None:
+def check_reads(
+    model: PreTrainedModel, several: bool, needs_more: bool = False, text: LongTensor | None = None, limit: int = 0
+) -> None:
     """Refuse a target whose texts would be others with a drafter.
 
-    It is looked at once as it is called now (`as_called`), and, if nothing is wrapped around it, once in all processes.
+    It is looked at once as it is called now (`as_called`), and, if nothing is wrapped around it, once in all processes. With code
+    of others it is looked at once for each doubling of the text's length, for such code may begin to act anywhere.
 
     Args:
         model: the target.
         several: whether sequences are padded, or are of different lengths after the first round.
         needs_more: whether the call brings more than ids, without which the target may not be able to decode.
+        text: int64 `(n,)`, a prompt of the call, which a target with code of others is looked at with; default: any.
+        limit: tokens of the whole text at most.
 
     Raises:
         ValueError: it does not read drafts, or padded prompts, as it reads tokens one by one.
@@ -163,13 +180,14 @@ def check_reads(model: PreTrainedModel, several: bool, needs_more: bool = False)
             "a draft moves: generate without a drafter."
         )
     faults = notes_on(model).setdefault("faults", {})
-    called, changed = as_called(model)
-    how = several, model.dtype, attention_of(model), called
+    called, changed, others = as_called(model)
+    text = _text_of(model, text, limit) if others and not needs_more else None
+    how = several, model.dtype, attention_of(model), called, None if text is None else len(text)
     if how not in faults:
         file = None if changed else _file(model, several)
-        if any(foreign for _, foreign, *_ in called[2]):
+        if any(hooks for _, hooks, *_ in called[2]):
             logger.warning_once("This target has hooks of somebody else: they see a short text too, by which it is looked at.")
-        fault = "" if file is not None and file.exists() else _fault(model, several)
+        fault = "" if file is not None and file.exists() else _fault(model, several, text)
         if fault is None:
             return
         if not fault and file is not None:
@@ -184,6 +202,15 @@ def check_reads(model: PreTrainedModel, several: bool, needs_more: bool = False)
         raise Refused(
             f"{type(model).__name__} {faults[how]}, as it is loaded and called here: generate without a drafter{alone}."
         )
+
+
+def _text_of(model: PreTrainedModel, prompt: LongTensor | None, limit: int) -> LongTensor:
+    """Make a text that is as long as the call's may become, within bounds, and that ends like its prompt."""
+    config, (shortest, longest) = model.config.get_text_config(), TEXT
+    wanted = 1 << (max(limit, shortest) - 1).bit_length()
+    size = min(wanted, longest, getattr(config, "max_position_embeddings", None) or longest) - NEW_OF_OTHERS
+    text = torch.tensor(PROMPT, device="cpu") if prompt is None else prompt.cpu()
+    return (text % config.vocab_size).repeat(-(-size // len(text)))[-max(size, len(PROMPT)) :]
 
 
 def _has_adapters_of_rows(part: torch.nn.Module) -> bool:
@@ -224,15 +251,21 @@ def check_more_than_text(model: PreTrainedModel, drafter: Drafter) -> None:
 
 
 @torch.no_grad()
-def _fault(model: PreTrainedModel, several: bool) -> str | None:
+def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None) -> str | None:
     """Decode a short text plainly and with drafts; say what is wrong with the target, as the predicate of a sentence.
+
+    Args:
+        model: the target.
+        several: whether padded prompts are wanted too.
+        text: int64 `(n,)`, of a target with code of others; default: a few ids.
 
     Returns:
         "" for a sound target; None for one that the loop itself refuses, and says so.
     """
     device = input_device(model)
     vocab_size = model.config.get_text_config().vocab_size
-    ids = torch.tensor([PROMPT], device=device) % vocab_size
+    ids = torch.tensor([PROMPT], device=device) % vocab_size if text is None else text[None].to(device)
+    new = NEW if text is None else NEW_OF_OTHERS
     mask = torch.ones_like(ids)
     if several:
         ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
@@ -242,16 +275,16 @@ def _fault(model: PreTrainedModel, several: bool) -> str | None:
     twin = object.__new__(type(model))
     twin.__dict__ = {**vars(model), "generation_config": GenerationConfig()}
     own = [vars(part) for part in model.modules()]
-    kept = [{name: value for name, value in had.items() if value is None or isinstance(value, Tensor)} for had in own]
+    kept = [{name: value for name, value in had.items() if isinstance(value, PLAIN_VALUES | Tensor)} for had in own]
     with plainly(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # the caller's seed is the caller's
         try:
             before = None if generator is None else generator.get_state()
-            texts, plain = _decoded(twin, ids, mask)
+            texts, plain = _decoded(twin, ids, mask, new)
             moved = generator is not None and not torch.equal(before, generator.get_state())
-            _, again = _decoded(twin, ids.repeat(2, 1), mask.repeat(2, 1))
+            _, again = _decoded(twin, ids.repeat(2, 1), mask.repeat(2, 1), new)
             decodes = True
-            drafter = OracleDrafter(texts, (mask == 0).sum(1).tolist(), vocab_size)
-            _, drafted = _decoded(twin, ids, mask, custom_generate=speculative_decoding, drafter=drafter)
+            drafter = OracleDrafter(texts, (mask == 0).sum(1).tolist(), vocab_size, new)
+            _, drafted = _decoded(twin, ids, mask, new, custom_generate=speculative_decoding, drafter=drafter)
         except (torch.OutOfMemoryError, ChangedTransformers):
             raise
         except Exception as error:  # whatever a model raises that was not written for drafts
@@ -269,9 +302,9 @@ def _fault(model: PreTrainedModel, several: bool) -> str | None:
         return f"does not read {_read(several)}"
     plain, again, drafted = (logits.masked_fill(logits.isinf(), 0.0) for logits in (plain, again, drafted))
     spread = plain.std(-1)
-    noise = ((plain - again[: len(plain)]).square().mean(-1).sqrt() / spread).median()
-    apart = ((plain - drafted).square().mean(-1).sqrt() / spread)[:, 1:].median(-1).values.max()
-    return "" if bool(apart <= max(_rounding(model), TIMES * float(noise))) else f"does not read {_read(several)}"
+    noise, apart = (((plain - other[: len(plain)]).square().mean(-1).sqrt() / spread)[:, 1:].max() for other in (again, drafted))
+    allowed = max(_rounding(model), min(TIMES * float(noise), PACKED) if text is None else 0.0)
+    return "" if bool(apart <= allowed) else f"does not read {_read(several)}"
 
 
 def _read(several: bool) -> str:
@@ -280,8 +313,6 @@ def _read(several: bool) -> str:
 
 def _rounding(model: PreTrainedModel) -> float:
     """Estimate how far rounding may move logits, as a share of their spread."""
-    if getattr(model.config, "quantization_config", None) is not None:  # kernels differ by the number of rows
-        return PACKED
     exact = model.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
     if exact and model.dtype in FINE:
         return FINE[model.dtype]
@@ -289,11 +320,11 @@ def _rounding(model: PreTrainedModel) -> float:
     return STEPS * coarse * model.config.get_text_config().num_hidden_layers ** 0.5
 
 
-def _decoded(model: PreTrainedModel, ids: LongTensor, mask: Tensor, **how: Any) -> tuple[LongTensor, Tensor]:
-    """Generate `NEW` tokens: the whole text, and the logits `(B, new, V)` float32 of its new tokens."""
+def _decoded(model: PreTrainedModel, ids: LongTensor, mask: Tensor, new: int, **how: Any) -> tuple[LongTensor, Tensor]:
+    """Generate `new` tokens: the whole text, and the logits `(B, new, V)` float32 of its new tokens."""
     config = GenerationConfig(
-        max_new_tokens=NEW,
-        min_new_tokens=NEW,
+        max_new_tokens=new,
+        min_new_tokens=new,
         do_sample=False,
         num_beams=1,
         use_cache=True,

@@ -39,17 +39,23 @@ class set_drafter:
             check_drafter(drafter)
             check_same_tokenizer(self.target, drafter)
             drafter.attach(self.target)
-        self.own, notes = [drafter], notes_on(self.target)
-        self.before, notes["set"] = notes.get("set", ()), (self.own,)
+        self.drafter, notes = drafter, notes_on(self.target)
+        self.made, self.blocks = [drafter], list[list[Drafter | None]]()  # what it has set: at once, and in blocks
+        self.before, notes["set"] = notes.get("set", ()), (self.made,)
 
     def __enter__(self) -> Drafter | None:
-        notes_on(self.target)["set"] = (*self.before, self.own)
-        return self.own[0]
+        notes = notes_on(self.target)
+        # What this object took the place of comes back behind its block, unless it has ended, or others have been set since.
+        before = filter(None, self.before) if notes["set"] == (self.made,) else notes["set"]
+        self.blocks.append([self.drafter])
+        notes["set"] = (*before, self.blocks[-1])
+        return self.drafter
 
     def __exit__(self, *_: object) -> None:
         """Take this one away: blocks of several threads may overlap."""
-        notes = notes_on(self.target)
-        notes["set"] = tuple(other for other in notes["set"] if other is not self.own)
+        notes, own = notes_on(self.target), self.blocks.pop()
+        notes["set"] = tuple(other for other in notes["set"] if other is not own)
+        own.clear()  # for whoever remembers it
 
 
 def drafter_on(target: PreTrainedModel) -> Drafter | None:

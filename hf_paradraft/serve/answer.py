@@ -22,7 +22,7 @@ from .text import Writer
 
 MOST_NEW = 4096  # tokens of an answer whose request does not say how many
 # What a generation config may say of calls, and a request has its own word for.
-ONE_TEXT = {"num_return_sequences": 1, "num_beams": 1, "stop_strings": None, "max_time": None}
+ONE_TEXT = {"num_return_sequences": 1, "num_beams": 1, "stop_strings": None, "max_time": None, "use_cache": True}
 POLL = 0.2  # seconds between two looks at whether a client is still there
 
 
@@ -69,7 +69,7 @@ class Answer:
         self.begun = self.looked = time.monotonic()
         self.prompt_tokens = len(ids)
         self.reason: Any = ""  # why it ended, in OpenAI's words
-        self.writer = Writer(service.tokenizer, [*ask.stops, *service.stops])
+        self.writer = Writer(service.tokenizer, [*ask.stops, *service.stops], ids)
         self.news: asyncio.Queue[News] = asyncio.Queue()
         self.loop = asyncio.get_running_loop()
         rows = service.scheduler.target.get_input_embeddings().weight.shape[0]

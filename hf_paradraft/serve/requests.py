@@ -22,10 +22,17 @@ class Strict(BaseModel):
     def _drop_empty(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        return {name: value for name, value in fields.items() if (value is not None and value not in ([], {})) or name in KEPT}
+        kept = {name for name, value in fields.items() if value is not None and value not in ([], {})}
+        kept |= {name for name, value in fields.items() if name in KEPT or (value is not None and name in NUMBERS)}
+        return {name: value for name, value in fields.items() if name in kept}
 
 
 KEPT = ("messages", "prompt", "content")  # empty ones are an error of their own
+# Fields of which an empty list is no value.
+NUMBERS = {
+    "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n",
+    "presence_penalty", "frequency_penalty", "stream", "model", "user", "best_of", "echo", "logprobs", "store",
+}  # fmt: skip
 
 
 class TextPart(Strict):

@@ -12,11 +12,14 @@ class Writer:
 
     Args:
         tokenizer: decodes.
-        stops: texts that end the answer; none of them is shown.
+        stops: texts that end the answer, special tokens among them; none of them is shown.
+        prompt: the tokens before.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]):
-        self.detokeniser, self.stops = Detokeniser(tokenizer), stops
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt: Sequence[int] = ()):
+        self.detokeniser, self.stops = Detokeniser(tokenizer, prompt), stops
+        special = {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.stop_ids = {special[stop] for stop in stops if stop in special}
         self.held = ""  # text that is not shown yet
         self.count = 0  # tokens that were read
         self.stopped = False
@@ -25,6 +28,9 @@ class Writer:
         """Read tokens up to the one that completes a stop text, and give the text that may be shown by now."""
         for token in tokens:
             self.count += 1
+            if token in self.stop_ids:
+                self.stopped = True
+                return self.rest()
             self.held += self.detokeniser.push(token)
             if found := [place for stop in self.stops if (place := self.held.find(stop)) >= 0]:
                 self.held, self.stopped = self.held[: min(found)], True

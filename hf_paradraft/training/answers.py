@@ -14,7 +14,17 @@ from huggingface_hub.utils import http_backoff
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..chat import RefusedTurns, end_tokens, learned_context, render_chat, sampling, until_end, whole_characters
+from ..chat import (
+    RefusedTurns,
+    end_tokens,
+    learned_context,
+    render_chat,
+    sampling,
+    stopping,
+    text_after,
+    until_end,
+    whole_characters,
+)
 from ..decoding.checks import Refused
 from ..decoding.continuous import NoDrafter, can_join, continuous_batching
 from ..protocol import Drafter
@@ -138,7 +148,7 @@ class Target:
             waiting = sorted(prompts.keys() - done, key=lambda index: (len(prompts[index]), index))  # short ones need not wait
             encoded = [prompts[index] for index in waiting]
             drafter, done = self._helper(), {*done}
-            options = {"drafter": drafter, "pad_token_id": self.tokenizer.pad_token_id}
+            options = {"drafter": drafter, "pad_token_id": self.tokenizer.pad_token_id, **stopping(self.model, self.tokenizer)}
             try:
                 for number, ids in continuous_batching(self.model, encoded, *sizes, **options):
                     done.add(waiting[number])
@@ -161,7 +171,7 @@ class Target:
         """Generate new tokens for one batch, padding included; seeded per batch, so that a repeated one draws alike."""
         torch.manual_seed(self.seed + batch[0])
         inputs = self.tokenizer.pad({"input_ids": [prompts[index] for index in batch]}, return_tensors="pt")
-        options = {"max_new_tokens": self.max_new_tokens, **sampling(self.temperature)}
+        options = {"max_new_tokens": self.max_new_tokens, **sampling(self.temperature), **stopping(self.model, self.tokenizer)}
         if drafter is not None:
             options["assistant_model"] = drafter
         written = self.model.generate(**inputs.to(self.model.device), **options)
@@ -179,10 +189,13 @@ class Target:
             number: see `drafter`.
         """
         ids, ended = until_end(ids, end_tokens(self.model))
+        while not ended and ids[-1:] == [self.tokenizer.pad_token_id]:  # after a stop string
+            ids = ids[:-1]
+        ended = ended or len(ids) < self.max_new_tokens
         if self.states is not None and isinstance(drafter, Catching):
             self.states.keep(torch.tensor([*prompt, *ids][: self.max_length]), drafter.take(number))
         unlabelled = {"prompt_tokens": len(prompt)} if "messages" in row else {}
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        text = text_after(self.tokenizer, prompt, ids)
         return answered(row, text, ended, {}, ids=[*prompt, *ids], tokenizer=self.hash, **unlabelled)
 
 

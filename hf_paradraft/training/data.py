@@ -4,6 +4,7 @@ import hashlib
 import json
 import reprlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from datasets import Dataset, Features, Sequence, Value
@@ -52,15 +53,18 @@ def encode_chat(
     """
     ids: list[int] = []
     labels: list[int] = []
-    text = ""
+    text, ends = "", {index: str(token) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
 
     def append(more: str, labelled: bool) -> None:
         nonlocal text
+        answered = bool(labels) and labels[-1] != IGNORED and not text.rstrip().endswith(tuple(ends.values()))
         # As the end of the text, if that leaves the tokens before alone: some tokenizers put a space before what begins a text.
         whole = tokenizer(text + more, add_special_tokens=False)["input_ids"]
         piece = whole[len(ids) :] if whole[: len(ids)] == ids else tokenizer(more, add_special_tokens=False)["input_ids"]
         ids.extend(piece)
         labels.extend(piece if labelled else [IGNORED] * len(piece))
+        if answered and piece[:1] and piece[0] in ends:  # the next turn's marker is what ends an answer
+            labels[-len(piece)] = piece[0]
         text += more
 
     for index, message in enumerate(messages):
@@ -72,10 +76,27 @@ def encode_chat(
         append(opened[len(text) :], False)
         if index + 1 == len(messages) and not message.get("tool_calls"):
             closing = _around(tokenizer, messages, tools)[1] if finished else ""
-            append(_answer(tokenizer, messages, opened, tools) + closing, True)
+            append(_answer(tokenizer, messages, opened, tools) + closing, _is_learned(message))
+            if finished and not closing.strip():  # the template writes the end of an answer as what opens the next turn
+                with suppress(RefusedTurns):
+                    more = render_chat(tokenizer, [*messages, {"role": "user", "content": ANSWER}], False, tools)
+                    after = more[len(text) :] if more.startswith(text) else ""
+                    append(next((end for end in ends.values() if after.startswith(end)), ""), _is_learned(message))
         elif (turn := render_chat(tokenizer, messages[: index + 1], False, tools)).startswith(opened):
-            append(turn[len(opened) :], True)
+            append(turn[len(opened) :], _is_learned(message))
     return {"input_ids": ids, "labels": labels}
+
+
+def _is_learned(turn: dict[str, Any]) -> bool:
+    """Tell whether a turn is to be learned: sets mark those that are not by a weight of 0, or by `loss` or `train`.
+
+    Raises:
+        ValueError: a weight between, which is not known here.
+    """
+    marks = {name: turn[name] for name in ("weight", "loss", "train") if turn.get(name) is not None}
+    if odd := {name: mark for name, mark in marks.items() if mark not in (0, 1)}:
+        raise ValueError(f"A turn is learned or not, by 1 or 0, true or false, but one has {odd}.")
+    return all(marks.values())
 
 
 def _opened(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:

@@ -116,7 +116,10 @@ class FollowTarget(TrainerCallback):
         if args.world_size > 1:  # whose processes see other texts, and would wait for each other
             logger.warning_once("Lessons are given in trainings of one process: the drafter stays as it is.")
         elif model is not None and state.global_step % self.every == 0:
-            self.learn(model, state.global_step, args)
+            try:
+                self.learn(model, state.global_step, args)
+            except Exception:  # the target's training goes on
+                logger.exception("A lesson failed: the drafter stays as it is.")
 
     def learn(
         self,
@@ -133,26 +136,30 @@ class FollowTarget(TrainerCallback):
             arguments: of its trainer, whose devices and number formats hold for the lesson too.
             interrupted: asked after every step whether the lesson should end with it; default: never.
         """
-        learned, judged = ([text for text in self.texts if text[0] == held and len(text[1]) > 2] for held in (False, True))
+        begun, model = time.perf_counter(), innermost(target)
+        rows = len(model.get_input_embeddings().weight)
+        whole = [text for text in self.texts if len(text[1]) > 2 and 0 <= min(text[1]) <= max(text[1]) < rows]  # no images
+        learned, judged = ([text for text in whole if text[0] == held] for held in (False, True))
         if not learned or not judged:
             return None
-        begun, model = time.perf_counter(), innermost(target)
         with _untouched(model), tempfile.TemporaryDirectory() as folder:
             trainer = self._trainer(model, (learned, judged), folder, arguments)
             if interrupted is not None:
                 trainer.add_callback(_Interruption(interrupted))
-            old = copy.deepcopy(self.pupil.state_dict())
-            before, after = trainer.evaluate()["eval_loss"], None
+            old, kept = copy.deepcopy(self.pupil.state_dict()), False
             try:
-                trainer.train()
-                after = trainer.evaluate()["eval_loss"]
-            except ValueError as error:  # the loss is no number any more
-                logger.warning("The drafter has learned nothing. %s", error)
-            if kept := after is not None and after < before:
-                for mine, taught in zip(self.drafter.parameters(), self.pupil.parameters(), strict=True):
-                    mine.data.copy_(taught.data)
-            else:
-                self.pupil.load_state_dict(old)
+                before, after = trainer.evaluate()["eval_loss"], None
+                try:
+                    trainer.train()
+                    after = trainer.evaluate()["eval_loss"]
+                except ValueError as error:  # the loss is no number any more
+                    logger.warning("The drafter has learned nothing. %s", error)
+                if kept := after is not None and after < before:
+                    for mine, taught in zip(self.drafter.parameters(), self.pupil.parameters(), strict=True):
+                        mine.data.copy_(taught.data)
+            finally:
+                if not kept:  # an interrupt, too, leaves nothing half learned
+                    self.pupil.load_state_dict(old)
         self.lessons.append(Lesson(step, before, after, kept, time.perf_counter() - begun))
         logger.info("%s", self.lessons[-1])
         return self.lessons[-1]

@@ -118,6 +118,7 @@ def invent(
                 max_new_tokens=max_tokens,
                 eos_token_id=stops,
                 pad_token_id=end,
+                stop_strings=None,
             )
             tried += batch_size
             for turn in made[:, ids.shape[1] :].tolist():

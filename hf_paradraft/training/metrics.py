@@ -9,7 +9,7 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..chat import learned_context
+from ..chat import learned_context, stopping
 from ..protocol import SpeculationStats
 from .data import IGNORED
 from .target import open_model
@@ -51,6 +51,7 @@ def acceptance(
             max_new_tokens=max_new_tokens if context is None else min(max_new_tokens, context - ids.shape[1]),
             do_sample=False,
             pad_token_id=tokenizer.pad_token_id,
+            **stopping(target, tokenizer),
         )
         stats = stats + drafter.last_stats
     drafter.train(was_training)

@@ -126,7 +126,7 @@ class Checkpoints(TrainerCallback):
     Args:
         settings: of the run.
         arguments: of the trainer; their `save_total_limit` is obeyed here.
-        resumed: the checkpoint that the run goes on from.
+        resumed: the checkpoint that the run goes on from; None: those of a former run are laid aside with its first.
 
     Attributes:
         begun: when the run did, or would have done without a break.
@@ -137,14 +137,15 @@ class Checkpoints(TrainerCallback):
         mark = Path(resumed or "") / MADE_HERE
         self.begun = time() - (float(mark.read_text() or 0) if resumed is not None and mark.exists() else 0)
         arguments.save_total_limit = None
+        self.former: list[Path] | None = None if resumed is None else []  # those of a former run; None: they stand there yet
 
     def on_step_end(self, args, state, control, **kwargs):
         if control.should_save and state.is_world_process_zero:
+            if self.former is None:  # a trainer writes into what is there, another kind's files too
+                self.former = [_lay_aside(file) for file in _checkpoints(Path(args.output_dir)) if _is_ours(file)]
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if checkpoint.exists() and not _is_ours(checkpoint):
-                aside = _free(checkpoint.with_name(f"{checkpoint.name}.{FORMER}"))
-                logger.warning("%s is of no run of this library: it is called %s now.", checkpoint, aside.name)
-                checkpoint.rename(aside)
+                logger.warning("%s is of no run of this library: it is called %s now.", checkpoint, _lay_aside(checkpoint).name)
             checkpoint.mkdir(parents=True, exist_ok=True)
             (checkpoint / MADE_HERE).write_text(str(time() - self.begun))
             (checkpoint / RUN).unlink(missing_ok=True)  # one of that number that is there is whole no longer
@@ -162,9 +163,10 @@ class Checkpoints(TrainerCallback):
         ours = [checkpoint for checkpoint in whole if _made(checkpoint) == self.settings]
         reached = [checkpoint for checkpoint in ours if int(checkpoint.name.removeprefix("checkpoint-")) <= state.global_step]
         best = Path(state.best_model_checkpoint or "")
-        for old in {*whole} - {*reached[: self.limit], best}:
-            (old / RUN).unlink()  # first: half of it is left if this is stopped
+        for old in {*whole, *(self.former or ())} - {*reached[: self.limit], best}:
+            (old / RUN).unlink(missing_ok=True)  # first: half of it is left if this is stopped
             shutil.rmtree(old)
+        self.former = []
 
 
 def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
@@ -212,6 +214,11 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
             (former / file.name).unlink()
     with suppress(OSError):  # unless something is left there
         former.rmdir()
+
+
+def _lay_aside(checkpoint: Path) -> Path:
+    """Give a checkpoint another name, and return it."""
+    return checkpoint.rename(_free(checkpoint.with_name(f"{checkpoint.name}.{FORMER}")))
 
 
 def _free(folder: Path) -> Path:

@@ -2,6 +2,8 @@
 
 import copy
 import random
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -247,3 +249,44 @@ def test_copies_learn_by_the_length_of_their_match():
         assert lookup.following(0, 5)[0][0][0] == 13
     assert lookup.first[3][0] / lookup.first[3][1] < 0.3
     assert lookup.first[8][0] / lookup.first[8][1] == FIRST[-1]
+
+
+def test_an_id_beyond_the_vocabulary_is_forgotten_with_its_text():
+    memory = hf_paradraft.Memory(20)
+    memory.add([1, 2, 500, 3])
+    assert memory.largest == 500
+    memory.add([1, 2, 3] * 6)
+    assert memory.largest == 3
+    memory.add([7])
+    memory.clear()
+    assert (memory.largest, len(memory)) == (-1, 0)
+    memory.add([1, 2, 3, 4, 1, 2, 3])
+    assert memory.following([1, 2, 3], 1)[0] == 3
+
+
+def test_lookups_do_not_wait_for_a_long_text():
+    memory = hf_paradraft.Memory(400_000)
+    memory.add([1, 2, 3, 4])
+    adding = threading.Thread(target=memory.add, args=(list(range(50)) * 6000,))
+    adding.start()
+    waits = []
+    while adding.is_alive():
+        begun = time.perf_counter()
+        memory.following([1, 2, 3], 4)
+        waits.append(time.perf_counter() - begun)
+    adding.join()
+    assert len(waits) > 20
+    assert sorted(waits)[len(waits) * 9 // 10] < 0.1
+
+
+@pytest.mark.parametrize("content", ["folder", "text", "ids"])
+def test_what_holds_no_memory_is_named(content, tmp_path):
+    file = tmp_path / "memory"
+    if content == "folder":
+        file.mkdir()
+    elif content == "text":
+        file.write_text("no memory")
+    else:
+        save_file({"tokens": torch.tensor([1, -5, 2], dtype=torch.int32)}, file, metadata={"max_tokens": "10"})
+    with pytest.raises(ValueError, match="holds no memory"):
+        hf_paradraft.Memory.load(file)

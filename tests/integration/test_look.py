@@ -142,7 +142,7 @@ def test_one_look_at_a_target_is_enough(target, drafter, prompt, monkeypatch, tm
     """In other processes too: what is sound is noted on disk."""
     monkeypatch.setattr(look, "FOLDER", tmp_path / "reads")
     looks, fault = [], look._fault
-    monkeypatch.setattr(look, "_fault", lambda model, several: looks.append(several) or fault(model, several))
+    monkeypatch.setattr(look, "_fault", lambda model, several, text: looks.append(several) or fault(model, several, text))
     batch = {"attention_mask": torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]), "pad_token_id": 0}
     for _ in range(2):
         target.generate(prompt, assistant_model=drafter, max_new_tokens=3)

@@ -24,6 +24,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft
 from hf_paradraft import set_drafter
+from hf_paradraft.integration.setting import drafter_on
 
 PROMPTS = {"input_ids": torch.tensor([[1, 2, 3, 4, 5]]), "attention_mask": torch.ones(1, 5, dtype=torch.long)}
 
@@ -298,3 +299,25 @@ def test_a_drafter_of_one_text_at_a_time(caplog):
     plain = target.generate(**batch, max_new_tokens=6, do_sample=False)
     with set_drafter(target, near_copy(target, 0.01)):
         assert torch.equal(target.generate(**batch, max_new_tokens=6, do_sample=False), plain)
+
+
+def test_blocks_put_back_what_is_set_when_they_begin(pair):
+    target, first = pair
+    second, third = near_copy(tiny_model(), seed=5), near_copy(tiny_model(), seed=6)
+    with set_drafter(target, first):
+        late = set_drafter(target, second)
+    with late:
+        assert drafter_on(target) is second
+    assert drafter_on(target) is None
+    block = set_drafter(target, first)
+    set_drafter(target, second)
+    with block:
+        assert drafter_on(target) is first
+        with block:
+            assert drafter_on(target) is first
+        assert drafter_on(target) is first
+    assert drafter_on(target) is second
+    with set_drafter(target, third):
+        assert drafter_on(target) is third
+    assert drafter_on(target) is second
+    set_drafter(target, None)

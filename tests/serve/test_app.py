@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from tiny import VOCAB, make_tokenizer, tiny_model
+from tiny import VOCAB, make_tokenizer, near_copy, tiny_model
 
 from hf_paradraft.serve.answer import Service
 from hf_paradraft.serve.app import make_app
@@ -84,3 +84,19 @@ def test_every_chunk_speaks_of_usage_where_it_is_wanted(client):
     assert all(json.loads(chunk)["usage"] is None for chunk in chunks)
     assert json.loads(last)["usage"]["completion_tokens"] == 8
     assert all("usage" not in json.loads(chunk) for chunk in events(client)[:-1])
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "temperature", "top_p", "seed", "stream", "model", "n"])
+@pytest.mark.parametrize("value", [[], {}])
+def test_an_empty_list_is_no_number(name, value, client):
+    answer = client.post("/v1/completions", json={**ASKED, name: value})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
+def test_a_saved_config_without_a_cache_fails_no_request():
+    target = tiny_model(dtype=torch.float32)
+    target.generation_config.use_cache = False
+    target.generation_config.output_attentions = True
+    service = Service(Scheduler(target, near_copy(target)), make_tokenizer(), "tiny", 64)
+    with TestClient(make_app(service), raise_server_exceptions=False) as client:
+        assert client.post("/v1/completions", json=ASKED).status_code == 200

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from hf_paradraft.chat import text_after
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.serve.text import Writer
 
@@ -66,3 +67,28 @@ def test_tokens_are_counted_up_to_the_stop(stops, shown):
     writer = Writer(TOKENIZER, stops)
     assert writer.push(ids) + writer.rest() == shown
     assert (writer.count < len(ids)) == (shown == "The ")
+
+
+def llamas():
+    """A tokenizer of Llama 2's kind: a word begins with a mark, and the first space of a text is none of it."""
+    vocabulary = ["<s>", "</s>", "<|user|>", "▁the", "▁cat", "▁sat", "s", "<unk>"]
+    backend = Tokenizer(models.BPE({word: index for index, word in enumerate(vocabulary)}, [], unk_token="<unk>"))
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", additional_special_tokens=["<|user|>"]
+    )
+
+
+@pytest.mark.parametrize(("prompt", "shown"), [([0, 3, 4], " sat the"), ([0], "sat the"), ([], "sat the")])
+def test_a_text_is_what_the_whole_decodes_to_less_what_the_prompt_does(prompt, shown):
+    tokenizer = llamas()
+    assert text_after(tokenizer, prompt, [5, 3]) == shown
+    writer = Writer(tokenizer, [], prompt)
+    assert writer.push([5]) + writer.push([3]) + writer.end() == shown
+
+
+def test_a_special_token_stops_an_answer():
+    writer = Writer(llamas(), ["<|user|>"], [0, 3])
+    assert writer.push([4, 5, 2, 3]) == " cat sat"
+    assert writer.stopped
+    assert writer.count == 3

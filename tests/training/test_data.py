@@ -242,3 +242,32 @@ def test_rows_with_nothing_to_learn_are_counted(caplog):
     rows = [{"text": "a b c"}, {"text": ""}, {"text": "c b a"}]
     assert len(encode_rows(rows, make_tokenizer(), 16)) == 2
     assert "1 of 3 rows have no token to learn" in caplog.text
+
+
+def test_the_token_that_ends_an_answer_is_learned_where_it_opens_the_next_turn(tokenizer):
+    """As in GLM's templates, whose `<|user|>` ends what the model writes."""
+    tokenizer.add_special_tokens({"eos_token": "<user>"})
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ ('<user> ' if m['role'] == 'user' else ' a ') + m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ ' a ' }}{% endif %}"
+    )
+    end, i = tokenizer.eos_token_id, -100
+    messages = [{"role": role, "content": word} for role, word in zip(["user", "assistant"] * 2, "bcde", strict=True)]
+    encoded = encode_chat(tokenizer, messages)
+    assert encoded["input_ids"] == [end, 2, 0, 3, end, 4, 0, 5, end]
+    assert encoded["labels"] == [i, i, i, 3, end, i, i, 5, end]
+    assert encode_chat(tokenizer, messages, finished=False)["labels"] == [i, i, i, 3, end, i, i, 5]
+
+
+@pytest.mark.parametrize(
+    "mark", [{"weight": 0}, {"loss": False}, {"train": False}, {"weight": 1}, {"train": True, "weight": 0.0}]
+)
+def test_turns_that_are_not_to_be_learned_are_not(tokenizer, mark):
+    messages = [{"role": role, "content": word} for role, word in zip(["user", "assistant"] * 2, "bcde", strict=True)]
+    i, learned = -100, mark == {"weight": 1}
+    first = encode_chat(tokenizer, [messages[0], {**messages[1], **mark}, *messages[2:]])["labels"]
+    assert first == [i, i, i, *([3, EOS] if learned else [i, i]), i, i, i, 5, EOS]
+    last = encode_chat(tokenizer, [*messages[:3], {**messages[3], **mark}])["labels"]
+    assert last == [i, i, i, 3, EOS, i, i, i, *([5, EOS] if learned else [i, i])]
+    with pytest.raises(ValueError, match="learned or not"):
+        encode_chat(tokenizer, [messages[0], {**messages[1], "weight": 0.5}])

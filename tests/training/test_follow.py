@@ -182,3 +182,44 @@ def test_who_cannot_learn_is_refused(tmp_path):
         FollowTarget(hf_paradraft.NgramDrafter())
     with pytest.raises(ValueError, match="1 at least"):
         FollowTarget(hf_paradraft.MtpDrafter.from_target(target, True), every=0)
+
+
+@pytest.mark.parametrize("failure", [OSError("no space left"), RuntimeError("out of memory"), KeyboardInterrupt()])
+def test_a_lesson_that_fails_leaves_target_and_pupil_as_they_were(failure, monkeypatch):
+    target, drafter = pair()
+    follow = FollowTarget(drafter, every=2)
+    for seed in range(4):
+        with set_drafter(target, drafter):
+            answer(target, seed)
+    assert follow.learn(target) is not None
+    before, taught = weights(drafter), weights(follow.pupil)
+
+    def fail(self, args, state, control, **kwargs):
+        raise failure
+
+    monkeypatch.setattr("hf_paradraft.training.follow._Interruption.on_step_end", fail)
+    with pytest.raises(type(failure)):
+        follow.learn(target, interrupted=lambda: False)
+    assert same(weights(drafter), before)
+    assert same(weights(follow.pupil), taught)
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
+def test_a_lesson_that_fails_does_not_end_the_targets_training(tmp_path, monkeypatch, caplog):
+    target, drafter = pair()
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(FollowTarget, "_trainer", fail)
+    losses = rollouts(tmp_path, drafter, target, [FollowTarget(drafter, every=2)])[1]
+    assert len(losses) == 6
+    assert "A lesson failed" in caplog.text
+
+
+def test_ids_beyond_the_vocabulary_are_no_texts_to_learn_from():
+    target, drafter = pair()
+    follow = FollowTarget(drafter)
+    for text in range(16):
+        follow(torch.tensor([1, 2, 3, 10_000 if text % 2 else 4]), 1)
+    assert follow.learn(target) is not None

@@ -172,3 +172,14 @@ def test_every_option_can_be_read_at_80_columns(kind):
         name, _, said = " ".join(words.split()).partition("> " if "<" in words else " ")
         assert "…" not in name
         assert len(said.split()) >= 3, f"--{name} has no help"
+
+
+def test_a_run_of_another_kind_is_replaced(folder):
+    """`checkpoint-1` held an adapter, and the weights could not be written after the last step."""
+    options = {**OPTIONS, "max_steps": 1, "save_steps": 1, "per_device_train_batch_size": 2}
+    train_ppd(folder / "target", folder / "rows.jsonl", folder / "out", **options)
+    assert (folder / "out" / "checkpoint-1" / "adapter_config.json").exists()
+    train_pard(folder / "target", folder / "rows.jsonl", folder / "out", overwrite=True, mask_token_id=MASK, **options)
+    assert (folder / "out" / "model.safetensors").exists()
+    assert not (folder / "out" / "checkpoint-1" / "adapter_config.json").exists()
+    assert checkpoints(folder / "out") == ["checkpoint-1"]

@@ -214,8 +214,8 @@ class DFlashDrafter(FeatureDrafter):
         make_room(cache, size)
         ids = torch.full((len(anchors), size), self.block.mask_token_id, device=self.device)
         ids[:, 0] = anchors
-        depths = torch.arange(size).expand(len(anchors), -1)
-        everything = torch.ones((len(anchors), size, size), dtype=torch.bool)
+        depths = torch.arange(size, device="cpu").expand(len(anchors), -1)
+        everything = torch.ones((len(anchors), size, size), dtype=torch.bool, device="cpu")
         by_kind: dict[str, Tensor] = {}
         mask: Any
         for kind, attention in masks.items():

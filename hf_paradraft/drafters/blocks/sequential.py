@@ -51,7 +51,7 @@ class SequentialDrafter(DFlashDrafter):
             return guess.logits
         rows, memories = [], [None]
         for depth, row in enumerate(guess.logits):
-            bias, memories = guess.bias(torch.tensor([depth]), token, memories)
+            bias, memories = guess.bias(torch.tensor([depth], device=token.device), token, memories)
             rows.append(row + bias[0].to(row))
             token = to_target(rows[-1].argmax()[None], self.vocabulary)
         return torch.stack(rows)

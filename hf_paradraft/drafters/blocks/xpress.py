@@ -53,7 +53,7 @@ class Refiner(nn.Module):
     def forward(self, block: Tensor, places: LongTensor) -> Tensor:
         """Compute logits `(n, V')` to add at `places`, int64 `(n,)`, of blocks `(n, B, r)` of `a` that are 0 behind them."""
         mixed = torch.einsum("rnj,njr->nr", self.mix_l[:, places], block)
-        states = block[torch.arange(len(block)), places] + mixed
+        states = block[torch.arange(len(block), device=block.device), places] + mixed
         return self.readout(states + self.mlp_down(F.silu(self.mlp_gate(states)) * self.mlp_up(states)))
 
 
@@ -97,7 +97,7 @@ class XPressDrafter(SequentialDrafter):
         def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
             places = depths.to(rows.device) + skipped
             blocks = torch.stack([first if memory is None else memory for memory in memories])
-            blocks[torch.arange(len(blocks)), places] = refiner.enter(rows[places], tokens.to(rows.device))
+            blocks[torch.arange(len(blocks), device=blocks.device), places] = refiner.enter(rows[places], tokens.to(rows.device))
             return refiner(blocks, places), list(blocks)
 
         return bias

@@ -73,5 +73,5 @@ class Gemma4Drafting(ContextDrafting):
 
     def _read(self, ids: LongTensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """Compute logits `(B, M, V)` and states `(B, M, d_t)` behind tokens `(B, M)` and the states before them."""
-        positions = torch.tensor(self.ends())[:, None].expand_as(ids)
+        positions = torch.tensor(self.ends(), device="cpu")[:, None].expand_as(ids)
         return self.drafter.read(ids, before, positions, self.cache)

@@ -225,7 +225,9 @@ class Gemma4Drafter(SavedDrafter):
             position_ids=positions.to(self.device),
             shared_kv_states={kind: (layer.keys, layer.values) for kind, layer in layers.items()},
             use_cache=False,
-            logits_to_keep=torch.arange(ids.shape[1]),  # of an int 5.24 slices inputs of layers, which these have not
+            logits_to_keep=torch.arange(
+                ids.shape[1], device=ids.device
+            ),  # of an int 5.24 slices inputs of layers, which these have not
         )
         states = outputs.last_hidden_state
         if self.model.masked_embedding is None:

@@ -68,7 +68,7 @@ class StepDrafting(ReadingDrafting):
         """Read guessed tokens; as `Extend`."""
         above = [[nodes[1 + parent] for parent in row] for nodes, row in zip(self.nodes, parents, strict=True)]
         new = [[GuessedNode(parent.depth + 1) for parent in row] for row in above]
-        logits: list[list[Tensor]] = [[torch.empty(0)] * len(row) for row in new]
+        logits: list[list[Tensor]] = [[torch.empty(0, device="cpu")] * len(row) for row in new]
         for layer, reader in enumerate(self.readers[1:], 1):
             # What stands deeper has no state of the layer before: no guess behind it needs this layer.
             chosen = [[index for index, node in enumerate(row) if node.depth < layer] for row in new]

@@ -17,7 +17,7 @@ from ...files import tensor_names
 from ...names import MODEL_FOR_CAUSAL_LM_MAPPING
 from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..causal import CausalRows, check_drafts, logits_after
+from ..causal import CausalRows, check_drafts, check_merged, logits_after, unwrapped
 from ..drafter import SavedDrafter
 from ..formats.folder import ADAPTER, DrafterFolder
 from ..formats.identify import PARD2, refuse_foreign
@@ -116,6 +116,7 @@ class PardDrafter(StockAssistant, SavedDrafter):
         Raises:
             ValueError: no mask token, or not a causal LM.
         """
+        model = unwrapped(model)
         if not isinstance(model, PreTrainedModel):
             return cls.from_pretrained(model, mask_token_id=mask_token_id, **kwargs)
         mask_token_id = read_mask_token_id(model.config, mask_token_id)
@@ -132,6 +133,7 @@ class PardDrafter(StockAssistant, SavedDrafter):
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Save a plain causal LM whose config tells every engine the mask token; see `PreTrainedModel.save_pretrained`."""
+        check_merged(self)
         self.config.paradraft = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
         super(SavedDrafter, self).save_pretrained(folder, **kwargs)
         if self.projection is not None:

@@ -68,7 +68,9 @@ class Worker:
 
     def observe(self, brought: list[tuple[list[int], int] | None]) -> None:
         """Take each sequence's tokens, and the position of the first that was read."""
-        self.drafting.observe([None if pair is None else Observation(torch.tensor(pair[0]), pair[1]) for pair in brought])
+        self.drafting.observe(
+            [None if pair is None else Observation(torch.tensor(pair[0], device="cpu"), pair[1]) for pair in brought]
+        )
 
 
 def sendable(error: Exception) -> Exception:

@@ -12,7 +12,9 @@ from peft.tuners.lora import LoraLayer
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
-NOISE = torch.randint(2**31, (4096,), generator=torch.Generator().manual_seed(0))  # by position, so that drafts can be repeated
+NOISE = torch.randint(
+    2**31, (4096,), generator=torch.Generator().manual_seed(0), device="cpu"
+)  # by position, so that drafts can be repeated
 
 
 def noise_at(positions: LongTensor, vocab_size: int) -> LongTensor:

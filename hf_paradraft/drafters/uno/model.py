@@ -206,8 +206,8 @@ class UnoDrafter(SavedDrafter):
         positions = torch.tensor(ends, device=device)[:, None] + torch.arange(count, device=device)
         ids = noise_at(positions, self.network.config.get_text_config().vocab_size)
         ids[:, 0] = last
-        sees = torch.ones((rows, count, count), dtype=torch.bool).tril()
-        depths = torch.arange(count).expand(rows, -1)
+        sees = torch.ones((rows, count, count), dtype=torch.bool, device="cpu").tril()
+        depths = torch.arange(count, device="cpu").expand(rows, -1)
         mask, positions = masks.inputs(cache.lengths, sees, depths, cache.num_slots)
         # What nobody reads, noise beyond a text's own room, stays where the model may have a position.
         if (context := getattr(self.network.config.get_text_config(), "max_position_embeddings", None)) is not None:
