@@ -17,7 +17,7 @@ run = CliRunner().invoke
 
 @pytest.mark.parametrize(
     "command",
-    [["demo"], ["generate"], ["bench"], ["report"], ["plan"], ["info"], ["regenerate"], ["train", "pard"], ["train", "ppd"]],
+    [["demo"], ["generate"], ["bench"], ["report"], ["info"], ["regenerate"], ["train", "pard"], ["train", "ppd"]],
     ids=" ".join,
 )
 def test_help_has_an_example(command):

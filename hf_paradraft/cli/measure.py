@@ -1,4 +1,4 @@
-"""Commands that measure: bench, report, plan."""
+"""Commands that measure: bench, report."""
 
 import re
 from collections.abc import Iterable
@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ..bench.cases import Case, methods_of
 from ..bench.compare import compare
 from ..bench.measure import Settings
 from ..bench.methods import drafted
-from ..bench.plan import plan as forecast
 from ..bench.questions import Question, ask, load_questions, random_prompts
 from ..bench.variants import Variant
 from ..demo import GENERAL, QUESTIONS
@@ -22,7 +20,6 @@ from ..protocol import SpeculationConfig
 from ..report.records import read_bench
 from ..report.tables import markdown, table
 from .options import (
-    AnyDrafter,
     DrafterNames,
     Dtype,
     DtypeOption,
@@ -199,37 +196,3 @@ def report(
     rows = read_bench(json_file)
     console.print(table(rows, json_file.name))
     _write(rows, markdown_file, plot_file)
-
-
-@app.command(epilog="Example: paradraft plan --target Qwen/Qwen2.5-7B-Instruct --drafter amd/PARD-Qwen2.5-0.5B")
-def plan(
-    target: Target = None,
-    drafter: AnyDrafter = None,
-    questions: Questions = None,
-    draft_tokens: Annotated[list[int] | None, typer.Option("-k", min=1, help="Draft lengths; repeatable.")] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts to measure with.")] = 12,
-    max_new_tokens: NewTokens = 128,
-    acceptance: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Assume this share of right guesses; any small model then.")
-    ] = None,
-    threads: Threads = None,
-    dtype: DtypeOption = Dtype.auto,
-) -> None:
-    """Forecast in about a minute whether chains of a drafter will pay on this machine; bench measures."""
-    use_threads(threads)
-    asked = _load_questions(questions, target is None, None)
-    models = load(target, drafter, None, dtype, untrained=acceptance is not None)
-    sample = asked[:: max(1, len(asked) // prompts)][:prompts]
-    encoded = ask(sample, models.tokenizer, models.target, max_new_tokens)
-    lengths = _once(draft_tokens or (2, 4, 6, 8, 12, 16))
-    plans = forecast(models.target, models.drafter, encoded, lengths, max_new_tokens, acceptance)
-    best = max(plans, key=lambda entry: entry.speedup)
-    shown = Table("K", "pays if τ >", "expected τ", "× plain")
-    for entry in plans:
-        cells = [str(entry.num_draft_tokens), f"{entry.round_cost:.2f}", f"{entry.tau:.2f}", f"{entry.speedup:.2f}"]
-        shown.add_row(*cells, style="bold green" if entry is best else "")
-    console.print(shown)
-    if best.speedup < 1.05:
-        console.print("Drafting does not pay here: leave the drafter out, or take a smaller one.")
-    else:
-        console.print(f"K = {best.num_draft_tokens}: about {best.speedup:.1f} times plain generate, greedy, batch 1.")

@@ -20,7 +20,6 @@ from ..decoding.memory import Memory
 from ..demo import FAMILY
 from ..drafters.mtp.model import MtpDrafter
 from ..drafters.ngram import NgramDrafter
-from ..drafters.pard import PardDrafter
 from ..drafters.ppd.prompted import PromptedDrafter
 from ..hardware import fast_dtype
 from ..protocol import Drafter
@@ -141,7 +140,6 @@ def load(
     drafter: str | None,
     parent: str | None,
     dtype: Dtype,
-    untrained: bool = False,
     others: Sequence[str] = (),
 ) -> Models:
     """Load what a command names, or the embedded family where it names nothing.
@@ -150,7 +148,6 @@ def load(
         target, drafter, parent: folders or Hub ids.
         dtype: of all weights.
         others: more drafters for the target.
-        untrained: take the drafter for a small model whose guesses do not count.
 
     Raises:
         typer.BadParameter: a target without a drafter, or the other way round.
@@ -169,8 +166,6 @@ def load(
         draft = NgramDrafter()
     elif drafter == "mtp":
         draft = MtpDrafter.from_target(model)
-    elif untrained:
-        draft = PardDrafter.from_causal_lm(drafter, mask_token_id=0, **placement)
     else:
         draft = AutoDrafter.from_pretrained(str(drafter), **placement)
     small = open_model(parent, **placement) if parent else None

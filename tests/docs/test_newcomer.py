@@ -50,7 +50,6 @@ def test_from_nothing_to_pushed(hub, tmp_path, monkeypatch):
     less = {
         "train": ["--max-steps", "2"],
         "bench": ["--max-new-tokens", "8", "-k", "4", "-n", "auto"],
-        "plan": ["--prompts", "1", "-k", "4"],
     }
     done = []
     for words in commands(blocks(PAGE, "bash")[0]):
@@ -58,5 +57,5 @@ def test_from_nothing_to_pushed(hub, tmp_path, monkeypatch):
         result = CliRunner().invoke(app, [*words, *less.get(words[0], [])])
         assert result.exit_code == 0, f"{shlex.join(words)}\n{result.output}\n{result.exception!r}"
         done.append(words[0])
-    assert done == ["regenerate", "plan", "train", "bench", "push"]
+    assert done == ["regenerate", "train", "bench", "push"]
     assert {"model.safetensors", "README.md", "bench.json", "tau.png"} <= set(hub.files("user/my-drafter"))

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters import kind_of
-from hf_paradraft.drafters.blocks.calibration import calibration_error, temperatures
 from hf_paradraft.drafters.card import card_fields
 from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.training.anchors import AnchorTrainer
@@ -141,9 +140,6 @@ def test_blocks_learn(kind, folder):
     assert record["acceptance"]["mean_emitted"] > 1.15
     again = hf_paradraft.AutoDrafter.from_pretrained(folder / "out")
     assert isinstance(again, hf_paradraft.DSparkDrafter) == (kind == "dspark")
-    if kind == "dspark":
-        assert len(record["temperatures"]) == 3
-        assert again.temperatures == record["temperatures"]
     written = json.loads((folder / "out" / "config.json").read_text())
     assert written["speculators_model_type"] == kind
     assert written["sample_from_anchor"] == (kind == "dspark")  # vLLM refuses it of DFlash
@@ -264,17 +260,6 @@ def test_bad_options(what, folder):
     with pytest.raises(ValueError, match=message):
         run(folder / "target", folder / "rows.jsonl", folder / "out", **{**OPTIONS, "max_steps": 1, **options})
     assert not (folder / "out").exists() or not any((folder / "out").iterdir())
-
-
-def test_temperatures_mend_confidences():
-    torch.manual_seed(0)
-    chances = torch.rand(4000, 3)
-    right = (torch.rand(4000, 3) < chances).int()
-    logits = 3 * torch.logit(chances.clamp(1e-3, 1 - 1e-3))  # three times too sure
-    heat = temperatures(logits, right.cumprod(1))
-    assert all(2.2 < value < 4 for value in heat[:2])
-    before = calibration_error(torch.sigmoid(logits[:, 0]), right[:, 0])
-    assert calibration_error(torch.sigmoid(logits[:, 0] / heat[0]), right[:, 0]) < 0.3 * before
 
 
 def test_the_unused_token_never_occurs_in_text():

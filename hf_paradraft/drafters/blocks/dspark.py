@@ -17,11 +17,7 @@ from .sequential import SequentialDrafter
 
 
 class DSparkDrafter(SequentialDrafter):
-    """A block drafter whose guesses depend on each other; arguments as for `DFlashDrafter`.
-
-    Attributes:
-        temperatures: by which each distance's confidence is divided before it is a chance; of a calibration.
-    """
+    """A block drafter whose guesses depend on each other; arguments as for `DFlashDrafter`."""
 
     kind = "dspark"
     title = "DSpark drafter"
@@ -75,11 +71,6 @@ class DSparkDrafter(SequentialDrafter):
                 drafter.markov.after.weight.zero_()
         return drafter
 
-    @property
-    def temperatures(self) -> list[float]:
-        """One for each distance."""
-        return self.paradraft.get("training", {}).get("temperatures") or [1.0] * self.most_drafts
-
     def first_memory(self, anchors: LongTensor, states: Tensor) -> Tensor | None:
         """Compute the recurrent head's memory before the first guess, from a fill-in block's first row; None: there is none.
 
@@ -92,7 +83,7 @@ class DSparkDrafter(SequentialDrafter):
         return self.markov(anchors.to(self.device), states[..., 0, :])[1]
 
     def confidence_logits(self, states: Tensor, before: LongTensor) -> Tensor:
-        """Compute how sure each guess is, as logits `(…, k)` before calibration and sigmoid.
+        """Compute how sure each guess is, as logits `(…, k)` before the sigmoid.
 
         Args:
             states: `(…, k, d)`.
@@ -104,9 +95,7 @@ class DSparkDrafter(SequentialDrafter):
 
     def chances(self, states: Tensor, before: LongTensor) -> list[float]:
         """Compute the chances that guesses are accepted if those before are; arguments as for `confidence_logits`, of one row."""
-        logits = self.confidence_logits(states, before).float()
-        heat = torch.tensor(self.temperatures[: len(logits)], device=logits.device)
-        return torch.sigmoid(logits / heat).tolist()
+        return torch.sigmoid(self.confidence_logits(states, before).float()).tolist()
 
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias | None:
         """Implement `SequentialDrafter.bias_behind`."""

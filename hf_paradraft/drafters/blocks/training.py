@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import LongTensor, Tensor
@@ -15,7 +15,6 @@ from ...protocol.drafter import FeatureKey
 from ...training.anchors import AnchorTrainer
 from ...training.run import RunInputs, option
 from ...training.target_training import TargetTraining, unused_token
-from .calibration import calibrate
 from .dspark import DSparkDrafter
 from .model import DFlashDrafter
 from .slots import slots
@@ -119,11 +118,3 @@ class DSparkTraining(BlockTraining):
         sizes = (self.num_layers, self.block_size, self.num_features)
         heads = (self.markov_rank, self.markov_type, self.confidence)
         return DSparkDrafter.from_target(target, mask_token_id, *sizes, vocabulary, *heads)
-
-    def measure(self, drafter: DFlashDrafter, inputs: RunInputs) -> dict[str, Any]:
-        """Choose the temperatures of the confidences, and measure the acceptance with them."""
-        heat: dict[str, Any] = {}
-        if isinstance(drafter, DSparkDrafter) and drafter.confidence is not None:
-            heat["temperatures"] = calibrate(drafter, inputs.model, inputs.eval_set, self.num_anchors)
-            drafter.remember({**drafter.paradraft.get("training", {}), **heat})
-        return {**heat, **super().measure(drafter, inputs)}
