@@ -9,8 +9,9 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from ..protocol import Round
 from .call import Call
-from .drafted import DraftedTogether
+from .group import Group
 from .sequence import Accepted, Sequence, advance
 from .verify import TreeVerifier
 
@@ -18,22 +19,37 @@ from .verify import TreeVerifier
 class Batch:
     """The sequences that are verified in one forward. A call of `generate` is a batch that nobody joins.
 
+    Until it is closed it watches what drafters read of the target, in the thread that has made it.
+
     Args:
         call: the first one.
+        group: drafts for its sequences.
 
     Attributes:
-        calls: whose sequences these are; each has a drafter, an acceptance rule, processors, criteria and ends of its own.
-        drafted: these calls, together where one forward of their drafter can serve several.
-        rows: the sequences, by their place in the forward.
+        calls: whose sequences these are; each has an acceptance rule, processors, criteria and ends of its own.
+        groups: of sequences that are drafted for together.
+        sequences: by their place in the forward.
         verifier: of them all.
     """
 
-    def __init__(self, call: Call):
-        self.calls, self.verifier, self.drafted = [call], call.verifier, [DraftedTogether(call)]
-        self.rows: list[Sequence] = list(call.sequences)
+    def __init__(self, call: Call, group: Group):
+        self.calls, self.groups, self.verifier = [call], [group], call.verifier
+        self.sequences: list[Sequence] = list(call.sequences)
+
+        group.features.start()
+        if call.noise is not None:
+            call.noise.start()
+
+    def close(self) -> None:
+        """Let go of the target's hidden states and of its noise."""
+        for call in self.calls:
+            if call.noise is not None:
+                call.noise.stop()
+        for group in self.groups:
+            group.features.stop()
 
     def join(self, other: Batch) -> None:
-        """Take another batch's sequences, which have read their prompts, behind these.
+        """Take another batch's sequences, which have read their prompts, after these.
 
         Raises:
             ValueError: one of both cannot be joined (recurrent targets, static caches, a prompt that is not read yet).
@@ -42,47 +58,52 @@ class Batch:
             raise ValueError(f"{type(self.verifier.model).__name__} is served one call at a time, as it is loaded here.")
         self.verifier.join(other.verifier)
         self.calls += other.calls
-        self.rows += other.rows
-        for calls in other.drafted:
-            if not any(before.join(calls) for before in self.drafted):
-                self.drafted.append(calls)
-        for calls in self.drafted:
-            calls.reckon_with(len(self.rows))
+        self.sequences += other.sequences
+        for joining in other.groups:
+            if not any(group.join(joining) for group in self.groups):
+                self.groups.append(joining)
         for call in self.calls:
             call.verifier = self.verifier
+        self._count()
 
     def leave(self) -> list[Call]:
         """Let sequences that have ended go, with what the cache holds of them; returns the calls that are over."""
-        going_on = [row for row, sequence in enumerate(self.rows) if not sequence.finished]
-        if going_on and len(going_on) < len(self.rows) and isinstance(self.verifier, TreeVerifier):
+        going_on = [row for row, sequence in enumerate(self.sequences) if not sequence.finished]
+        if going_on and len(going_on) < len(self.sequences) and isinstance(self.verifier, TreeVerifier):
             self.verifier.select(going_on)
-        for sequence in self.rows:
+        for sequence in self.sequences:
             if sequence.finished:
                 sequence.accepted = None
-        self.rows = [self.rows[row] for row in going_on]
+        self.sequences = [self.sequences[row] for row in going_on]
         over = [call for call in self.calls if call.finished]
         self.calls = [call for call in self.calls if not call.finished]
-        for calls in self.drafted if over else ():
-            calls.leave()
-        self.drafted = [calls for calls in self.drafted if calls.calls]
-        for calls in self.drafted if over else ():
-            calls.reckon_with(len(self.rows))
+        for group in self.groups if over else ():
+            group.leave()
+        self.groups = [group for group in self.groups if group.calls]
+        self._count(bool(over))
         return over
 
-    def draft(self) -> None:
-        """Give every sequence a draft."""
-        for calls in self.drafted:
-            calls.draft()
+    def _count(self, learns: bool = True) -> None:
+        """Tell each sequence its place, and drafts how many sequences are verified together."""
+        for place, sequence in enumerate(self.sequences):
+            sequence.place = place
+        for group in self.groups if learns else ():
+            group.reckon_with(len(self.sequences))
+
+    def read_piece(self) -> bool:
+        """Read a piece of the only call's prompt, where that is wanted in pieces; False if the last is left."""
+        [call], [group] = self.calls, self.groups
+        return group.read_piece(self.verifier, call.buffer, call.generation_config)
 
     def verify(self) -> tuple[Tensor, list[list[int]] | None]:
-        """Run the target over all drafts; calls take from it what their drafters read.
+        """Run the target over all drafts; groups take from it what their drafters read.
 
         Returns:
-            Logits `(B, N + 1, V)`, and the most probable tokens where those alone decide for somebody.
+            Logits `(B, N + 1, V)`, and the most probable tokens where those alone decide in a call.
         """
-        logits = self.verifier.verify(self.rows, [sequence.draft for sequence in self.rows])
-        for call in self.calls:
-            call.features.collect()
+        logits = self.verifier.verify(self.sequences, [sequence.draft for sequence in self.sequences])
+        for group in self.groups:
+            group.features.collect()
         choices = logits.max(-1).indices.tolist() if any(call.only_argmax for call in self.calls) else None
         if choices is None and logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # or its time would be counted elsewhere
@@ -90,17 +111,17 @@ class Batch:
 
     def accept(self, logits: Tensor, choices: list[list[int]] | None) -> None:
         """Let every sequence take what the target agrees with."""
-        for sequence in self.rows:
+        for sequence in self.sequences:
             sequence.accepted = None if sequence.finished else Accepted(sequence.length)
-        for call, row, sequence in self._open():
-            if call.together is None:
+        for sequence in self.sequences:
+            call, place = sequence.call, sequence.place
+            if call.together is None and not sequence.finished:
                 with self._for(call):
-                    advance(sequence, logits[row], choices[row] if call.only_argmax else None, call.ends)
-        places = {id(sequence): row for row, sequence in enumerate(self.rows)}
+                    advance(sequence, logits[place], choices[place] if call.only_argmax else None, call.ends)
         for call in self.calls:
             with self._for(call):
                 if call.together is not None:
-                    call.advance_together([logits[places.get(id(sequence), 0)] for sequence in call.sequences])
+                    call.advance_together([logits[sequence.place] for sequence in call.sequences])
                 call.stop()
 
     @contextmanager
@@ -117,7 +138,7 @@ class Batch:
 
     def roll_back(self) -> None:
         """Drop what was not accepted from the cache."""
-        accepted = [sequence.accepted for sequence in self.rows]
+        accepted = [sequence.accepted for sequence in self.sequences]
         self.verifier.keep([None if result is None else result.path[: result.num_read] for result in accepted])
 
     def tell(
@@ -130,13 +151,8 @@ class Batch:
             begun: when the round did.
             draft_seconds, verify_seconds, hidden_seconds: as in `Round`.
         """
-        rows = {id(sequence): row for row, sequence in enumerate(self.rows)}
-        for calls in self.drafted:
-            calls.observe(logits, rows)
-        for calls in self.drafted:
-            calls.record(draft_seconds, verify_seconds, perf_counter() - begun, hidden_seconds)
-
-    def _open(self) -> list[tuple[Call, int, Sequence]]:
-        """List the call, the row in the forward and the sequence itself for each sequence that has not ended."""
-        owners = {id(sequence): call for call in self.calls for sequence in call.sequences}
-        return [(owners[id(sequence)], row, sequence) for row, sequence in enumerate(self.rows) if not sequence.finished]
+        for group in self.groups:
+            group.observe(logits, self.verifier.prefix_rows)
+        record = Round([], draft_seconds, verify_seconds, perf_counter() - begun, hidden_seconds, asked=False)
+        for group in self.groups:
+            group.record(record)

@@ -27,12 +27,14 @@ from ..names import (
 )
 from ..protocol import Drafter, RoundStreamer, SpeculationConfig, SpeculationStats
 from .accept import RULES, greedy, sample_match
+from .batch import Batch
 from .budget import Budget, budget_of
 from .cache import RaggedCache, cache_of_call, check_roll_back, is_recurrent, static_cache, use_plain_layers
 from .call import Call
 from .checks import Refused, check_call, check_lengths, give_time, left_padding, more_than_ids
 from .drafts import DraftBuilder
 from .features import Features
+from .group import Group
 from .lookup import DEEPEST
 from .noise import Noise
 from .recurrent import RecurrentBatchVerifier, RecurrentVerifier
@@ -59,14 +61,18 @@ class Notes:
     callers_cache: bool = True
 
 
-def begin_call(model: PreTrainedModel, *args: Any) -> Call:
-    """Check and prepare a call; arguments as for `speculative_decoding`.
+def begin_call(model: PreTrainedModel, *args: Any, generator: torch.Generator | None = None) -> Batch:
+    """Check and prepare a call, as a batch of its own, to be closed.
+
+    Args:
+        model, args: as for `speculative_decoding`.
+        generator: of the call's draws alone; default: torch's.
 
     Raises:
         Refused: an argument that the loop cannot serve, or a drafter for another target; the message says what to change.
     """
     try:
-        return _begin(model, *args)
+        return _begin(model, *args, generator=generator)
     except ValueError as error:  # nothing has been decoded yet
         raise error if isinstance(error, Refused) else Refused(*error.args) from error
 
@@ -81,7 +87,9 @@ def _begin(
     streamer: BaseStreamer | None,
     synced_gpus: bool,
     model_kwargs: dict[str, Any],
-) -> Call:
+    *,
+    generator: torch.Generator | None,
+) -> Batch:
     begun = perf_counter()
     rule = check_call(model, input_ids, generation_config, logits_processor, drafter, streamer, synced_gpus)
     notes: Notes = getattr(generation_config, NOTES, Notes())
@@ -117,10 +125,15 @@ def _begin(
             "A criterion may take tokens back, and a recurrent state cannot: where such a target's cache is handed back, call "
             "generate once per prompt."
         )
-    sequences = [Sequence(buffer[i : i + 1], processors[i], begin, padding[i], RULES[rule]) for i in range(batch_size)]
+    text = model.config.get_text_config()
+    context = getattr(text, "max_position_embeddings", None) or ends.limit + max(padding)
+    sequences = [
+        Sequence(buffer[row : row + 1], processors[row], begin, padding[row], RULES[rule], context=context)
+        for row in range(batch_size)
+    ]
     noise = None
     if RULES[rule] is sample_match:
-        noise = Noise(sequences, begin, vocab_size)
+        noise = Noise(sequences, begin, vocab_size, generator)
         for index, sequence in enumerate(sequences):
             sequence.rule = partial(sample_match, draw=partial(noise.draw, index))
     # What may know its rows is shown all of them; and a criterion may draw, or write, where texts are drawn in turn.
@@ -134,18 +147,14 @@ def _begin(
     budget.begin()
     drafting = used.start_drafting(model, ends.limit)
     drafting.check_texts(batch_size)
-    text = model.config.get_text_config()
     give_time(stopping_criteria, perf_counter() - begun)
-    return Call(
+    call = Call(
         buffer=buffer,
         sequences=sequences,
         drafter=drafter,
         config=config,
-        drafting=drafting,
-        builder=DraftBuilder(config, rule, budget, vocab_size, type(drafter).__name__, used.memory),
-        budget_for=budget_for,
         verifier=verifier,
-        features=features,
+        vocab_size=vocab_size,
         noise=noise,
         only_argmax=RULES[rule] is greedy and not logits_processor,
         ends=ends,
@@ -153,7 +162,6 @@ def _begin(
         generation_config=generation_config,
         streamer=streamer,
         stats=SpeculationStats(by_row=[SpeculationStats() for _ in sequences] if batch_size > 1 else []),
-        context=getattr(text, "max_position_embeddings", None) or ends.limit + max(padding),
         drafts_first=not more_than_ids(model_kwargs),  # the first forward may read images or embeddings, which a drafter cannot
         hands_back=hands_back,
         begin=begin,
@@ -161,6 +169,8 @@ def _begin(
         done=[False] * batch_size,
         together=Processors(logits_processor) if batch_size > 1 and in_step else None,
     )
+    builder = DraftBuilder(config, rule, budget, vocab_size, type(drafter).__name__, used.memory)
+    return Batch(call, Group(call, drafting, builder, features, budget_for))
 
 
 def num_logits(model: PreTrainedModel) -> int:

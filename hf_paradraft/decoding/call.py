@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 from torch import LongTensor, Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.utils import logging
 
 from ..names import BaseStreamer, pad_token_of
 from ..protocol import (
-    Draft,
     Drafter,
-    Drafting,
-    Observation,
-    Prefix,
     Round,
     RoundStreamer,
     SequenceRound,
@@ -24,21 +18,12 @@ from ..protocol import (
     SpeculationStats,
 )
 from .accept import Emitted, child_that_is
-from .budget import Budget
-from .checks import changes_its_scale
-from .drafts import DraftBuilder
-from .features import Features
 from .noise import Noise
-from .questions import Steps
-from .race import Race
 from .sequence import Ends, Sequence, by_step, padded, take
 from .verify import ChainVerifier, TreeVerifier
 
-logger = logging.get_logger(__name__)
-PIECE = 2048  # tokens of a prompt that are read at once for a drafter that reads features, unless the caller says otherwise
 
-
-@dataclass
+@dataclass(eq=False)
 class Call:
     """One call: its sequences, and who does what for them.
 
@@ -47,11 +32,8 @@ class Call:
         sequences: one for each prompt.
         drafter: as it was passed.
         config: how it is used in this call.
-        drafting: guesses.
-        builder: makes drafts of guesses.
-        budget_for: the budget of as many sequences as are verified together.
         verifier: runs the target.
-        features: what the drafter reads of the target.
+        vocab_size: V, of the target.
         noise: of the target's draws, where drafts may know it.
         only_argmax: whether the most probable tokens alone decide.
         ends: when sequences end.
@@ -59,14 +41,12 @@ class Call:
         generation_config: of the call.
         streamer: gets the tokens as they are accepted, or rounds (`RoundStreamer`); for one sequence.
         stats: what happened so far.
-        context: positions that the target has.
         drafts_first: whether the forward that reads the prompt may verify a draft.
         hands_back: whether the caller sees the cache again.
         begin: tokens of the prompts, padding included.
         judged: tokens of the batch that `criteria` have been asked about.
         done: what they said so far, of each sequence.
         first: whether the forward that reads the prompt is still to come.
-        races: of the sequences, that drafts of this round were made by.
         error: what ended it, in a batch of several calls, which go on.
         together: processors that may know the rows of the batch, with all others of the call; None: each sequence has its own.
     """
@@ -75,11 +55,8 @@ class Call:
     sequences: list[Sequence]
     drafter: Drafter
     config: SpeculationConfig
-    drafting: Drafting
-    builder: DraftBuilder
-    budget_for: Callable[[int], Budget]
     verifier: ChainVerifier | TreeVerifier
-    features: Features
+    vocab_size: int
     noise: Noise | None
     only_argmax: bool
     ends: Ends
@@ -87,80 +64,23 @@ class Call:
     generation_config: GenerationConfig
     streamer: BaseStreamer | None
     stats: SpeculationStats
-    context: int
     drafts_first: bool
     hands_back: bool
     begin: int
     judged: int
     done: list[bool]
     first: bool = True
-    races: list[Race] = field(default_factory=list)
     together: LogitsProcessorList | None = None
     error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        for row, sequence in enumerate(self.sequences):
+            sequence.call, sequence.row, sequence.place = self, row, row
 
     @property
     def finished(self) -> bool:
         """Whether all sequences have ended."""
         return all(sequence.finished for sequence in self.sequences)
-
-    def prefixes(self, depth: int) -> list[Prefix]:
-        """Make the prefix of each sequence, with room for `depth` guessed tokens at most."""
-        return [
-            Prefix(
-                sequence.ids[:, sequence.padding : sequence.length],
-                0 if sequence.finished or sequence.ended is not None else min(depth, self.space(sequence)),
-                sequence.asked,
-            )
-            for sequence in self.sequences
-        ]
-
-    def space(self, sequence: Sequence) -> int:
-        """Count the tokens that may be verified in a sequence before its own end and the end of the target's context."""
-        return max(0, min(self.ends.limit - sequence.length - 1, self.context - sequence.length + sequence.padding))
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether the next round can verify a draft. Features come with the first forward."""
-        return self.verifier.may_draft and (not self.first or (self.drafts_first and not self.features.keys))
-
-    @property
-    def budget(self) -> Budget:
-        """The budget, which decides how much to draft."""
-        return self.builder.budget
-
-    def rests(self) -> bool:
-        """Decide whether the next round is a plain one because drafting would not pay; to be asked once a round."""
-        return self.builder.may_rest and not self.first and self.budget.rest()
-
-    def draft(self, rests: bool) -> Steps:
-        """Give each sequence a draft; an empty one where nobody has room, or the round is a plain one (`rests`)."""
-        self.builder.asked = False
-        prefixes = self.prefixes(self.config.num_draft_tokens if self.may_draft and not rests else 0)
-        drafts = [Draft.chain(self.buffer[0, :0])] * len(prefixes)
-        if any(prefix.room for prefix in prefixes):
-            # A compiled drafter reads K + 1 tokens, and more of them slowly: it is asked every time.
-            spaces = None if self.config.compile else [self.space(sequence) for sequence in self.sequences]
-            drafts = yield from self.shape(prefixes, self.verifier.branches and not self.first, spaces)
-        for sequence, prefix, draft in zip(self.sequences, prefixes, drafts, strict=True):
-            sequence.draft = draft if sequence.ended is None else self.padding(max(other.depth for other in drafts))
-            if self.builder.asked:
-                sequence.asked = prefix.ids.shape[1]
-        return drafts
-
-    def padding(self, count: int) -> Draft:
-        """Make the draft of a sequence that has ended, and goes on beside others."""
-        return Draft.chain(self.buffer.new_full((count,), pad_token_of(self.generation_config)))
-
-    def shape(self, prefixes: list[Prefix], branches: bool, spaces: list[int] | None = None) -> Steps:
-        """Make drafts of what the drafter guesses; arguments as for `DraftBuilder`."""
-        processors = [sequence.logits_processor for sequence in self.sequences]
-        if self.noise is not None:
-            self.races = [
-                Race(self.noise, index, prefix.ids.shape[1] + sequence.padding, processors[index], self.budget.odds)
-                for index, (prefix, sequence) in enumerate(zip(prefixes, self.sequences, strict=True))
-            ]
-            prefixes = [replace(prefix, race=race) for prefix, race in zip(prefixes, self.races, strict=True)]
-        return self.builder.steps(prefixes, processors, branches, spaces)
 
     def stop(self) -> None:
         """Ask the caller's criteria about the batch as it was after each token, as far as all sequences have got; one that they
@@ -219,60 +139,12 @@ class Call:
         for sequence in self.sequences:
             sequence.length, sequence.finished = sequence.end, True
 
-    def observations(self, logits: list[Tensor | None], rows: list[int]) -> list[Observation | None]:
-        """Make what the drafter is shown of the last forward.
-
-        Args:
-            logits: of the forward, `(N + 1, V)` for each sequence; None for one that had ended before.
-            rows: where the sequences stood in it.
-        """
-        return [
-            None if brought is None else self._observation(sequence, brought, row)
-            for sequence, brought, row in zip(self.sequences, logits, rows, strict=True)
-        ]
-
-    def _observation(self, sequence: Sequence, logits: Tensor, row: int) -> Observation:
-        prefix_rows, draft, accepted = self.verifier.prefix_rows[row], sequence.draft, sequence.accepted
-        tokens = sequence.ids[0, accepted.begin : max(accepted.begin, sequence.length)]
-        prompts = None
-        if draft.prompt_rows is not None:
-            end = accepted.path[-1] if accepted.path else -1
-            below = [1 + len(draft) + index for index, node in enumerate(draft.prompt_rows.nodes) if node == end]
-            prompts = logits[below].float() if below else None
-        read = [*range(prefix_rows), *(prefix_rows + node for node in accepted.path[: accepted.num_read])]
-        return self._show(sequence, tokens, accepted.begin - prefix_rows, row, read, prompts)
-
-    def _show(
-        self, sequence: Sequence, tokens: LongTensor, begin: int, row: int, read: list[int], prompts: Tensor | None = None
-    ) -> Observation:
-        """Make a sequence's observation of a forward whose first row stood at `begin`: these rows, but none twice."""
-        begin -= sequence.padding
-        skipped = max(0, sequence.observed - begin)  # padding, and what was read again
-        sequence.observed = max(sequence.observed, begin + len(read))
-        return Observation(tokens, begin + skipped, self.features.of_sequence(row, read[skipped:]), prompts)
-
-    def read_piece(self) -> bool:
-        """Read a piece of the prompt, where that is wanted in pieces, and show it to the drafter; False if the last is left."""
-        piece = self.generation_config.prefill_chunk_size
-        if piece is None and self.features.keys and not changes_its_scale(self.verifier.model):
-            piece = PIECE
-        if piece is None or not self.drafts_first or self.verifier.unread <= piece:
-            return False
-        self.verifier.read(self.buffer, piece)
-        self.features.collect()
-        begin = self.verifier.begin - self.verifier.unread - piece
-        read = list(range(piece))
-        self.drafting.observe(
-            [self._show(sequence, sequence.ids[0, :0], begin, row, read) for row, sequence in enumerate(self.sequences)]
-        )
-        return True
-
     def record(self, record: Round) -> None:
         """Tell everyone what a round was."""
-        for race, sequence in zip(self.races, self.sequences, strict=False):
-            if sequence.accepted is not None and race.length == sequence.accepted.begin < sequence.end:
+        for sequence in self.sequences:
+            race, sequence.race = sequence.race, None
+            if race is not None and sequence.accepted is not None and race.length == sequence.accepted.begin < sequence.end:
                 race.learn(sequence.ids[0, race.length : sequence.end].tolist())
-        self.races = []
         self.stats.add(record, self.config.trace)
         if isinstance(self.streamer, RoundStreamer):
             for part in record.sequences:

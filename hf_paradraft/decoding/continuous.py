@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from ..names import DynamicLayer, StopStringCriteria
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 from .batch import Batch
 from .begin import begin_call
-from .call import Call
 from .loop import step
 from .sequence import Sequence
 from .tree_attention import attention_windows, reads_its_own_way
@@ -78,20 +77,26 @@ def can_join(target: PreTrainedModel, drafter: Drafter | None = None) -> bool:
     return takes_masks and options.num_beams in (None, 1) and dynamic
 
 
-def begin(target: PreTrainedModel, input_ids: LongTensor, drafter: Drafter, **options: Any) -> Call:
-    """Prepare a call of `generate` up to its first round, with all that transformers prepares."""
-    calls: list[Call] = []
+def begin(
+    target: PreTrainedModel,
+    input_ids: LongTensor,
+    drafter: Drafter,
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> Batch:
+    """Prepare a call of `generate` up to its first round, with all that transformers prepares; `generator`: of its draws."""
+    batches: list[Batch] = []
 
     def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **model_kwargs):
         rules = logits_processor, stopping_criteria, generation_config
-        calls.append(begin_call(model, input_ids, *rules, drafter, None, synced_gpus, model_kwargs))
+        batches.append(begin_call(model, input_ids, *rules, drafter, None, synced_gpus, model_kwargs, generator=generator))
         return input_ids
 
     if (tokenizer := options.pop("tokenizer", None)) is not None:  # which generate does not pass on to a loop of others
         stops = StopStringCriteria(tokenizer, target.generation_config.stop_strings)
         options |= {"stop_strings": None, "stopping_criteria": [stops]}
     target.generate(input_ids, custom_generate=keep, **options)
-    return calls[0]
+    return batches[0]
 
 
 @dataclass
@@ -153,14 +158,13 @@ def continuous_batching(
                 mask = torch.tensor(
                     [[0] * (width - len(prompt)) + [1] * len(prompt) for _, prompt in group], device=target.device
                 )
-                call = begin(target, ids, drafter or NoDrafter(), attention_mask=mask, **options)
-                hooks.enter_context(call.features)
-                joining = Batch(call)
+                joining = begin(target, ids, drafter or NoDrafter(), attention_mask=mask, **options)
+                hooks.enter_context(closing(joining))
+                open_ += [Open(number, sequence, width) for (number, _), sequence in zip(group, joining.sequences, strict=True)]
                 step(joining)  # reads the prompts
-                for over in batch.leave() if batch is not None else ():
-                    over.features.stop()
+                if batch is not None:
+                    batch.leave()
                 batch = together(batch, joining)
-                open_ += [Open(number, sequence, width) for (number, _), sequence in zip(group, call.sequences, strict=True)]
             elif batch is not None:
                 step(batch)
             for answer in open_:
@@ -171,7 +175,7 @@ def continuous_batching(
 
 def together(batch: Batch | None, joining: Batch) -> Batch:
     """Join sequences that have read their prompts to a batch, or make one of them."""
-    if batch is not None and batch.rows:
+    if batch is not None and batch.sequences:
         batch.join(joining)
         return batch
     cache = joining.verifier.cache.cache

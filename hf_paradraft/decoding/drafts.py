@@ -1,8 +1,12 @@
 """From guesses to drafts: which tokens are verified, and how many. Nothing but the engine decides this."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from statistics import fmean
 from time import perf_counter
+from typing import Any
 
 import numpy
 import torch
@@ -15,7 +19,6 @@ from .budget import Budget
 from .growing import GrowingDraft, grow
 from .lookup import Copy, PromptLookup, with_copied
 from .memory import Memory
-from .questions import Propose, Size, Steps, answered
 from .sampling import cut, sequential_choice, to_target, warp, widen
 from .trees import best_first_tree, likely_path, part, sampled_tree
 
@@ -43,13 +46,15 @@ class DraftBuilder:
         author: str = "The drafter",
         memory: Memory | None = None,
     ):
-        self.config, self.budget, self.vocab_size, self.author, self.memory = config, budget, vocab_size, author, memory
+        self.config, self.budget, self.vocab_size, self.author = config, budget, vocab_size, author
         self.sampled = rule == "rejection"  # it wants drafts drawn from `q`
         # The draws of the other rules would depend on the clock.
         self.adaptive = config.never_slower and rule in ("greedy", "sample_match")
         self.may_rest = config.never_slower and rule != "typical"  # decided before anything is drawn
         self.generator: torch.Generator | None = None  # of draws; None: torch's own
-        self.lookup: PromptLookup | None = None
+        copies = not self.sampled and (config.prompt_lookup or memory is not None)
+        self.lookup = PromptLookup(0, memory=memory, vocab_size=vocab_size) if copies else None
+        self.noises: list[Any] = []  # of the target's draws (decoding.noise.Noise), which the drafter's own are none of
         self.asked = False  # whether the drafter was, for the last drafts
 
     def __call__(
@@ -60,19 +65,10 @@ class DraftBuilder:
         branches: bool,
         spaces: Sequence[int] | None = None,
     ) -> list[Draft]:
-        """Make a draft for each sequence, asking `drafting`; further arguments as for `steps`."""
-        return answered(self.steps(prefixes, processors, branches, spaces), drafting)
-
-    def steps(
-        self,
-        prefixes: list[Prefix],
-        processors: Sequence[LogitsProcessorList],
-        branches: bool,
-        spaces: Sequence[int] | None = None,
-    ) -> Steps:
         """Make a draft for each sequence: at most `room` deep, copies apart, without a token where there is no guess.
 
         Args:
+            drafting: guesses.
             prefixes: of the sequences.
             processors: of the sequences, the target's.
             branches: whether trees can be verified in this round.
@@ -88,10 +84,30 @@ class DraftBuilder:
         self.asked = not (size == "auto" and spaces is not None and self._copies_are_enough(copied, prefixes))
         drafts = [Draft.chain(prefixes[0].ids[0, :0])] * len(prefixes)
         if self.asked:
-            guesses = self._checked((yield Propose(prefixes)), prefixes)
-            drafts = yield from self._drafts(guesses, prefixes, processors, branches, size, begun)
+            guesses = self._checked(self._ask(drafting.propose, prefixes), prefixes)
+            drafts = self._drafts(guesses, prefixes, processors, branches, size, begun)
         drafts = [self._with_copied(*given, size) for given in zip(drafts, prefixes, copied, strict=True)]
-        return (yield from self._cut(drafts, size, perf_counter() - begun if not self.asked else None))
+        return self._cut(drafts, size, perf_counter() - begun if not self.asked else None)
+
+    def _ask(self, question: Callable[..., Any], *args: Any) -> Any:
+        """Ask the drafter, which may draw (dropout, say) without moving the target's draws."""
+        with ExitStack() as kept:
+            for noise in self.noises:
+                kept.enter_context(noise.kept())
+            return question(*args)
+
+    def join(self, other: DraftBuilder, count: int, joining: int) -> None:
+        """Make drafts of another one's sequences too, `joining` of them after `count` of its own."""
+        if self.lookup is not None and other.lookup is not None:
+            self.lookup.hold(count)
+            other.lookup.hold(joining)
+            self.lookup.texts += other.lookup.texts
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with some of the sequences, in this order."""
+        if self.lookup is not None:
+            self.lookup.hold(1 + max(rows))
+            self.lookup.texts = [self.lookup.texts[row] for row in rows]
 
     def _size(self, branches: bool) -> TreeSize:
         """Choose the tree size of a round: None for chains, a number of nodes, or "auto"."""
@@ -108,9 +124,9 @@ class DraftBuilder:
 
     def _copied(self, prefixes: list[Prefix], branches: bool, spaces: Sequence[int] | None) -> list[list[Copy]]:
         """Find what can be copied for each sequence, with its acceptance; nothing if lookup is off."""
-        if self.sampled or not (self.config.prompt_lookup or self.memory is not None):
+        if self.lookup is None:
             return [[] for _ in prefixes]
-        self.lookup = self.lookup or PromptLookup(len(prefixes), memory=self.memory, vocab_size=self.vocab_size)
+        self.lookup.hold(len(prefixes))
         deep = branches and self.config.tree_size is not None and spaces is not None
         copied = []
         for index, prefix in enumerate(prefixes):
@@ -161,7 +177,7 @@ class DraftBuilder:
         branches: bool,
         size: TreeSize,
         begun: float,
-    ) -> Steps:
+    ) -> list[Draft]:
         """Make the drafts of a drafter's guesses."""
         drafts = [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
         growing: dict[int, GrowingDraft] = {}
@@ -182,7 +198,7 @@ class DraftBuilder:
                     tree.calibration, tree.least = self.budget.calibration, self.budget.least
                 growing[index] = tree
         if growing:
-            yield from grow(growing, len(prefixes), self.budget, self.adaptive, begun)
+            grow(growing, len(prefixes), self.budget, self.adaptive, begun, self._ask)
         for index, grown in growing.items():
             drafts[index] = grown.draft()
         if size is None and self.adaptive:
@@ -284,9 +300,9 @@ class DraftBuilder:
             draft if numpy.cumprod(chances).sum() <= sum(guessed) else Draft.chain(prefix.ids.new_tensor(tokens), None, chances)
         )
 
-    def _cut(self, drafts: list[Draft], size: TreeSize, draft_seconds: float | None) -> Steps:
+    def _cut(self, drafts: list[Draft], size: TreeSize, draft_seconds: float | None) -> list[Draft]:
         """Cut drafts to as many nodes as are worth their time, where their size is free."""
         if not self._is_free(size) or any(draft.prompt_rows is not None for draft in drafts):
             return drafts
-        count = yield Size(self.budget, [draft.path_probability for draft in drafts if len(draft)], draft_seconds)
+        count = self.budget.size([draft.path_probability for draft in drafts if len(draft)], draft_seconds)
         return [draft.first(count) for draft in drafts]

@@ -78,7 +78,8 @@ class Features:
                 f"{len(self.layers) - 1}: it was made for another target."
             )
 
-    def __enter__(self) -> "Features":
+    def start(self) -> None:
+        """Collect from here on, in forwards of this thread."""
         self.thread = threading.get_ident()
         for key in self.keys:
             if isinstance(key, KeyValues):
@@ -89,6 +90,9 @@ class Features:
                 part = decoder_of(self.model) if key == "normed" else self.layers[key]
                 handle = part.register_forward_hook(self._behind(key))
             self.handles.append(handle)
+
+    def __enter__(self) -> "Features":
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,6 @@
 """Drafts that grow level by level: each guess depends on the token before, read by a head (DSpark, 3.2) or the drafter."""
 
-from collections.abc import Generator
+from collections.abc import Callable
 from math import inf, log
 from statistics import fmean
 from time import perf_counter
@@ -13,7 +13,6 @@ from transformers import LogitsProcessorList
 
 from ..protocol import Draft, GuessedLogits, Prefix
 from .budget import Budget
-from .questions import Read
 from .sampling import cut, to_target, warp, widen
 from .trees import ROOT, GrowingTree, draw, possible
 
@@ -136,9 +135,9 @@ class GrowingDraft:
 
 
 def grow(
-    drafts: dict[int, GrowingDraft], count: int, budget: Budget, adaptive: bool, begun: float
-) -> Generator[Read, list[Tensor], None]:
-    """Let drafts grow, as long as another level is worth its time; asks for what the drafter has to read.
+    drafts: dict[int, GrowingDraft], count: int, budget: Budget, adaptive: bool, begun: float, ask: Callable[..., Any]
+) -> None:
+    """Let drafts grow, as long as another level is worth its time.
 
     Where tokens are drawn nothing is decided by what a path promises: a tree that stopped for that would depend on its draws.
 
@@ -148,6 +147,7 @@ def grow(
         budget: tells what is worth its time, and learns what levels cost and bring.
         adaptive: whether it is asked.
         begun: when the round did.
+        ask: calls a function of the drafter with its arguments.
     """
     for draft in drafts.values():
         draft.look([ROOT])
@@ -171,7 +171,7 @@ def grow(
             else:
                 asked[sequence] = draft.asked(wanted[sequence])
         if extend is not None:
-            read = yield Read(extend, [tokens for tokens, _ in asked], [parents for _, parents in asked])
+            read = ask(extend, *map(list, zip(*asked, strict=True)))
             for sequence, (tokens, _) in enumerate(asked):
                 if len(tokens):
                     drafts[sequence].learn(wanted[sequence], read[sequence][: len(tokens)])

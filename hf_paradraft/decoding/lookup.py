@@ -38,10 +38,19 @@ class Copied:
         return next(most for most in CLASSES if self.length <= most)
 
 
+Counts = dict[int, list[float]]  # hits and tries, by class of match
+
+
 @dataclass
 class Text:
-    """One sequence's tokens, and what was copied for it last."""
+    """One sequence's tokens, and what was copied for it last.
 
+    Attributes:
+        first, onward: how often copies were right, which the sequences of a call share: a copy's first token, and later ones.
+    """
+
+    first: Counts
+    onward: Counts
     chains: HashChains = field(default_factory=lambda: HashChains(1))
     copies: list[Copied] = field(default_factory=list)
     broken: list[Copied] = field(default_factory=list)  # those whose last token was another one, from the next token on
@@ -66,11 +75,15 @@ class PromptLookup:
         vocab_size: int = maxsize,
     ):
         self.longest, self.shortest, self.memory, self.vocab_size = longest, shortest, memory, vocab_size
-        self.texts = [Text() for _ in range(count)]
-        # Hits and tries by class of match, of a copy's first token and of later ones.
         believed = [(kind, min(max(1, kind), len(FIRST)) - 1) for kind in CLASSES]
         self.first = {kind: [2.0 * FIRST[index], 2.0] for kind, index in believed}
         self.onward = {kind: [4.0 * ONWARD[index], 4.0] for kind, index in believed}
+        self.texts = list[Text]()
+        self.hold(count)
+
+    def hold(self, count: int) -> None:
+        """Make room for so many sequences in all."""
+        self.texts += [Text(self.first, self.onward) for _ in range(count - len(self.texts))]
 
     def read(self, sequence: int, ids: LongTensor, unchanged: int) -> None:
         """Read what is new of a text, and learn which of its last copies came true.
@@ -95,7 +108,7 @@ class PromptLookup:
             pairs = list(zip(copy.tokens, came, strict=False))
             right = next((index for index, (guess, token) in enumerate(pairs) if guess != token), len(pairs))
             for index in range(min(right + 1, len(pairs)) if copy.share == 1 else 0):
-                counts = (self.onward if index else self.first)[copy.kind]
+                counts = (text.onward if index else text.first)[copy.kind]
                 counts[0] += index < right
                 counts[1] += 1
             if right == len(came) - 1 < len(copy.tokens):
@@ -113,7 +126,8 @@ class PromptLookup:
         """
         text = self.texts[sequence]
         text.copies = self._copies(text, min(room, DEEPEST)) if room else []
-        return sorted(map(self._believed, text.copies), key=lambda copy: -numpy.cumprod(copy[1]).sum())
+        copies = (self._believed(text, copy) for copy in text.copies)
+        return sorted(copies, key=lambda copy: -numpy.cumprod(copy[1]).sum())
 
     def _copies(self, text: Text, room: int) -> list[Copied]:
         """Find the copies, no two of the same place."""
@@ -132,9 +146,9 @@ class PromptLookup:
             copy.tokens = [*islice(known, max(COPIED, GROWTH * copy.length))]
         return [copy for copy in found if copy.tokens]
 
-    def _believed(self, copy: Copied) -> Copy:
+    def _believed(self, text: Text, copy: Copied) -> Copy:
         """Say how likely a copy's tokens are."""
-        (hits, tries), (further, judged) = self.first[copy.kind], self.onward[copy.kind]
+        (hits, tries), (further, judged) = text.first[copy.kind], text.onward[copy.kind]
         first = hits / tries
         first = first if copy.share == 1 else min(first * copy.share, 1 - first)
         return copy.tokens, [first] + [further / judged] * (len(copy.tokens) - 1)

@@ -1,6 +1,6 @@
 """The round: draft, verify, accept, roll back. Every method runs through here."""
 
-from contextlib import nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -35,7 +35,8 @@ def step(batch: Batch) -> None:
     """
     # 1. draft
     begun = perf_counter()
-    batch.draft()
+    for group in batch.groups:
+        group.draft(batch.verifier)
     drafted = perf_counter()
 
     # 2. verify
@@ -88,13 +89,13 @@ def speculative_decoding(
         ValueError: an argument that this loop cannot serve; the message says what to change.
     """
     started = perf_counter()
-    call = begin_call(
+    batch = begin_call(
         model, input_ids, logits_processor, stopping_criteria, generation_config, drafter, streamer, synced_gpus, model_kwargs
     )
-    batch = Batch(call)
+    [call] = batch.calls
     try:
-        with call.features, call.noise or nullcontext():
-            while call.read_piece():
+        with closing(batch):
+            while batch.read_piece():
                 pass
             step(batch)
             with decodes(model):
@@ -124,7 +125,7 @@ def output(call: Call, started: float, model_kwargs: dict[str, Any]) -> Speculat
         if call.criteria:
             call.stats.take_back(row, sequence.length - call.begin)
         text = sequence.ids[0, sequence.padding : sequence.length]
-        if memory is not None and memory.remember and 0 <= int(text.min()) <= int(text.max()) < call.builder.vocab_size:
+        if memory is not None and memory.remember and 0 <= int(text.min()) <= int(text.max()) < call.vocab_size:
             memory.add(text)  # without what stands for an image
         if listener is not None:
             listener(text, call.begin - sequence.padding)

@@ -43,7 +43,7 @@ def draws_by_race(device: torch.device) -> bool:
 
 
 class Noise:
-    """The noise of one call's draws; a context, behind which torch's generator stands where plain decoding leaves it.
+    """The noise of one call's draws, between `start` and `stop`.
 
     At each step plain decoding draws for all sequences at once. Here they go at their own pace, so the generator's state before
     each step is kept, and each sequence's part of it, float32 `(V,)`, until it is used. Between draws the generator stands where
@@ -53,23 +53,25 @@ class Noise:
         sequences: of the call.
         begin: tokens of the prompts, padding included.
         vocab_size: V, of the target.
+        own: generator of this call alone; default: torch's.
     """
 
-    def __init__(self, sequences: list[Sequence], begin: int, vocab_size: int):
+    def __init__(self, sequences: list[Sequence], begin: int, vocab_size: int, own: torch.Generator | None = None):
         self.sequences, self.begin, self.vocab_size = sequences, begin, vocab_size
         self.device = sequences[0].ids.device
         self.generator: torch.Generator | None = None  # while noise is drawn ahead
-        self.own: torch.Generator | None = None  # that the call draws from, in the place of torch's
+        self.own = own
         self.states: list[Tensor] = []  # of the generator, before each step
         self.stands = 0  # before which of them it does
         self.rows: list[dict[int, Tensor]] = [{} for _ in sequences]  # noise that is yet to be used, by step
         self.lock: RLock | None = None
         self.drawing = Lock()  # drafts may be made in a thread of their own
 
-    def __enter__(self) -> Noise:
+    def start(self) -> None:
+        """Draw from torch's generator, if no other thread's call counts on it, and keep its state."""
         generator = generator_of(self.device)
         if generator is None or not draws_by_race(self.device):
-            return self
+            return
         if self.own is not None:
             generator = self.own
         elif _in_use[self.device].acquire(blocking=False):
@@ -78,9 +80,9 @@ class Noise:
             generator = torch.Generator(self.device)
             generator.seed()
         self.generator, self.states = generator, [generator.get_state()]
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Let the generator stand where plain decoding leaves it."""
         if self._is_ahead():
             step = max(map(self._step, self.sequences))
             if not all(sequence.finished for sequence in self.sequences):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from statistics import fmean
 from time import perf_counter
@@ -30,8 +30,8 @@ from .begin import begin_call
 from .budget import of_pair
 from .cache import cache_of_call, is_recurrent
 from .call import Call
+from .group import Group
 from .loop import SpeculativeOutput, output, step
-from .questions import answered
 from .schedule import OverlapSchedule, check_overlap
 from .trees import likely_path, part
 
@@ -128,15 +128,16 @@ class Windows:
     """One call's windows: what is verified next, and what the drafter writes meanwhile.
 
     Args:
-        call: whose drafter it is.
-        thread: in which it works.
+        call: whose windows these are.
+        group: of its sequences.
+        thread: in which the drafter works.
         schedule: how far it guesses.
         adapts: whether that follows what was measured; not where drafts are drawn, which would then depend on the clock.
     """
 
-    def __init__(self, call: Call, thread: DrafterThread, schedule: OverlapSchedule, adapts: bool):
-        self.call, self.thread, self.schedule, self.adapts = call, thread, schedule, adapts
-        self.nothing = Draft.chain(call.buffer[0, :0])
+    def __init__(self, call: Call, group: Group, thread: DrafterThread, schedule: OverlapSchedule, adapts: bool):
+        self.call, self.group, self.thread, self.schedule, self.adapts = call, group, thread, schedule, adapts
+        self.nothing = group.nothing
         self.windows = [self.nothing] * len(call.sequences)  # of each sequence, what is verified next
         self.ahead = self.windows  # of each sequence, what was guessed behind what is being verified
         self.paths: list[list[int]] = []  # of each sequence, the nodes that the drafter takes for accepted
@@ -148,8 +149,9 @@ class Windows:
     def ready(self) -> None:
         """Give each sequence its window; where none has one, draft now, if that pays, but not before the prompt is read."""
         call = self.call
-        call.builder.asked = self.drafted_first = False
-        prefixes = call.prefixes(call.config.num_draft_tokens if call.may_draft else 0)
+        self.group.builder.asked = self.drafted_first = False
+        depth = call.config.num_draft_tokens if self.group.may_draft(call.verifier) else 0
+        prefixes = [sequence.prefix(depth) for sequence in call.sequences]
         if self.adapts and self.schedule.drafts_first and not any(map(len, self.windows)) and not call.first:
             size = self.schedule.size()
             prefixes = [replace(prefix, room=min(prefix.room, size)) for prefix in prefixes]
@@ -166,7 +168,7 @@ class Windows:
             same = before[:most] == prefix.ids[0, :most]
             asked.append(replace(prefix, kept=int(same.cumprod(0).sum())))
             self.texts[index] = prefix.ids[0].clone()
-        return answered(self.call.shape(asked, self.call.verifier.branches), self.call.drafting)
+        return self.group.shape(asked, self.call.verifier.branches)
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -178,7 +180,7 @@ class Windows:
         hoped = []
         for sequence, path in zip(call.sequences, self.paths, strict=True):
             ids = sequence.ids[:, sequence.padding : sequence.length]
-            room = 0 if sequence.finished or not call.verifier.may_draft else call.space(sequence) - len(path)
+            room = 0 if sequence.finished or not call.verifier.may_draft else sequence.space - len(path)
             # One of the guesses stands for the target's own token.
             hoped.append(Prefix(torch.cat([ids, sequence.draft.tokens[path][None]], dim=1), max(0, min(self.size, room)), 0))
         self.ahead = [self.nothing] * len(hoped)
@@ -243,18 +245,19 @@ def overlapped_decoding(
     repeatable = config.acceptance not in ("rejection", "typical")  # whatever the clock says, the text is the same
     overlapped = not (config.never_slower and repeatable) or schedule.turn()
     used = drafter.apart if overlapped and drafter.apart is not None else drafter
-    call = begin_call(
+    batch = begin_call(
         model, input_ids, logits_processor, stopping_criteria, generation_config, used, streamer, synced_gpus, model_kwargs
     )
+    [call], [group] = batch.calls, batch.groups
     check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
     call.drafter = drafter
-    if overlapped and call.builder.sampled:  # the thread's draws are its own: two threads would take turns at torch's generator
-        call.builder.generator = torch.Generator(call.buffer.device).manual_seed(int(torch.randint(2**62, (), device="cpu")))
+    if overlapped and group.builder.sampled:  # the thread's draws are its own: two threads would take turns at torch's generator
+        group.builder.generator = torch.Generator(call.buffer.device).manual_seed(int(torch.randint(2**62, (), device="cpu")))
     chain = not call.verifier.branches or config.tree_size is None
-    batch, thread = Batch(call), DrafterThread(input_device(model), device_of(used))
-    windows = Windows(call, thread, schedule, chain and repeatable)
-    with call.features, call.noise or nullcontext(), thread.executor:
-        while call.read_piece():
+    thread = DrafterThread(input_device(model), device_of(used))
+    windows = Windows(call, group, thread, schedule, chain and repeatable)
+    with closing(batch), thread.executor:
+        while batch.read_piece():
             pass
         while not call.finished:
             begun, reads_prompt = perf_counter(), call.first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from sys import maxsize
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import LongTensor, Tensor
 from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
 
 from ..names import pad_token_of, treats_rows_alike
-from ..protocol import Draft
+from ..protocol import Draft, Prefix
 from .accept import Emitted, Rule, accept, greedy
 
 
@@ -50,6 +51,11 @@ class Sequence:
         scores, logits: `(1, V)` float32 for each new token, where they are asked for.
         draft: that is verified in this round; None before the first one.
         accepted: what came of it; None for a sequence that had ended before.
+        context: positions that the target has.
+        call: whose sequence it is.
+        row: its place there.
+        place: its place in the target's forward.
+        race: that its draft of this round was made by; None: the noise is not known.
     """
 
     ids: LongTensor
@@ -65,6 +71,21 @@ class Sequence:
     logits: list[Tensor] = field(default_factory=list)
     draft: Draft | None = None
     accepted: Accepted | None = None
+    context: int = maxsize
+    call: Any = None  # decoding.call.Call
+    row: int = 0
+    place: int = 0
+    race: Any = None  # decoding.race.Race
+
+    @property
+    def space(self) -> int:
+        """Tokens that may be verified before its own end and the end of the target's context."""
+        return max(0, min(self.ids.shape[1] - self.length - 2, self.context - self.length + self.padding))
+
+    def prefix(self, depth: int) -> Prefix:
+        """Make its prefix, with room for `depth` guessed tokens at most; without room if it has ended."""
+        over = self.finished or self.ended is not None
+        return Prefix(self.ids[:, self.padding : self.length], 0 if over else min(depth, self.space), self.asked)
 
     @property
     def end(self) -> int:

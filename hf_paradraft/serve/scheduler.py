@@ -64,7 +64,8 @@ class Job:
         drafts: whether it is drafted for.
         prediction: tokens that the answer may repeat.
         cancelled: nobody waits for it any more; set from any thread.
-        call: its call of `generate`, from the first piece of its prompt to its end.
+        batch: its call of `generate`, from the first piece of its prompt until it joins the others.
+        call: the same, to its end.
         told: how many tokens of the sequence `tell` knows, the prompt's included.
         stats: what was drafted for it so far.
         ends: tokens that end its text.
@@ -77,6 +78,7 @@ class Job:
     drafts: bool = True
     prediction: list[int] | None = None
     cancelled: bool = False
+    batch: Batch | None = None
     call: Call | None = None
     told: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -157,9 +159,10 @@ class Scheduler:
             self._decode()
 
     def _fail_all(self) -> None:
-        reading = [] if self.reading is None else [self.reading]
-        self._fail([*self.running, *reading, *self.waiting], Stopped("The server is stopping: ask again when it is back."))
-        self.running, self.reading, self.batch = [], None, None
+        stopped, reading = Stopped("The server is stopping: ask again when it is back."), [self.reading] if self.reading else []
+        self._lose(stopped)
+        self._fail([*reading, *self.waiting], stopped)
+        self.reading = None
         self.waiting.clear()
 
     def _has_work(self) -> bool:
@@ -182,13 +185,13 @@ class Scheduler:
         while room > 0 and (job := self._next()) is not None:
             room -= len(job.ids)
             try:
-                job.call = job.call or self._open(job)
-                if job.call.read_piece():
+                if job.batch is None:
+                    self._open(job)
+                if job.batch.read_piece():
                     return
-                joining = Batch(job.call)
-                step(joining)
+                step(job.batch)
                 self._tell(job)
-                self.batch = together(self.batch, joining) if self.places > 1 else joining
+                self.batch, job.batch = together(self.batch, job.batch) if self.places > 1 else job.batch, None
                 self.running.append(job)
             except Exception as error:  # the others go on
                 self._fail([job], error)
@@ -210,14 +213,13 @@ class Scheduler:
             with decodes(self.target):
                 step(self.batch)
         except Exception as error:
-            jobs, self.running, self.batch = self.running, [], None
-            self._fail(jobs, error)
+            self._lose(error)
             return
         for job in self.running:
             self._tell(job)
         self._leave()
 
-    def _open(self, job: Job) -> Call:
+    def _open(self, job: Job) -> None:
         """Begin a request's call of `generate`, with a generator of its own."""
         drafter: Drafter = self.drafter if self.drafter is not None and job.drafts else NoDrafter()
         if job.prediction and job.drafts:
@@ -226,15 +228,11 @@ class Scheduler:
             drafter.memory.add(job.prediction)
         ids = LongTensor([job.ids]).to(self.target.device)
         options = {"prefill_chunk_size": PIECE, **job.options} if len(job.ids) > PIECE else job.options
-        call = begin(self.target, ids, drafter, attention_mask=torch.ones_like(ids), **options)
-        job.told, job.stats, job.ends = len(job.ids), call.stats, call.ends.tokens
-        if call.noise is not None:
-            generator = torch.Generator(ids.device)
-            generator.seed() if job.seed is None else generator.manual_seed(job.seed)
-            call.noise.own = generator
-            call.noise.__enter__()
-        call.features.__enter__()
-        return call
+        generator = torch.Generator(ids.device)
+        generator.seed() if job.seed is None else generator.manual_seed(job.seed)
+        job.batch = begin(self.target, ids, drafter, generator, attention_mask=torch.ones_like(ids), **options)
+        [job.call] = job.batch.calls
+        job.told, job.stats, job.ends = len(job.ids), job.call.stats, job.call.ends.tokens
 
     def _tell(self, job: Job) -> None:
         [sequence] = job.call.sequences
@@ -255,8 +253,7 @@ class Scheduler:
         try:
             self.batch.leave()
         except Exception as error:
-            going_on, self.running, self.batch = self.running, [], None
-            self._fail(going_on, error)
+            self._lose(error)
         for job in over:
             self._show(job)
             self._close(job)
@@ -274,9 +271,16 @@ class Scheduler:
 
     def _close(self, job: Job) -> None:
         """Let go of a request's call: whoever reads the news holds the job for longer."""
-        if job.call is not None:
-            job.call.features.stop()
-            job.call = None
+        if job.batch is not None:
+            job.batch.close()
+        job.batch = job.call = None
+
+    def _lose(self, error: Exception) -> None:
+        """Fail the requests that are running, with their batch."""
+        jobs, batch, self.running, self.batch = self.running, self.batch, [], None
+        if batch is not None:
+            batch.close()
+        self._fail(jobs, error)
 
     def _fail(self, jobs: list[Job], error: Exception) -> None:
         for job in jobs:

@@ -8,7 +8,6 @@ from tiny import EOS, near_copy, tiny_model
 from transformers import LogitsProcessor
 
 import hf_paradraft
-from hf_paradraft.decoding.batch import Batch
 from hf_paradraft.decoding.begin import begin_call
 from hf_paradraft.decoding.loop import step
 from hf_paradraft.decoding.sequence import collect
@@ -17,7 +16,7 @@ TARGETS = {name: tiny_model(name) for name in ("llama", "mistral-sliding", "gpt2
 
 
 def begun(target, drafter, ids, **options):
-    """A call of `generate` as it stands before its first round, with all that transformers prepares."""
+    """A call of `generate` as it stands before its first round, as a batch, with all that transformers prepares."""
     made = []
 
     def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
@@ -80,25 +79,22 @@ def test_calls_that_join_and_leave_get_what_they_get_alone(name, arrivals):
         more = [{"logits_processor": [Counts()]} if remembers else {} for _ in range(2)]
         waiting.append((wait, alone(target, ids, **options, **more[0]), begun(target, drafter, ids, **options, **more[1])))
     entered = []
-    for wait, plain, call in waiting:
-        call.features.__enter__()
-        entered.append((plain, call))
-        joining = Batch(call)
+    for wait, plain, joining in waiting:
+        entered += [(plain, call) for call in joining.calls]
         step(joining)  # reads the prompt
-        if batch is None or not batch.rows:
+        if batch is None or not batch.sequences:
             batch = joining
         else:
             batch.join(joining)
         batch.leave()
         for _ in range(wait):
-            if batch.rows:
+            if batch.sequences:
                 step(batch)
                 batch.leave()
-    while batch.rows:
+    while batch.sequences:
         step(batch)
         batch.leave()
     for plain, call in entered:
-        call.features.stop()
         assert torch.equal(plain, collect(call.sequences, call.buffer, call.generation_config)[0])
 
 
@@ -110,12 +106,12 @@ def test_columns_that_are_padding_for_all_are_cropped():
     ends = alone(target, ids[1:], max_new_tokens=5)[0, 13].item()  # the long one ends soon, the other does not
     mask = torch.tensor([[0] * 10 + [1, 1], [1] * 12])
     plain = alone(target, ids, attention_mask=mask, max_new_tokens=30, eos_token_id=ends)
-    call = begun(target, drafter, ids, attention_mask=mask, max_new_tokens=30, eos_token_id=ends)
-    batch = Batch(call)
-    while batch.rows:
+    batch = begun(target, drafter, ids, attention_mask=mask, max_new_tokens=30, eos_token_id=ends)
+    [call] = batch.calls
+    while batch.sequences:
         step(batch)
         batch.leave()
-        if len(batch.rows) == 1 and not call.sequences[0].finished:
+        if len(batch.sequences) == 1 and not call.sequences[0].finished:
             assert batch.verifier.cache.end == call.sequences[0].length - 1 - 10
     assert torch.equal(plain, collect(call.sequences, call.buffer, call.generation_config)[0])
 
@@ -123,8 +119,8 @@ def test_columns_that_are_padding_for_all_are_cropped():
 def test_batches_that_cannot_be_joined_are_refused(prompt):
     target = tiny_model()
     drafter = near_copy(target, 0.05)
-    calls = [begun(target, drafter, prompt, max_new_tokens=20, **more) for more in ({}, {}, {"cache_implementation": "static"})]
-    batches = [Batch(call) for call in calls]
+    more = ({}, {}, {"cache_implementation": "static"})
+    batches = [begun(target, drafter, prompt, max_new_tokens=20, **options) for options in more]
     with pytest.raises(ValueError, match="behind their prompts"):
         batches[0].join(batches[1])
     for batch in batches:
@@ -132,4 +128,4 @@ def test_batches_that_cannot_be_joined_are_refused(prompt):
     with pytest.raises(ValueError, match="dynamic caches"):
         batches[0].join(batches[2])
     batches[0].join(batches[1])
-    assert len(batches[0].rows) == 2
+    assert len(batches[0].sequences) == 2

@@ -188,7 +188,7 @@ def test_prompts_in_pieces_have_one_rotary_scale(monkeypatch):
     """A longrope target that reads a long prompt whole turns all of it by the long factors."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 8.0}
     target = tiny_model(rope_parameters={**rope, "original_max_position_embeddings": 24}, max_position_embeddings=256)
-    monkeypatch.setattr("hf_paradraft.decoding.call.PIECE", 16)
+    monkeypatch.setattr("hf_paradraft.decoding.group.PIECE", 16)
     ids = torch.randint(1, 30, (1, 40), generator=torch.Generator().manual_seed(3))
     drafter = Reader(speculation_config=hf_paradraft.SpeculationConfig(5, None, never_slower=False))
     assert_lossless(target, drafter, ids, max_new_tokens=12)

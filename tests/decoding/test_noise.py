@@ -106,14 +106,16 @@ def test_a_batch_that_goes_on_plainly_uses_no_noise_twice():
     """Some sequences have used what is ahead of others, behind which the generator stands."""
     sequences = [Sequence(torch.zeros(1, 9, dtype=torch.long), None, 2) for _ in range(2)]
     p = torch.full((1, 32), 1 / 32)
-    with noise.Noise(sequences, 2, 32) as drawn:
-        for _ in range(3):
-            drawn.draw(0, p)
-            sequences[0].length += 1
-        torch.rand(3)  # as a processor might
-        last = drawn.states[-1]
-        drawn.draw(1, p)
-        after = torch.get_rng_state()
+    drawn = noise.Noise(sequences, 2, 32)
+    drawn.start()
+    for _ in range(3):
+        drawn.draw(0, p)
+        sequences[0].length += 1
+    torch.rand(3)  # as a processor might
+    last = drawn.states[-1]
+    drawn.draw(1, p)
+    drawn.stop()
+    after = torch.get_rng_state()
     torch.set_rng_state(last)
     torch.multinomial(p, 1)
     assert torch.equal(after, torch.get_rng_state())

@@ -19,9 +19,8 @@ from hf_paradraft import (
     ParallelSpecDrafter,
     SpeculationConfig,
 )
-from hf_paradraft.decoding.batch import Batch
 from hf_paradraft.decoding.continuous import begin, together
-from hf_paradraft.decoding.drafted import DraftedTogether
+from hf_paradraft.decoding.group import Group
 from hf_paradraft.decoding.loop import step
 
 SOME = ("z-lab, sliding", "DeepSpec rnn", "SafeAI", "speculators P-EAGLE", "speculators EAGLE-3")
@@ -76,8 +75,8 @@ def test_joined_calls_are_guessed_for_as_alone(name, size, load, monkeypatch):
             true.append(GuessedTokens(text[prefix.ids.shape[1] :][:count]))
         return true
 
-    draft = DraftedTogether.draft
-    monkeypatch.setattr(DraftedTogether, "draft", lambda self: (most.append(len(self.calls)), draft(self))[1])
+    draft = Group.draft
+    monkeypatch.setattr(Group, "draft", lambda self, verifier: (most.append(len(self.calls)), draft(self, verifier))[1])
     with listen(drafter, answer) as heard:
         made = written(target, drafter)
     assert made == [text[len(prompt) :].tolist() for prompt, text in zip(PROMPTS, texts, strict=True)]
@@ -89,18 +88,15 @@ def test_joined_calls_are_guessed_for_as_alone(name, size, load, monkeypatch):
 def written(target, drafter):
     """What three places write behind the prompts, the next of which joins where one is free."""
     batch, calls = None, []
-    while len(calls) < len(PROMPTS) or batch.rows:
-        if len(calls) < len(PROMPTS) and (batch is None or len(batch.rows) < 3):
+    while len(calls) < len(PROMPTS) or batch.sequences:
+        if len(calls) < len(PROMPTS) and (batch is None or len(batch.sequences) < 3):
             ids = torch.tensor([PROMPTS[len(calls)]])
             options = {"max_new_tokens": NEW[len(calls)], "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
-            call = begin(target, ids, drafter, attention_mask=torch.ones_like(ids), **options)
-            call.features.__enter__()
-            calls.append(call)
-            joining = Batch(call)
+            joining = begin(target, ids, drafter, attention_mask=torch.ones_like(ids), **options)
+            calls += joining.calls
             step(joining)
             batch = together(batch, joining)
         else:
             step(batch)
-        for over in batch.leave():
-            over.features.stop()
+        batch.leave()
     return [call.sequences[0].ids[0, call.begin : call.sequences[0].length].tolist() for call in calls]

@@ -24,7 +24,6 @@ from lossless import left_padded  # noqa: E402
 from tiny import MASK, near_copy, tiny_model, with_noise_adapter, with_prompts  # noqa: E402
 
 import hf_paradraft  # noqa: E402
-from hf_paradraft.decoding.batch import Batch  # noqa: E402
 from hf_paradraft.decoding.continuous import begin  # noqa: E402
 from hf_paradraft.decoding.latency import RowLatency  # noqa: E402
 from hf_paradraft.decoding.loop import step  # noqa: E402
@@ -122,25 +121,20 @@ def joined(target, drafter, options):
     batch, calls = None, []
     for seed, prompt in enumerate(PROMPTS):
         ids = torch.tensor([prompt])
-        call = begin(target, ids, drafter, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
-        if call.noise is not None:
-            call.noise.own = torch.Generator().manual_seed(seed)
-            call.noise.__enter__()
-        call.features.__enter__()
-        calls.append(call)
-        while call.read_piece():
+        generator = torch.Generator().manual_seed(seed)
+        joining = begin(target, ids, drafter, generator, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
+        calls += joining.calls
+        while joining.read_piece():
             pass
-        joining = Batch(call)
         step(joining)
         if batch is None:
             batch = joining
         else:
             batch.join(joining)
         step(batch)
-    while batch.rows:
+    while batch.sequences:
         step(batch)
-        for call in batch.leave():
-            call.features.stop()
+        batch.leave()
     return [call_of(call.buffer[:, : call.sequences[0].length], call.stats) for call in calls]
 
 

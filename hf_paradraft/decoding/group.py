@@ -1,0 +1,187 @@
+"""The sequences of one drafter with one configuration: they are drafted for together, whichever calls they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import LongTensor, Tensor
+from transformers import GenerationConfig
+
+from ..names import pad_token_of
+from ..protocol import Draft, Drafting, Observation, Prefix, Round
+from .budget import Budget
+from .call import Call
+from .checks import changes_its_scale
+from .drafts import DraftBuilder
+from .features import Features
+from .race import Race
+from .sequence import Sequence
+from .verify import ChainVerifier, TreeVerifier
+
+PIECE = 2048  # tokens of a prompt that are read at once for a drafter that reads features, unless the caller says otherwise
+
+
+class Group:
+    """Sequences that one `Drafting` holds, in its order.
+
+    Args:
+        call: the first one.
+        drafting: guesses.
+        builder: makes drafts of guesses.
+        features: what the drafter reads of the target.
+        budget_for: the budget of as many sequences as are verified together.
+
+    Attributes:
+        calls: whose sequences these are, one call's after the other's.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        drafting: Drafting,
+        builder: DraftBuilder,
+        features: Features,
+        budget_for: Callable[[int], Budget],
+    ):
+        self.calls, self.sequences = [call], list(call.sequences)
+        self.drafting, self.builder, self.features, self.budget_for = drafting, builder, features, budget_for
+
+    @property
+    def budget(self) -> Budget:
+        """The budget, which decides how much to draft."""
+        return self.builder.budget
+
+    def join(self, other: Group) -> bool:
+        """Take another group's sequences after these, and tell whether the drafter could."""
+        joined = self.budget_for(1) is other.budget_for(1) and self.drafting.join(other.drafting)
+        if joined:
+            other.features.stop()
+            self.builder.join(other.builder, len(self.sequences), len(other.sequences))
+            self.calls += other.calls
+            self.sequences += other.sequences
+        return joined
+
+    def leave(self) -> None:
+        """Let the sequences of calls that are over go."""
+        self.calls = [call for call in self.calls if not call.finished]
+        going_on = [row for row, sequence in enumerate(self.sequences) if not sequence.call.finished]
+        if len(going_on) == len(self.sequences):
+            return
+        if going_on:
+            self.drafting.select(going_on)
+            self.builder.select(going_on)
+        else:
+            self.features.stop()
+        self.sequences = [self.sequences[row] for row in going_on]
+
+    def reckon_with(self, num_rows: int) -> None:
+        """Use the budget learned for this batch size, rounded up to a power of two."""
+        budget = self.budget_for(1 << (num_rows - 1).bit_length())
+        if budget is not self.budget:  # which may rest from what it learned of texts that are over
+            budget.begin()
+        self.builder.budget = budget
+
+    def may_draft(self, verifier: ChainVerifier | TreeVerifier) -> bool:
+        """Tell whether the next round can verify a draft. Features come with the first forward."""
+        return verifier.may_draft and all(call.drafts_first and not self.features.keys for call in self.calls if call.first)
+
+    def draft(self, verifier: ChainVerifier | TreeVerifier) -> None:
+        """Give each sequence a draft; an empty one where nobody has room, or the round is a plain one."""
+        first = any(call.first for call in self.calls)
+        rests = self.builder.may_rest and not first and self.budget.rest()
+        depth = self.builder.config.num_draft_tokens if self.may_draft(verifier) and not rests else 0
+        prefixes = [sequence.prefix(depth) for sequence in self.sequences]
+        drafts, self.builder.asked = [self.nothing] * len(prefixes), False
+        if any(prefix.room for prefix in prefixes):
+            # A compiled drafter reads K + 1 tokens, and more of them slowly: it is asked every time.
+            spaces = None if self.builder.config.compile else [sequence.space for sequence in self.sequences]
+            drafts = self.shape(prefixes, verifier.branches and not first, spaces)
+        deepest = max(draft.depth for draft in drafts)
+        for sequence, prefix, draft in zip(self.sequences, prefixes, drafts, strict=True):
+            sequence.draft = draft if sequence.ended is None else self._padding(sequence, deepest)
+            if self.builder.asked:
+                sequence.asked = prefix.ids.shape[1]
+
+    @property
+    def nothing(self) -> Draft:
+        """A draft without a token."""
+        return Draft.chain(self.sequences[0].ids[0, :0])
+
+    def _padding(self, sequence: Sequence, count: int) -> Draft:
+        """Make the draft of a sequence that has ended, and goes on next to others."""
+        return Draft.chain(sequence.ids.new_full((count,), pad_token_of(sequence.call.generation_config)))
+
+    def shape(self, prefixes: list[Prefix], branches: bool, spaces: list[int] | None = None) -> list[Draft]:
+        """Make drafts of what the drafter guesses; arguments as for `DraftBuilder`."""
+        processors = [sequence.logits_processor for sequence in self.sequences]
+        for index, (sequence, prefix) in enumerate(zip(self.sequences, prefixes, strict=True)):
+            if (noise := sequence.call.noise) is not None:
+                length = prefix.ids.shape[1] + sequence.padding
+                sequence.race = Race(noise, sequence.row, length, processors[index], self.budget.odds)
+                prefixes[index] = replace(prefix, race=sequence.race)
+        self.builder.noises = [call.noise for call in self.calls if call.noise is not None]
+        return self.builder(self.drafting, prefixes, processors, branches, spaces)
+
+    def observe(self, logits: Tensor, prefix_rows: list[int]) -> None:
+        """Show the drafter what the target's forward brought.
+
+        Args:
+            logits: `(B, N + 1, V)`.
+            prefix_rows: of each sequence of the batch, as of its verifier.
+        """
+        observations = [
+            None
+            if sequence.accepted is None
+            else self._observation(sequence, logits[sequence.place], prefix_rows[sequence.place])
+            for sequence in self.sequences
+        ]
+        self.drafting.observe(observations)
+
+    def _observation(self, sequence: Sequence, logits: Tensor, prefix_rows: int) -> Observation:
+        draft, accepted = sequence.draft, sequence.accepted
+        tokens = sequence.ids[0, accepted.begin : max(accepted.begin, sequence.length)]
+        prompts = None
+        if draft.prompt_rows is not None:
+            end = accepted.path[-1] if accepted.path else -1
+            below = [1 + len(draft) + index for index, node in enumerate(draft.prompt_rows.nodes) if node == end]
+            prompts = logits[below].float() if below else None
+        read = [*range(prefix_rows), *(prefix_rows + node for node in accepted.path[: accepted.num_read])]
+        return self._show(sequence, tokens, accepted.begin - prefix_rows, read, prompts)
+
+    def _show(
+        self, sequence: Sequence, tokens: LongTensor, begin: int, read: list[int], prompts: Tensor | None = None
+    ) -> Observation:
+        """Make a sequence's observation of a forward whose first row stood at `begin`: these rows, but none twice."""
+        begin -= sequence.padding
+        skipped = max(0, sequence.observed - begin)  # padding, and what was read again
+        sequence.observed = max(sequence.observed, begin + len(read))
+        return Observation(tokens, begin + skipped, self.features.of_sequence(sequence.place, read[skipped:]), prompts)
+
+    def read_piece(self, verifier: ChainVerifier | TreeVerifier, buffer: LongTensor, config: GenerationConfig) -> bool:
+        """Read a piece of a call's prompt, where that is wanted, and show it to the drafter; False if the last is left."""
+        piece = config.prefill_chunk_size
+        if piece is None and self.features.keys and not changes_its_scale(verifier.model):
+            piece = PIECE
+        if piece is None or not self.calls[0].drafts_first or verifier.unread <= piece:
+            return False
+        verifier.read(buffer, piece)
+        self.features.collect()
+        begin, read = verifier.begin - verifier.unread - piece, list(range(piece))
+        self.drafting.observe([self._show(sequence, sequence.ids[0, :0], begin, read) for sequence in self.sequences])
+        return True
+
+    def record(self, record: Round) -> None:
+        """Tell calls and budget what a round was.
+
+        Args:
+            record: of the round, without its sequences.
+        """
+        whole = replace(record, sequences=[], asked=self.builder.asked)
+        for call in self.calls:
+            if parts := call.parts():  # none of a call that is over and has not left
+                whole.sequences += parts
+                whole.reads_prompt = whole.reads_prompt or call.first
+                call.record(replace(whole, sequences=parts, reads_prompt=call.first))
+        if whole.sequences:
+            self.budget.observe(whole)
