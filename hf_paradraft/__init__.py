@@ -8,7 +8,6 @@ __version__ = "0.3.0"
 from . import training
 from .auto import AutoDrafter
 from .decoding.loop import SpeculativeOutput
-from .decoding.memory import Memory
 from .drafters.autoregressive import AutoregressiveDrafter
 from .drafters.blocks.dflash2 import DFlash2Drafter
 from .drafters.blocks.dspark import DSparkDrafter
@@ -27,6 +26,7 @@ from .drafters.process import ProcessDrafter
 from .drafters.uno import UnoDrafter
 from .integration.hook import install, speculative_decoding
 from .integration.setting import set_drafter
+from .memory import Memory
 from .protocol import (
     Draft,
     Drafter,

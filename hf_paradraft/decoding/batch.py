@@ -37,14 +37,11 @@ class Batch:
         self.sequences: list[Sequence] = list(call.sequences)
 
         group.features.start()
-        if call.noise is not None:
-            call.noise.start()
 
     def close(self) -> None:
         """Let go of the target's hidden states and of its noise."""
         for call in self.calls:
-            if call.noise is not None:
-                call.noise.stop()
+            call.rule.end()
         for group in self.groups:
             group.features.stop()
 

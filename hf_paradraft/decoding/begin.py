@@ -26,7 +26,7 @@ from ..names import (
     treats_rows_alike,
 )
 from ..protocol import Drafter, RoundStreamer, SpeculationConfig, SpeculationStats
-from .accept import RULES, greedy, sample_match
+from .accept import Greedy, Rule
 from .batch import Batch
 from .budget import Budget, budget_of
 from .cache import RaggedCache, cache_of_call, check_roll_back, is_recurrent, static_cache, use_plain_layers
@@ -36,7 +36,6 @@ from .drafts import DraftBuilder
 from .features import Features
 from .group import Group
 from .lookup import DEEPEST
-from .noise import Noise
 from .recurrent import RecurrentBatchVerifier, RecurrentVerifier
 from .sequence import Ends, Processors, Sequence, processors_of_sequences
 from .tree_attention import TreeAttention, attention_windows, or_sdpa, reads_its_own_way
@@ -61,18 +60,18 @@ class Notes:
     callers_cache: bool = True
 
 
-def begin_call(model: PreTrainedModel, *args: Any, generator: torch.Generator | None = None) -> Batch:
+def begin_call(model: PreTrainedModel, *args: Any, rule: Rule | None = None, generator: torch.Generator | None = None) -> Batch:
     """Check and prepare a call, as a batch of its own, to be closed.
 
     Args:
-        model, args: as for `speculative_decoding`.
+        model, args, rule: as for `speculative_decoding`.
         generator: of the call's draws alone; default: torch's.
 
     Raises:
         Refused: an argument that the loop cannot serve, or a drafter for another target; the message says what to change.
     """
     try:
-        return _begin(model, *args, generator=generator)
+        return _begin(model, *args, rule=rule, generator=generator)
     except ValueError as error:  # nothing has been decoded yet
         raise error if isinstance(error, Refused) else Refused(*error.args) from error
 
@@ -88,10 +87,12 @@ def _begin(
     synced_gpus: bool,
     model_kwargs: dict[str, Any],
     *,
+    rule: Rule | None,
     generator: torch.Generator | None,
 ) -> Batch:
     begun = perf_counter()
-    rule = check_call(model, input_ids, generation_config, logits_processor, drafter, streamer, synced_gpus)
+    rule = rule or Greedy()
+    check_call(model, input_ids, generation_config, logits_processor, drafter, streamer, synced_gpus, rule)
     notes: Notes = getattr(generation_config, NOTES, Notes())
     used = _with_own_length(drafter, notes.num_assistant_tokens)
     vocab_size = num_logits(model)
@@ -128,17 +129,11 @@ def _begin(
     text = model.config.get_text_config()
     context = getattr(text, "max_position_embeddings", None) or ends.limit + max(padding)
     sequences = [
-        Sequence(buffer[row : row + 1], processors[row], begin, padding[row], RULES[rule], context=context)
-        for row in range(batch_size)
+        Sequence(buffer[row : row + 1], processors[row], begin, padding[row], context=context) for row in range(batch_size)
     ]
-    noise = None
-    if RULES[rule] is sample_match:
-        noise = Noise(sequences, begin, vocab_size, generator)
-        for index, sequence in enumerate(sequences):
-            sequence.rule = partial(sample_match, draw=partial(noise.draw, index))
     # What may know its rows is shown all of them; and a criterion may draw, or write, where texts are drawn in turn.
     in_step = not all(map(treats_rows_alike, logits_processor))
-    in_step = in_step or (noise is not None and any(type(stop) not in ALONE for stop in criteria))
+    in_step = in_step or (rule.in_turn and any(type(stop) not in ALONE for stop in criteria))
     for sequence in sequences:  # what the cache held before has no features
         sequence.observed = max(0, begin - verifier.unread - sequence.padding)
     _tell(model, used, config, rule, verifier, ends.limit - max(padding), bool(features.keys) and verifier.unread < begin)
@@ -155,8 +150,8 @@ def _begin(
         config=config,
         verifier=verifier,
         vocab_size=vocab_size,
-        noise=noise,
-        only_argmax=RULES[rule] is greedy and not logits_processor,
+        rule=rule,
+        only_argmax=rule.only_argmax and not logits_processor,
         ends=ends,
         criteria=criteria,
         generation_config=generation_config,
@@ -170,6 +165,7 @@ def _begin(
         together=Processors(logits_processor) if batch_size > 1 and in_step else None,
     )
     builder = DraftBuilder(config, rule, budget, vocab_size, type(drafter).__name__, used.memory)
+    rule.begin(call, vocab_size, generator)
     return Batch(call, Group(call, drafting, builder, features, budget_for))
 
 
@@ -216,7 +212,7 @@ def _tell(
     model: PreTrainedModel,
     drafter: Drafter,
     config: SpeculationConfig,
-    rule: str,
+    rule: Rule,
     verifier: ChainVerifier | TreeVerifier,
     limit: int,
     lacks_features: bool,
@@ -235,7 +231,7 @@ def _tell(
         )
     if (config.prompt_lookup or drafter.memory is not None) and drafter.guesses_in_target:
         logger.warning_once(f"{type(drafter).__name__} has rows of its own in each draft: nothing is copied (prompt_lookup).")
-    if (config.prompt_lookup or drafter.memory is not None) and rule == "rejection":
+    if (config.prompt_lookup or drafter.memory is not None) and not rule.copies:
         logger.warning_once("acceptance='rejection' wants its drafts drawn: nothing is copied (prompt_lookup).")
     if config.tree_size is not None and not verifier.branches:
         logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
@@ -245,17 +241,17 @@ def _budget(
     model: PreTrainedModel,
     drafter: Drafter,
     config: SpeculationConfig,
-    rule: str,
+    rule: Rule,
     branches: bool,
     row_counts: abc.Sequence[int] | None,
     batch_size: int,
 ) -> Budget:
     """Look up the `Budget` shared by calls with equal target, drafter and options."""
-    automatic = config.tree_size == "auto" and branches and rule != "rejection"
+    automatic = config.tree_size == "auto" and branches and not rule.draws_drafts
     copied = DEEPEST if config.prompt_lookup or drafter.memory is not None else 0
     depth = max(config.num_draft_tokens, copied if config.tree_size is not None else 0)
-    use = config.num_draft_tokens, config.tree_size, copied, rule, config.never_slower
-    decides = automatic or (config.never_slower and rule != "typical")
+    use = config.num_draft_tokens, config.tree_size, copied, type(rule), config.never_slower
+    decides = automatic or (config.never_slower and rule.rests)
     return budget_of(model, drafter, decides, depth, batch_size, row_counts, *use)
 
 

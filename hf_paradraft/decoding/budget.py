@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from ..notes import notes_on
 from ..protocol import Drafter, Round
 from .latency import RowLatency, row_latency
-from .race import Odds
 
 DECAY = 0.98  # of a round's weight with each later one
 LATELY = 0.9  # likewise, where the question is whether drafting pays by now
@@ -63,7 +62,7 @@ class Budget:
         self.tried, self.accepted = numpy.zeros(depth + 1), numpy.zeros(depth + 1)  # decayed, by depth from 1
         self.expected, self.came_true = numpy.full(depth + 1, 2.0), numpy.full(depth + 1, 2.0)  # likewise
         self.tokens = self.seconds = 0.0  # decayed, of drafted rounds
-        self.odds = Odds()  # of the drafter's tokens, where the target's noise is known
+        self.odds: Any = None  # rules.race.Odds, of the drafter's tokens, where the target's noise is known
         self.gain = HOPE  # lately, tokens per second of drafted rounds ÷ those of plain ones
         self.spread = 0.0  # likewise, what drafts brought, squared: where it is a matter of luck, a few rounds decide little
         self.size_before = 1  # of the last draft that was cut

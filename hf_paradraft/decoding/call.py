@@ -17,8 +17,7 @@ from ..protocol import (
     SpeculationConfig,
     SpeculationStats,
 )
-from .accept import Emitted, child_that_is
-from .noise import Noise
+from .accept import Emitted, Rule, child_that_is
 from .sequence import Ends, Sequence, by_step, padded, take
 from .verify import ChainVerifier, TreeVerifier
 
@@ -34,7 +33,7 @@ class Call:
         config: how it is used in this call.
         verifier: runs the target.
         vocab_size: V, of the target.
-        noise: of the target's draws, where drafts may know it.
+        rule: of acceptance.
         only_argmax: whether the most probable tokens alone decide.
         ends: when sequences end.
         criteria: the caller's own, which may remember: asked about the whole batch, token after token, as plain decoding does.
@@ -57,7 +56,7 @@ class Call:
     config: SpeculationConfig
     verifier: ChainVerifier | TreeVerifier
     vocab_size: int
-    noise: Noise | None
+    rule: Rule
     only_argmax: bool
     ends: Ends
     criteria: StoppingCriteriaList
@@ -75,7 +74,7 @@ class Call:
 
     def __post_init__(self) -> None:
         for row, sequence in enumerate(self.sequences):
-            sequence.call, sequence.row, sequence.place = self, row, row
+            sequence.call, sequence.row, sequence.place, sequence.rule = self, row, row, self.rule.of_row(row)
 
     @property
     def finished(self) -> bool:
@@ -120,7 +119,7 @@ class Call:
             scores = self.together(padded(self.sequences, self.buffer, length, self.generation_config), raw)
             if scores.shape != raw.shape:
                 raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for {tuple(raw.shape)}.")
-            drawn = None if self.noise is None else self.noise.draw_together(scores.softmax(-1))
+            drawn = self.rule.draw_together(scores)
             for index, sequence in enumerate(self.sequences):
                 draft, node, here = sequence.draft, nodes[index], slice(index, index + 1)
                 if sequence.ended is not None:
@@ -128,7 +127,7 @@ class Call:
                 elif drawn is not None:
                     token, nodes[index] = child_that_is(draft, node, drawn[index])
                 else:
-                    token, nodes[index] = sequence.rule(draft, node, scores[here])
+                    token, nodes[index] = sequence.rule.judge(draft, node, scores[here])
                 sequence.ids[0, length] = token
                 take(sequence, Emitted(token, nodes[index], raw[here], scores[here]), self.ends)
             self.stop()

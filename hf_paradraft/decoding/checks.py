@@ -12,6 +12,7 @@ from transformers import (
 
 from ..names import MODEL_FOR_MASKED_LM_MAPPING, BaseStreamer, MaxTimeCriteria, drops_cache, is_foreign, treats_rows_alike
 from ..protocol import Drafter, SpeculationConfig
+from .accept import Rule
 from .cache import check_forgets
 
 
@@ -71,8 +72,9 @@ def check_call(
     drafter: Drafter | None,
     streamer: BaseStreamer | None,
     synced_gpus: bool,
-) -> str:
-    """Refuse a kind of call that the loop does not serve; returns the name of the acceptance rule.
+    rule: Rule,
+) -> None:
+    """Refuse a kind of call that the loop does not serve.
 
     Raises:
         ValueError: with what to change.
@@ -96,7 +98,6 @@ def check_call(
         )
     try:
         check_forgets(model)
-        rule = drafter.speculation_config.rule(generation_config.do_sample)
     except ValueError as error:
         raise Refused(str(error)) from None
     if input_ids.shape[0] > 1 and streamer is not None:
@@ -114,17 +115,16 @@ def check_call(
         raise Refused(
             "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
         )
-    if rule in ("rejection", "typical") and input_ids.shape[0] > 1 and not all(map(treats_rows_alike, logits_processor)):
+    if rule.looks_ahead and input_ids.shape[0] > 1 and not all(map(treats_rows_alike, logits_processor)):
         raise Refused(
-            f"acceptance={rule!r} looks at texts that plain decoding never sees, and a logits processor of this batch may know "
-            "its rows: leave acceptance at 'auto', or call generate once per prompt."
+            f"acceptance={drafter.speculation_config.acceptance!r} looks at texts that plain decoding never sees, and a logits "
+            "processor of this batch may know its rows: leave acceptance at 'auto', or call generate once per prompt."
         )
     if drops_cache(model):
         raise Refused(
             "Gradient checkpointing in training mode drops the target's cache, which drafts are verified with: call eval() or "
             "gradient_checkpointing_disable() before generate."
         )
-    return rule
 
 
 def check_lengths(

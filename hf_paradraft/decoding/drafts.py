@@ -15,10 +15,10 @@ from transformers.utils import logging
 
 from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Prefix, SpeculationConfig
 from ..protocol.config import MAX_TREE, TreeSize
+from .accept import Rule
 from .budget import Budget
 from .growing import GrowingDraft, grow
 from .lookup import Copy, PromptLookup, with_copied
-from .memory import Memory
 from .sampling import cut, sequential_choice, to_target, warp, widen
 from .trees import best_first_tree, likely_path, part, sampled_tree
 
@@ -30,31 +30,30 @@ class DraftBuilder:
 
     Args:
         config: the drafter's.
-        rule: of acceptance, by its name.
+        rule: of acceptance.
         budget: of the pair.
         vocab_size: V, of the target.
         author: whose guesses these are, for messages.
-        memory: other texts that are copied from.
+        memory: other texts that are copied from (`hf_paradraft.Memory`).
     """
 
     def __init__(
         self,
         config: SpeculationConfig,
-        rule: str,
+        rule: Rule,
         budget: Budget,
         vocab_size: int,
         author: str = "The drafter",
-        memory: Memory | None = None,
+        memory: Any = None,
     ):
         self.config, self.budget, self.vocab_size, self.author = config, budget, vocab_size, author
-        self.sampled = rule == "rejection"  # it wants drafts drawn from `q`
+        self.sampled = rule.draws_drafts
         # The draws of the other rules would depend on the clock.
-        self.adaptive = config.never_slower and rule in ("greedy", "sample_match")
-        self.may_rest = config.never_slower and rule != "typical"  # decided before anything is drawn
+        self.adaptive, self.may_rest = config.never_slower and rule.clocked, config.never_slower and rule.rests
         self.generator: torch.Generator | None = None  # of draws; None: torch's own
         copies = not self.sampled and (config.prompt_lookup or memory is not None)
         self.lookup = PromptLookup(0, memory=memory, vocab_size=vocab_size) if copies else None
-        self.noises: list[Any] = []  # of the target's draws (decoding.noise.Noise), which the drafter's own are none of
+        self.rules = [rule]  # of all calls that are drafted for
         self.asked = False  # whether the drafter was, for the last drafts
 
     def __call__(
@@ -92,8 +91,8 @@ class DraftBuilder:
     def _ask(self, question: Callable[..., Any], *args: Any) -> Any:
         """Ask the drafter, which may draw (dropout, say) without moving the target's draws."""
         with ExitStack() as kept:
-            for noise in self.noises:
-                kept.enter_context(noise.kept())
+            for rule in self.rules:
+                kept.enter_context(rule.undisturbed())
             return question(*args)
 
     def join(self, other: DraftBuilder, count: int, joining: int) -> None:

@@ -15,7 +15,6 @@ from .call import Call
 from .checks import changes_its_scale
 from .drafts import DraftBuilder
 from .features import Features
-from .race import Race
 from .sequence import Sequence
 from .verify import ChainVerifier, TreeVerifier
 
@@ -116,11 +115,10 @@ class Group:
         """Make drafts of what the drafter guesses; arguments as for `DraftBuilder`."""
         processors = [sequence.logits_processor for sequence in self.sequences]
         for index, (sequence, prefix) in enumerate(zip(self.sequences, prefixes, strict=True)):
-            if (noise := sequence.call.noise) is not None:
-                length = prefix.ids.shape[1] + sequence.padding
-                sequence.race = Race(noise, sequence.row, length, processors[index], self.budget.odds)
-                prefixes[index] = replace(prefix, race=sequence.race)
-        self.builder.noises = [call.noise for call in self.calls if call.noise is not None]
+            length = prefix.ids.shape[1] + sequence.padding
+            sequence.race = sequence.call.rule.race(sequence.row, length, processors[index], self.budget)
+            prefixes[index] = replace(prefix, race=sequence.race)
+        self.builder.rules = [call.rule for call in self.calls]
         return self.builder(self.drafting, prefixes, processors, branches, spaces)
 
     def observe(self, logits: Tensor, prefix_rows: list[int]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from sys import maxsize
+from typing import Any
 
 import numpy
 from torch import LongTensor
 
 from ..protocol import Draft
-from .memory import LONGEST, HashChains, Memory
+from .chains import LONGEST, HashChains
 from .trees import part
 
 Copy = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
@@ -26,7 +27,7 @@ CLASSES = (REALIGNED, 1, 2, 3, 4, 8, 16, LONGEST)  # matches up to each of these
 class Copied:
     """Tokens that were copied, until it is known how many of them came true."""
 
-    source: HashChains | Memory
+    source: Any  # HashChains, or a `Memory`
     place: int  # of the first token in the source
     tokens: list[int]
     length: int  # of the match
@@ -62,7 +63,7 @@ class PromptLookup:
     Args:
         count: how many sequences there are.
         longest, shortest: tokens of a match in the text itself.
-        memory: other texts that are copied from.
+        memory: other texts that are copied from (`hf_paradraft.Memory`).
         vocab_size: V; ids that stand for images, say, are not copied.
     """
 
@@ -71,7 +72,7 @@ class PromptLookup:
         count: int,
         longest: int = LONGEST,
         shortest: int = 1,
-        memory: Memory | None = None,
+        memory: Any = None,
         vocab_size: int = maxsize,
     ):
         self.longest, self.shortest, self.memory, self.vocab_size = longest, shortest, memory, vocab_size

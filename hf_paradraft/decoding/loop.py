@@ -12,6 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from ..hardware import without_cudnn_attention
 from ..names import OUTPUT_CACHE, BaseStreamer, GenerateDecoderOnlyOutput, decodes
 from ..protocol import Drafter, SpeculationStats
+from .accept import Rule
 from .batch import Batch
 from .begin import begin_call
 from .cache import cache_of_call
@@ -64,6 +65,7 @@ def speculative_decoding(
     drafter: Drafter | None = None,
     streamer: BaseStreamer | None = None,
     synced_gpus: bool = False,
+    rule: Rule | None = None,
     **model_kwargs: Any,
 ) -> SpeculativeOutput | LongTensor:
     """Decode with `model`, several tokens per forward where `drafter` guesses well; the output is the target's own.
@@ -80,6 +82,7 @@ def speculative_decoding(
         drafter: guesses; see `Drafter`.
         streamer: gets the tokens as they are accepted, one by one, or rounds (`RoundStreamer`); for one sequence.
         synced_gpus: must be False.
+        rule: of acceptance; default: greedy.
         model_kwargs: for the target's forward.
 
     Returns:
@@ -89,9 +92,8 @@ def speculative_decoding(
         ValueError: an argument that this loop cannot serve; the message says what to change.
     """
     started = perf_counter()
-    batch = begin_call(
-        model, input_ids, logits_processor, stopping_criteria, generation_config, drafter, streamer, synced_gpus, model_kwargs
-    )
+    own = logits_processor, stopping_criteria, generation_config
+    batch = begin_call(model, input_ids, *own, drafter, streamer, synced_gpus, model_kwargs, rule=rule)
     [call] = batch.calls
     try:
         with closing(batch):

@@ -25,6 +25,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from ..hardware import input_device, without_cudnn_attention
 from ..names import BaseStreamer
 from ..protocol import Draft, Drafter, Prefix
+from .accept import Rule
 from .batch import Batch
 from .begin import begin_call
 from .budget import of_pair
@@ -231,6 +232,7 @@ def overlapped_decoding(
     drafter: Drafter,
     streamer: BaseStreamer | None = None,
     synced_gpus: bool = False,
+    rule: Rule | None = None,
     **model_kwargs: Any,
 ) -> SpeculativeOutput | LongTensor:
     """Decode as `speculative_decoding`, with a drafter that works while the target verifies.
@@ -242,12 +244,11 @@ def overlapped_decoding(
     """
     started = perf_counter()
     schedule, config = schedule_of(model, drafter), drafter.speculation_config
-    repeatable = config.acceptance not in ("rejection", "typical")  # whatever the clock says, the text is the same
+    repeatable = rule is None or rule.clocked  # whatever the clock says, the text is the same
     overlapped = not (config.never_slower and repeatable) or schedule.turn()
     used = drafter.apart if overlapped and drafter.apart is not None else drafter
-    batch = begin_call(
-        model, input_ids, logits_processor, stopping_criteria, generation_config, used, streamer, synced_gpus, model_kwargs
-    )
+    own = logits_processor, stopping_criteria, generation_config
+    batch = begin_call(model, input_ids, *own, used, streamer, synced_gpus, model_kwargs, rule=rule)
     [call], [group] = batch.calls, batch.groups
     check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
     call.drafter = drafter

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenalt
 
 from ..names import pad_token_of, treats_rows_alike
 from ..protocol import Draft, Prefix
-from .accept import Emitted, Rule, accept, greedy
+from .accept import Emitted, Greedy, Rule, accept
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Sequence:
     logits_processor: LogitsProcessorList
     length: int
     padding: int = 0
-    rule: Rule = greedy
+    rule: Rule = field(default_factory=Greedy)
     finished: bool = False
     ended: int | None = None
     asked: int = 0

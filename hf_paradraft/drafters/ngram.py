@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
+from ..decoding.chains import LONGEST
 from ..decoding.lookup import PromptLookup, with_copied
-from ..decoding.memory import LONGEST, Memory
+from ..memory import Memory
 from ..protocol import Draft, Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
 

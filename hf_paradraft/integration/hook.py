@@ -20,7 +20,7 @@ from transformers.utils import logging
 from .. import protocol
 from ..decoding import loop, pearl
 from ..decoding.begin import NOTES, Notes
-from ..decoding.checks import Refused, check_call, check_drafter, give_time, more_than_ids
+from ..decoding.checks import Refused, check_call, give_time, more_than_ids
 from ..drafters.ppd.model import PpdDrafter
 from ..names import (
     CACHE_NAMES,
@@ -33,6 +33,7 @@ from ..names import (
     wrap_pipelines,
     wrapped_methods,
 )
+from ..rules import rule_of
 from .look import check_more_than_text, check_reads
 from .pairing import check_same_tokenizer
 from .setting import drafter_on
@@ -92,23 +93,24 @@ def _decode(
     **kwargs: Any,
 ) -> Any:
     """Check the pair and how the target reads, then decode by our loop, or by PEARL's overlapped one where that applies."""
+    rule, config = None, args[2] if args else kwargs["generation_config"]
     if drafter is not None:
-        check_drafter(drafter)
+        rule = rule_of(drafter, config)
         check_same_tokenizer(model, drafter, *tokenizers)
         if not args:  # before a forward; the loop checks again, whoever calls it
-            config, processors = kwargs["generation_config"], kwargs["logits_processor"]
-            check_call(model, input_ids, config, processors, drafter, kwargs.get("streamer"), kwargs.get("synced_gpus", False))
+            own = config, kwargs["logits_processor"], drafter, kwargs.get("streamer")
+            check_call(model, input_ids, *own, kwargs.get("synced_gpus", False), rule)
         if any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
             check_more_than_text(model, drafter)
         mask = kwargs.get("attention_mask")
         several = len(input_ids) > 1 or (mask is not None and not bool(mask.all()))
         begun = perf_counter()
         longest = input_ids[0] if mask is None else input_ids[int(mask.sum(-1).argmax())]
-        check_reads(model, several, more_than_ids(kwargs), longest, kwargs["generation_config"].max_length)
+        check_reads(model, several, more_than_ids(kwargs), longest, config.max_length)
         give_time(kwargs.get("stopping_criteria") or (), perf_counter() - begun)
     overlaps = drafter is not None and pearl.may_overlap(drafter, model)
     decode = pearl.overlapped_decoding if overlaps else loop.speculative_decoding
-    return decode(model, input_ids, *args, drafter=drafter, **kwargs)
+    return decode(model, input_ids, *args, drafter=drafter, rule=rule, **kwargs)
 
 
 @wraps(loop.speculative_decoding, assigned=("__doc__",))  # the module stays its own, for pickle

@@ -23,12 +23,12 @@ from transformers.utils import logging
 
 from ..decoding.checks import Refused
 from ..decoding.loop import speculative_decoding
-from ..decoding.noise import generator_of
 from ..drafters.feature_drafter import FeatureDrafter
 from ..hardware import device_name, input_device
 from ..names import ChangedTransformers, attention_function, attention_of, is_foreign, plain_decoding
 from ..notes import notes_on
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
+from ..rules.noise import generator_of
 from .setting import plainly
 
 NEW = 4  # tokens: two of a draft behind the prompt, and two of a tree

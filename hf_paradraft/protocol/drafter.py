@@ -121,7 +121,7 @@ class Drafter:
     found_under: Mapping[str, str] = MappingProxyType({})
     guesses_in_target: bool = False
     most_drafts: int | None = None
-    memory: Any = None  # decoding.memory.Memory
+    memory: Any = None  # hf_paradraft.Memory
     listener: Callable[[LongTensor, int], None] | None = None
     apart: "Drafter | None" = None
 

@@ -14,12 +14,12 @@ from torch import LongTensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..continuous import NoDrafter, begin, can_join, together
 from ..decoding.batch import Batch
 from ..decoding.call import Call
-from ..decoding.continuous import NoDrafter, begin, can_join, together
 from ..decoding.loop import step
-from ..decoding.memory import Memory
 from ..drafters.ngram import NgramDrafter
+from ..memory import Memory
 from ..names import decodes
 from ..protocol import Drafter, SpeculationStats
 

@@ -25,8 +25,8 @@ from ..chat import (
     until_end,
     whole_characters,
 )
+from ..continuous import NoDrafter, can_join, continuous_batching
 from ..decoding.checks import Refused
-from ..decoding.continuous import NoDrafter, can_join, continuous_batching
 from ..protocol import Drafter
 from .caught_states import Catching
 from .data import tokenizer_hash

@@ -5,7 +5,7 @@ import torch
 from tiny import near_copy, tiny_model
 from transformers import AutoModelForCausalLM, Lfm2Config
 
-from hf_paradraft.decoding.continuous import can_join, continuous_batching
+from hf_paradraft.continuous import can_join, continuous_batching
 
 
 def prompts_of(count):

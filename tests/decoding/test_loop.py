@@ -16,8 +16,8 @@ from transformers.generation import MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft
-from hf_paradraft.decoding.accept import typical_path
 from hf_paradraft.integration.look import check_reads
+from hf_paradraft.rules.typical import typical_path
 
 
 class Recorder(BaseStreamer):

@@ -14,10 +14,10 @@ from tiny import near_copy, tiny_model
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import hf_paradraft
-from hf_paradraft.decoding import noise
-from hf_paradraft.decoding.noise import draws_by_race
-from hf_paradraft.decoding.race import Odds
 from hf_paradraft.decoding.sequence import Sequence
+from hf_paradraft.rules import noise
+from hf_paradraft.rules.noise import draws_by_race
+from hf_paradraft.rules.race import Odds
 
 WARPERS = {
     "nothing": {"top_k": 0},

@@ -13,9 +13,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hf_paradraft.decoding.accept import RULES, accept
+from hf_paradraft.decoding.accept import Rule, accept
 from hf_paradraft.decoding.trees import sampled_tree
 from hf_paradraft.protocol import Draft
+from hf_paradraft.rules import RULES
 
 V, STEPS, SAMPLES = 5, 3, 2_000
 TABLE = torch.randn(V + 1, V, generator=torch.Generator().manual_seed(3)) * 1.5  # the target: logits given the last token
@@ -134,8 +135,6 @@ SHAPES = [
     ("rejection", sampled_chain),
     ("rejection", sampled_tree_by_hand),
     ("rejection", recursive_tree),
-    ("sample_match", top_chain),
-    ("sample_match", top_tree),
 ]
 CASES = [(*shape, name) for shape in SHAPES[:3] for name in PROCESSORS]
 CASES += [(*shape, name) for shape in SHAPES[3:] for name in ("none", "top-p", "repetition penalty")]  # the drafts play no part
@@ -144,21 +143,22 @@ CASES += [(*shape, name) for shape in SHAPES[3:] for name in ("none", "top-p", "
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "make_draft", "processors"), CASES)
 def test_joint_distribution(rule, make_draft, processors, record_property):
-    value = p_value(RULES[rule], PROCESSORS[processors], make_draft)
+    value = p_value(RULES[rule](), PROCESSORS[processors], make_draft)
     record_property("p_value", float(value))
     print(f"{rule}, {make_draft.__name__}, {processors}: p = {value:.3f}")
     assert value > 1e-3
 
 
 def test_chi_square_notices_a_wrong_rule():
-    def accepts_too_much(draft, node, scores):
-        p = scores.softmax(-1)[0]
-        for child in draft.children(node):
-            if torch.rand(()) < p[draft.tokens[child]] ** 0.5:
-                return int(draft.tokens[child]), child
-        return int(torch.multinomial(p, 1)), None
+    class AcceptsTooMuch(Rule):
+        def judge(self, draft, node, scores):
+            p = scores.softmax(-1)[0]
+            for child in draft.children(node):
+                if torch.rand(()) < p[draft.tokens[child]] ** 0.5:
+                    return int(draft.tokens[child]), child
+            return int(torch.multinomial(p, 1)), None
 
-    assert p_value(accepts_too_much, [], sampled_chain) < 1e-6
+    assert p_value(AcceptsTooMuch(), [], sampled_chain) < 1e-6
 
 
 def test_a_chain_is_judged_as_a_whole():
@@ -170,7 +170,7 @@ def test_a_chain_is_judged_as_a_whole():
         for _ in range(4_000):
             draft = Draft.chain(torch.multinomial(q, 1)[:, 0], q)
             ids = torch.zeros(1, 12, dtype=torch.long)
-            accepted += sum(token.node is not None for token in accept(draft, target, ids, 1, processors, RULES["rejection"]))
+            accepted += sum(token.node is not None for token in accept(draft, target, ids, 1, processors, RULES["rejection"]()))
         assert accepted / 4_000 == pytest.approx(wanted, abs=0.04)
 
 
@@ -181,4 +181,4 @@ def test_chi_square_notices_a_missing_residual():
     def claims_another_q(ids, room):
         return Draft.chain(GUESS[:room].argmax(-1), GUESS[:room].softmax(-1))
 
-    assert p_value(RULES["rejection"], [], claims_another_q) < 1e-6
+    assert p_value(RULES["rejection"](), [], claims_another_q) < 1e-6

@@ -19,7 +19,7 @@ from hf_paradraft import (
     ParallelSpecDrafter,
     SpeculationConfig,
 )
-from hf_paradraft.decoding.continuous import begin, together
+from hf_paradraft.continuous import begin, together
 from hf_paradraft.decoding.group import Group
 from hf_paradraft.decoding.loop import step
 

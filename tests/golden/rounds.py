@@ -24,7 +24,7 @@ from lossless import left_padded  # noqa: E402
 from tiny import MASK, near_copy, tiny_model, with_noise_adapter, with_prompts  # noqa: E402
 
 import hf_paradraft  # noqa: E402
-from hf_paradraft.decoding.continuous import begin  # noqa: E402
+from hf_paradraft.continuous import begin  # noqa: E402
 from hf_paradraft.decoding.latency import RowLatency  # noqa: E402
 from hf_paradraft.decoding.loop import step  # noqa: E402
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LogitsProcessorList
 
-from hf_paradraft.decoding.accept import accept, greedy
+from hf_paradraft.decoding.accept import Greedy, accept
 from hf_paradraft.decoding.cache import RaggedCache
 from hf_paradraft.decoding.tree_attention import TreeAttention, tree_shape
 from hf_paradraft.decoding.trees import best_first_tree
@@ -48,7 +48,7 @@ def acceptance(sizes: Sizes) -> Callable[[], object]:
 
     def run() -> None:
         for row in range(sizes.batch):
-            for _ in accept(draft, logits[row], buffer[row : row + 1], sizes.context, LogitsProcessorList(), greedy):
+            for _ in accept(draft, logits[row], buffer[row : row + 1], sizes.context, LogitsProcessorList(), Greedy()):
                 pass
 
     return run

@@ -16,6 +16,7 @@ import torch
 from torch import LongTensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from ...decoding.accept import Greedy
 from ...decoding.budget import Budget
 from ...decoding.drafts import DraftBuilder
 from ...decoding.latency import RowLatency
@@ -42,7 +43,7 @@ class Worker:
         self.drafting, self.device = drafter.start_drafting(target, max_length), device_of(drafter)
         budget = Budget(RowLatency([1], [1.0]), config.num_draft_tokens)
         vocab_size = target.config.get_text_config().vocab_size
-        self.builder = DraftBuilder(config, "greedy", budget, vocab_size, type(drafter).__name__)
+        self.builder = DraftBuilder(config, Greedy(), budget, vocab_size, type(drafter).__name__)
         self.sequences: list[LongTensor] = []
 
     @property

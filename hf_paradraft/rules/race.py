@@ -8,8 +8,8 @@ from numpy import ndarray
 from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
+from ..decoding.sampling import to_target
 from .noise import Noise
-from .sampling import to_target
 
 IMPOSSIBLE = -1e4  # the log-probability of what the target does not have
 NEAR, RIVALS = 6, 16  # distances, and tokens at each, of which the odds are learned

@@ -13,13 +13,14 @@ from torch import LongTensor, Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from ..names import DynamicLayer, StopStringCriteria
-from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
-from .batch import Batch
-from .begin import begin_call
-from .loop import step
-from .sequence import Sequence
-from .tree_attention import attention_windows, reads_its_own_way
+from .decoding.batch import Batch
+from .decoding.begin import begin_call
+from .decoding.loop import step
+from .decoding.sequence import Sequence
+from .decoding.tree_attention import attention_windows, reads_its_own_way
+from .names import DynamicLayer, StopStringCriteria
+from .protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
+from .rules import rule_of
 
 FREE = 0.25  # of the batch, before prompts are read: joining copies the cache
 ROOM = 64  # tokens more than there are, whenever a cache is copied
@@ -88,8 +89,11 @@ def begin(
     batches: list[Batch] = []
 
     def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **model_kwargs):
-        rules = logits_processor, stopping_criteria, generation_config
-        batches.append(begin_call(model, input_ids, *rules, drafter, None, synced_gpus, model_kwargs, generator=generator))
+        own = logits_processor, stopping_criteria, generation_config
+        rule = rule_of(drafter, generation_config)
+        batches.append(
+            begin_call(model, input_ids, *own, drafter, None, synced_gpus, model_kwargs, rule=rule, generator=generator)
+        )
         return input_ids
 
     if (tokenizer := options.pop("tokenizer", None)) is not None:  # which generate does not pass on to a loop of others

@@ -17,7 +17,7 @@ from threading import Lock, RLock
 import torch
 from torch import Tensor
 
-from .sequence import Sequence
+from ..decoding.sequence import Sequence
 
 KEPT = 2**27  # bytes of noise that waits for sequences which are behind; beyond them it is drawn again
 _in_use: defaultdict[torch.device, RLock] = defaultdict(RLock)  # of torch's generators, each serves one thread's calls at a time

@@ -1,0 +1,94 @@
+"""Tokens, and where each short run of them stood before (hash chains, as in LZ77)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from sys import maxsize
+
+LONGEST = 32  # tokens of a match at most: beyond it matches are not told apart
+PLACES = 128  # places that a lookup compares at most, the newest first: so its time has a bound
+END = -1  # between texts
+
+
+class HashChains:
+    """Tokens in their order; each place knows the place before it that follows the same run.
+
+    Args:
+        run: how many tokens are hashed: matches have as many at least.
+        capacity: how many tokens are kept; beyond them the oldest are written over.
+        buckets: how many runs the table tells apart, a power of two.
+    """
+
+    def __init__(self, run: int, capacity: int = maxsize, buckets: int = 4096):
+        self.run, self.capacity = run, capacity
+        self.tokens = array("i")  # a ring: the token at place p is in slot p % capacity
+        self.before = array("q")  # by slot: the place before it that follows the same run, -1 for none
+        self.newest = array("q", [-1]) * buckets  # by a run's hash: the newest place that follows it
+        self.end = 0  # how many places were written
+
+    def append(self, token: int) -> None:
+        """Write a token behind the others."""
+        slot, before = self.end % self.capacity, -1
+        if (bucket := self._bucket(self.last(self.run))) is not None:
+            before, self.newest[bucket] = self.newest[bucket], self.end
+        if slot == len(self.tokens):
+            self.tokens.append(token)
+            self.before.append(before)
+        else:
+            self.tokens[slot], self.before[slot] = token, before
+        self.end += 1
+
+    def pop(self) -> None:
+        """Take the last token back; only where none was written over."""
+        self.end -= 1
+        self.tokens.pop()
+        before = self.before.pop()
+        if (bucket := self._bucket(self.last(self.run))) is not None:
+            self.newest[bucket] = before
+
+    def longest(self, tail: Sequence[int], most: int = LONGEST) -> tuple[int, list[int]]:
+        """Find where a text's end stood before: its longest match.
+
+        Args:
+            tail: the text's last tokens, int each.
+            most: how many of them are compared.
+
+        Returns:
+            How many tokens match, 0 for none, and the places that follow such a match, the newest first.
+        """
+        bucket = self._bucket(tail[-self.run :]) if len(tail) >= self.run else None
+        place, oldest = -1 if bucket is None else self.newest[bucket], self.end - len(self.tokens)
+        best, places = self.run, list[int]()
+        for _ in range(PLACES):
+            if place < oldest + self.run:  # written over, or what stands before it
+                break
+            end, length = min(most, len(tail), place - oldest), 0
+            while length < end and self.tokens[(place - 1 - length) % self.capacity] == tail[-1 - length]:
+                length += 1
+            if length > best:
+                best, places = length, []
+            if length == best:
+                places.append(place)
+            place = self.before[place % self.capacity]
+        return (best, places) if places else (0, [])
+
+    def read(self, place: int, room: int) -> list[int]:
+        """Read at most `room` tokens from a place on, up to the end of its text; none if they were written over."""
+        if not self.end - len(self.tokens) <= place < self.end:
+            return []
+        tokens = [self.tokens[index % self.capacity] for index in range(place, min(place + room, self.end))]
+        return tokens[: tokens.index(END)] if END in tokens else tokens
+
+    def last(self, count: int) -> list[int]:
+        """Read the last `count` tokens, or all."""
+        return [self.tokens[place % self.capacity] for place in range(max(0, self.end - min(count, self.capacity)), self.end)]
+
+    def _bucket(self, run: Sequence[int]) -> int | None:
+        """Hash a run; None for one that is too short, or in two texts."""
+        if len(run) < self.run or END in run:
+            return None
+        value = 0
+        for token in run:
+            value = (value ^ token) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        return (value >> 32) & (len(self.newest) - 1)

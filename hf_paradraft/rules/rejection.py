@@ -1,0 +1,84 @@
+"""Rejection: what is drawn is distributed as the target draws (Leviathan et al., 2023; ParallelSpec, Algorithm 1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import LogitsProcessorList
+
+from ..decoding.accept import Rule, drawn
+from ..decoding.sampling import STATELESS
+from ..protocol import Draft
+
+
+class Rejection(Rule):
+    """Children drawn from `q` are accepted with probability `min(1, p/q)`, each after the last one's rejection.
+
+    Exact for children sampled without replacement (ParallelSpec, Algorithm 1; for one child, Leviathan et al., 2023). Tokens that
+    were not sampled have a `q` of 1 each. A sampled chain is judged as a whole.
+    """
+
+    copies = clocked = False
+    draws_drafts = looks_ahead = True
+
+    def path(
+        self, draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList
+    ) -> tuple[list[int], Tensor | None]:
+        """Implement `Rule.path`, for chains."""
+        sampled = len(draft) > 0 and draft.q is not None and draft.is_chain
+        if sampled and all(type(processor) in STATELESS for processor in logits_processor):
+            return block_path(draft, logits, prefix, logits_processor)
+        return [], None
+
+    def judge(self, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
+        """Implement `Rule.judge`."""
+        p = scores.softmax(-1)[0]
+        q = None
+        for child in draft.children(node):
+            token = draft.token_ids[child]
+            if draft.q is None:
+                q = torch.zeros_like(p).index_fill_(0, draft.tokens[child : child + 1].to(p.device), 1.0)
+            elif q is None:
+                q = draft.q[child].to(p.device).clone()
+            if torch.rand((), device=p.device) * q[token] < p[token]:
+                return token, child
+            residual = (p - q).clamp_(min=0)
+            total = residual.sum()
+            p = residual / total if total > 0 else p
+            q[token] = 0
+            q = q / q.sum().clamp(min=torch.finfo(q.dtype).tiny)
+        return drawn(p[None]), None
+
+
+def block_path(
+    draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList
+) -> tuple[list[int], Tensor]:
+    """Choose how much of a sampled chain to keep, and the next token's distribution, judging it whole (Sun et al., 2403.10444).
+
+    On average no fewer tokens are kept than by `rejection` one by one: a token that `p` wants more than `q` makes up for one that
+    it wants less.
+
+    Args:
+        draft: a chain of `N` nodes, with `q`.
+        logits: as for `accept`.
+        prefix: int64 `(1, n)`, the text before the draft.
+        logits_processor: all without a memory.
+
+    Returns:
+        The accepted nodes, and a distribution `(1, V)`.
+    """
+    text = torch.cat([prefix, draft.tokens[None].to(prefix.device)], dim=1)
+    count, length = len(draft), prefix.shape[1]
+    rows = [logits_processor(text[:, : length + node], logits[node : node + 1].float()) for node in range(count + 1)]
+    p, ratio, accepted = torch.cat(rows).softmax(-1), torch.ones((), device=logits.device), 0
+    rest = (p[0] - draft.q[0].to(p)).clamp(min=0)
+    for node, token in enumerate(draft.token_ids):
+        ratio = (ratio * p[node, token] / draft.q[node, token].to(p)).clamp(max=1)
+        if node + 1 < count:
+            left = (ratio * p[node + 1] - draft.q[node + 1].to(p)).clamp(min=0)
+            chance = left.sum() / (left.sum() + 1 - ratio)
+        else:
+            left, chance = p[count], ratio
+        if torch.rand((), device=p.device) < chance:  # never where it is 0 / 0
+            accepted, rest = node + 1, left
+    return list(range(accepted)), rest[None] / rest.sum() if rest.sum() > 0 else p[accepted : accepted + 1]
