@@ -12,6 +12,7 @@ from hf_paradraft.report.palette import BLUE, GREY
 ROOT = Path(__file__).parents[1]
 WHAT = {
     "cli": "the paradraft command",
+    "serve": "the OpenAI endpoint",
     "demo": "what it shows",
     "bench": "measuring",
     "integration": "the doors into transformers",
@@ -20,10 +21,13 @@ WHAT = {
     "hub": "cards and commits",
     "report": "tables and figures",
     "training": "one run for every kind",
+    "continuous": "many prompts through one batch",
+    "memory": "other texts that are copied from",
+    "rules": "of acceptance beyond greedy decoding",
     "decoding": "the engine: draft, verify, accept, roll back",
     "protocol": "what drafters and engine say to each other",
 }
-HEIGHT, HALF = 0.62, 2.6
+HEIGHT, HALF = 0.62, 2.85
 
 
 def floors() -> list[list[str]]:
@@ -57,9 +61,7 @@ def draw() -> Figure:
     for level, floor in enumerate(floors()):
         name, what = (floor[0], WHAT[floor[0]]) if len(floor) == 1 else ("", "used by all: " + " · ".join(floor))
         axes.text(-HALF + 0.15, -level, name, va="center", fontsize=12, weight="bold")
-        axes.text(
-            -HALF + 1.45 if name else 0, -level, what, va="center", ha="left" if name else "center", fontsize=10, color=GREY
-        )
+        axes.text(-HALF + 1.6 if name else 0, -level, what, va="center", ha="left" if name else "center", fontsize=10, color=GREY)
         axes.add_patch(Rectangle((-HALF, -level - HEIGHT / 2), 2 * HALF, HEIGHT, fill=False, edgecolor=GREY))
     arrow = {"arrowstyle": "-|>", "color": BLUE, "shrinkA": 0, "shrinkB": 0}
     spans = set()

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 BEFORE = 64  # tokens of a prompt that its answer is decoded with
-_of_parts: dict[str, bool] = {}  # by template
+_want_parts: dict[str, bool] = {}  # by template
 PROBE = "paradraftprobe"  # no template has it
 
 
@@ -57,17 +57,17 @@ def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _wants_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tell whether a template shows a turn's text if it comes as a list of parts alone, as SmolVLM's does."""
+    """Tell whether a template shows a turn's text only if it comes as a list of parts, as SmolVLM's does."""
 
     def shows(turn: Mapping[str, Any]) -> bool:
-        with suppress(TemplateError, TypeError):
+        with suppress(Exception):  # a template may raise anything
             return PROBE in tokenizer.apply_chat_template([turn], tokenize=False)
         return False
 
     template, turn = str(tokenizer.chat_template), {"role": "user", "content": PROBE}
-    if template not in _of_parts:
-        _of_parts[template] = not shows(turn) and shows(_in_parts(turn))
-    return _of_parts[template]
+    if template not in _want_parts:
+        _want_parts[template] = not shows(turn) and shows(_in_parts(turn))
+    return _want_parts[template]
 
 
 def whole_characters(text: str) -> str:
@@ -162,6 +162,8 @@ class Detokeniser:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()):
         self.tokenizer = tokenizer
         before = list(prompt[-BEFORE:])
+        if tokenizer.decode(before, skip_special_tokens=True).endswith("\ufffd"):  # half a character, which is never shown
+            before = []
         self.stream = DecodeStream(ids=before, skip_special_tokens=True) if tokenizer.is_fast else None
         self.ids = [] if tokenizer.is_fast else before  # after the last whole character, if there is a stream; else all
         self.shown = tokenizer.decode(self.ids, skip_special_tokens=True)

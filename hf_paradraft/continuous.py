@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,8 +144,9 @@ def continuous_batching(
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, "pad_token_id": 0, **options}
     waiting = deque(enumerate(prompts))
     batch: Batch | None = None
+    joining: Batch | None = None
     open_: list[Open] = []
-    with ExitStack() as hooks:  # of calls that an exception leaves open
+    try:
         while waiting or open_:
             group: list[tuple[int, list[int]]] = []
             longest = max((answer.sequence.ids.shape[1] for answer in open_), default=0)
@@ -163,18 +163,21 @@ def continuous_batching(
                     [[0] * (width - len(prompt)) + [1] * len(prompt) for _, prompt in group], device=target.device
                 )
                 joining = begin(target, ids, drafter or NoDrafter(), attention_mask=mask, **options)
-                hooks.enter_context(closing(joining))
                 open_ += [Open(number, sequence, width) for (number, _), sequence in zip(group, joining.sequences, strict=True)]
                 step(joining)  # reads the prompts
                 if batch is not None:
                     batch.leave()
-                batch = together(batch, joining)
+                batch, joining = together(batch, joining), None
             elif batch is not None:
                 step(batch)
             for answer in open_:
                 if answer.sequence.finished:
                     yield answer.number, answer.sequence.ids[0, answer.begin : answer.sequence.length].tolist()
             open_ = [answer for answer in open_ if not answer.sequence.finished]
+    finally:
+        for left in (batch, joining):  # also after an exception
+            if left is not None:
+                left.close()
 
 
 def together(batch: Batch | None, joining: Batch) -> Batch:

@@ -62,7 +62,10 @@ class _Absent(type):
 
 
 # Libraries whose versions say what their code does.
-KNOWN = {*"transformers torch peft accelerate trl liger_kernel kernels optimum bitsandbytes torchao hf_paradraft".split()}
+KNOWN = {
+    *"hf_paradraft transformers torch peft accelerate trl liger_kernel kernels fla mamba_ssm causal_conv1d flash_attn".split(),
+    *"optimum bitsandbytes torchao gptqmodel auto_gptq awq compressed_tensors hqq eetq aqlm auto_round fbgemm_gpu".split(),
+}
 
 
 def is_foreign(code: Any) -> bool:

@@ -87,7 +87,8 @@ def open_target(name: str, placement: dict[str, Any]) -> tuple[PreTrainedModel, 
         OSError, ValueError: nothing loadable there; of a GGUF file, what is the matter with it.
     """
     model = open_model(name, **placement)
-    model.generation_config.use_cache = True  # whatever its training wrote into its config
+    usual = {"use_cache": True, "return_dict_in_generate": False, "output_attentions": False, "output_hidden_states": False}
+    model.generation_config.update(**usual)  # whatever its training wrote into its config
     return model, open_tokenizer(name)
 
 

@@ -70,7 +70,7 @@ class Rule:
         """Return what orders a drafter's guesses after `length` tokens, padding included, by the target's draw; None: nothing."""
 
     def undisturbed(self) -> AbstractContextManager:
-        """Enter a block in which a drafter's draws are none of the target's."""
+        """Enter a block in which a drafter's draws do not move the target's generator."""
         return nullcontext()
 
     def path(
@@ -83,7 +83,8 @@ class Rule:
             prefix: int64 `(1, n)`, the text before the draft.
 
         Returns:
-            The accepted nodes from the root down, and the distribution `(1, V)` of the token after them; None: it is judged yet.
+            The accepted nodes from the root down, and the distribution `(1, V)` of the token after them; None: that one is still
+            to be judged.
         """
         return [], None
 

@@ -41,7 +41,7 @@ class Batch:
     def close(self) -> None:
         """Let go of the target's hidden states and of its noise."""
         for call in self.calls:
-            call.rule.end()
+            call.end()
         for group in self.groups:
             group.features.stop()
 
@@ -77,6 +77,8 @@ class Batch:
         for group in self.groups if over else ():
             group.leave()
         self.groups = [group for group in self.groups if group.calls]
+        for call in over:
+            call.end()
         self._count(bool(over))
         return over
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import abc
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -31,7 +31,7 @@ from .batch import Batch
 from .budget import Budget, budget_of
 from .cache import RaggedCache, cache_of_call, check_roll_back, is_recurrent, static_cache, use_plain_layers
 from .call import Call
-from .checks import Refused, check_call, check_lengths, give_time, left_padding, more_than_ids
+from .checks import NOTES, Notes, Refused, check_call, check_lengths, give_time, left_padding, more_than_ids
 from .drafts import DraftBuilder
 from .features import Features
 from .group import Group
@@ -42,22 +42,8 @@ from .tree_attention import TreeAttention, attention_windows, or_sdpa, reads_its
 from .verify import ChainVerifier, TreeVerifier, extend_to
 
 logger = logging.get_logger(__name__)
-NOTES = "_paradraft_notes"  # where the hook on `generate` leaves them, in the call's `GenerationConfig`
 LONGEST = 2**20  # new tokens of a text: what is kept by token is made at once
 ALONE = (StopStringCriteria, MaxTimeCriteria)  # criteria without a memory, which look at each sequence by itself
-
-
-@dataclass(frozen=True)
-class Notes:
-    """Arguments of a call of `generate` that its defaults hide later.
-
-    Attributes:
-        num_assistant_tokens: K, of this call; None: as the drafter says.
-        callers_cache: whether the cache is the caller's own, who will see it again.
-    """
-
-    num_assistant_tokens: int | None = None
-    callers_cache: bool = True
 
 
 def begin_call(model: PreTrainedModel, *args: Any, rule: Rule | None = None, generator: torch.Generator | None = None) -> Batch:
@@ -172,7 +158,7 @@ def _begin(
 def num_logits(model: PreTrainedModel) -> int:
     """Count the logits of a target's head, which may have fewer than its config says."""
     weight, config = getattr(model.get_output_embeddings(), "weight", None), model.config.get_text_config()
-    ordinary = isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.shape[1] == config.hidden_size
+    ordinary = isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.shape[1] == getattr(config, "hidden_size", None)
     return len(weight) if ordinary and weight.is_floating_point() else config.vocab_size
 
 

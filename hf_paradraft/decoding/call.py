@@ -76,6 +76,12 @@ class Call:
         for row, sequence in enumerate(self.sequences):
             sequence.call, sequence.row, sequence.place, sequence.rule = self, row, row, self.rule.of_row(row)
 
+    def end(self) -> None:
+        """Let go of what would keep the call, and its cache, alive; it may be called again."""
+        self.rule.end()
+        for sequence in self.sequences:
+            sequence.call = sequence.race = None
+
     @property
     def finished(self) -> bool:
         """Whether all sequences have ended."""

@@ -1,6 +1,7 @@
 """Refusals of calls that the loop cannot serve exactly, before any work."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import LongTensor, Tensor
@@ -24,6 +25,25 @@ class Refused(ValueError):
     """
 
     told = False
+
+
+NOTES = "_paradraft_notes"  # where the hook on `generate` leaves them, in the call's `GenerationConfig`
+STATES = "output_attentions", "output_hidden_states"
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Arguments of a call of `generate` that its defaults hide later.
+
+    Attributes:
+        num_assistant_tokens: K, of this call; None: as the drafter says.
+        callers_cache: whether the cache is the caller's own, who will see it again.
+        wants_states: whether the caller asks for attentions or hidden states, which a saved config may do for nobody.
+    """
+
+    num_assistant_tokens: int | None = None
+    callers_cache: bool = True
+    wants_states: bool = True
 
 
 MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features")
@@ -110,8 +130,9 @@ def check_call(
         raise Refused(f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}.")
     if synced_gpus:
         raise Refused("Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation).")
-    more = generation_config.output_attentions or generation_config.output_hidden_states
-    if more and generation_config.return_dict_in_generate:  # a saved config may ask for them where nobody takes them
+    notes: Notes = getattr(generation_config, NOTES, Notes())
+    asked = notes.wants_states and generation_config.return_dict_in_generate
+    if asked and any(getattr(generation_config, name) for name in STATES):
         raise Refused(
             "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
         )

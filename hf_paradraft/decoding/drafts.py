@@ -26,7 +26,7 @@ logger = logging.get_logger(__name__)
 
 
 class DraftBuilder:
-    """One call's drafts.
+    """A maker of the drafts of a group's sequences.
 
     Args:
         config: the drafter's.

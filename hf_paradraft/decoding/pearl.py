@@ -250,25 +250,28 @@ def overlapped_decoding(
     own = logits_processor, stopping_criteria, generation_config
     batch = begin_call(model, input_ids, *own, used, streamer, synced_gpus, model_kwargs, rule=rule)
     [call], [group] = batch.calls, batch.groups
-    check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
-    call.drafter = drafter
-    if overlapped and group.builder.sampled:  # the thread's draws are its own: two threads would take turns at torch's generator
-        group.builder.generator = torch.Generator(call.buffer.device).manual_seed(int(torch.randint(2**62, (), device="cpu")))
-    chain = not call.verifier.branches or config.tree_size is None
-    thread = DrafterThread(input_device(model), device_of(used))
-    windows = Windows(call, group, thread, schedule, chain and repeatable)
-    with closing(batch), thread.executor:
-        while batch.read_piece():
-            pass
-        while not call.finished:
-            begun, reads_prompt = perf_counter(), call.first
-            if overlapped:
-                overlapped_step(batch, windows)
-            else:
-                step(batch)
-            if not reads_prompt and any(len(sequence.draft) or windows.size for sequence in call.sequences):
-                emitted = fmean(len(record.emitted) for record in call.parts())
-                schedule.observe_round(overlapped, emitted, perf_counter() - begun)
+    with closing(batch):
+        check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
+        call.drafter = drafter
+        if (
+            overlapped and group.builder.sampled
+        ):  # the thread's draws are its own: two threads would take turns at torch's generator
+            group.builder.generator = torch.Generator(call.buffer.device).manual_seed(int(torch.randint(2**62, (), device="cpu")))
+        chain = not call.verifier.branches or config.tree_size is None
+        thread = DrafterThread(input_device(model), device_of(used))
+        windows = Windows(call, group, thread, schedule, chain and repeatable)
+        with thread.executor:
+            while batch.read_piece():
+                pass
+            while not call.finished:
+                begun, reads_prompt = perf_counter(), call.first
+                if overlapped:
+                    overlapped_step(batch, windows)
+                else:
+                    step(batch)
+                if not reads_prompt and any(len(sequence.draft) or windows.size for sequence in call.sequences):
+                    emitted = fmean(len(record.emitted) for record in call.parts())
+                    schedule.observe_round(overlapped, emitted, perf_counter() - begun)
     return output(call, started, model_kwargs)
 
 

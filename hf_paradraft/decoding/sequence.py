@@ -75,7 +75,7 @@ class Sequence:
     call: Any = None  # decoding.call.Call
     row: int = 0
     place: int = 0
-    race: Any = None  # decoding.race.Race
+    race: Any = None  # rules.race.Race
 
     @property
     def space(self) -> int:

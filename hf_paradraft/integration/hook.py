@@ -19,8 +19,7 @@ from transformers.utils import logging
 
 from .. import protocol
 from ..decoding import loop, pearl
-from ..decoding.begin import NOTES, Notes
-from ..decoding.checks import Refused, check_call, give_time, more_than_ids
+from ..decoding.checks import NOTES, STATES, Notes, Refused, check_call, give_time, more_than_ids
 from ..drafters.ppd.model import PpdDrafter
 from ..names import (
     CACHE_NAMES,
@@ -162,8 +161,10 @@ def _with_our_notes(original):
         before = getattr(generation_config, NOTES, generation_config)  # a pipeline's is prepared already, and has every default
         length = kwargs.get("num_assistant_tokens", getattr(before, "num_assistant_tokens", None))
         cache = cache_in(kwargs) is not None
+        asks = (*STATES, "return_dict_in_generate")
+        wants = any(kwargs.get(name, getattr(generation_config, name, None)) for name in asks)
         prepared, model_kwargs = original(self, generation_config, **kwargs)
-        setattr(prepared, NOTES, Notes(length, cache))
+        setattr(prepared, NOTES, Notes(length, cache, wants))
         return prepared, model_kwargs
 
     return prepare_generation_config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -15,7 +16,15 @@ from ..notes import notes_on
 from ..protocol import Drafter
 from .pairing import check_same_tokenizer
 
-_thread = threading.local()
+_thread, _lock = threading.local(), threading.Lock()
+
+
+@dataclass(eq=False)
+class Entry:
+    """A drafter that is set, at once or in a block, until it has ended."""
+
+    drafter: Drafter | None
+    ended: bool = False
 
 
 class set_drafter:
@@ -39,29 +48,33 @@ class set_drafter:
             check_drafter(drafter)
             check_same_tokenizer(self.target, drafter)
             drafter.attach(self.target)
-        self.drafter, notes = drafter, notes_on(self.target)
-        self.made, self.blocks = [drafter], list[list[Drafter | None]]()  # what it has set: at once, and in blocks
-        self.before, notes["set"] = notes.get("set", ()), (self.made,)
+        self.made, self.blocks, notes = Entry(drafter), list[Entry](), notes_on(self.target)
+        with _lock:
+            self.before, notes["set"] = notes.get("set", ()), (self.made,)
 
     def __enter__(self) -> Drafter | None:
-        notes = notes_on(self.target)
-        # What this object took the place of comes back behind its block, unless it has ended, or others have been set since.
-        before = filter(None, self.before) if notes["set"] == (self.made,) else notes["set"]
-        self.blocks.append([self.drafter])
-        notes["set"] = (*before, self.blocks[-1])
-        return self.drafter
+        with _lock:
+            # From here on it is set for the block alone; what it took the place of comes back, unless that has ended.
+            self._end(self.made, [entry for entry in self.before if not entry.ended])
+            self.blocks.append(Entry(self.made.drafter))
+            notes_on(self.target)["set"] += (self.blocks[-1],)
+        return self.made.drafter
 
     def __exit__(self, *_: object) -> None:
         """Take this one away: blocks of several threads may overlap."""
-        notes, own = notes_on(self.target), self.blocks.pop()
-        notes["set"] = tuple(other for other in notes["set"] if other is not own)
-        own.clear()  # for whoever remembers it
+        with _lock:
+            self._end(self.blocks.pop(), [])
+
+    def _end(self, entry: Entry, instead: list[Entry]) -> None:
+        """Put others in the place of an entry, if it is set."""
+        notes, entry.ended = notes_on(self.target), True
+        notes["set"] = tuple(one for other in notes["set"] for one in (instead if other is entry else [other]))
 
 
 def drafter_on(target: PreTrainedModel) -> Drafter | None:
     """Look up the drafter that is set on a model; None: there is none, or this thread is to decode plainly."""
     drafters = notes_on(target).get("set")
-    return None if getattr(_thread, "plain", False) or not drafters else drafters[-1][0]
+    return None if getattr(_thread, "plain", False) or not drafters else drafters[-1].drafter
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class Prefix:
     ids: LongTensor
     room: int
     kept: int
-    race: Any = None  # decoding.race.Race
+    race: Any = None  # rules.race.Race
 
 
 @dataclass

@@ -88,8 +88,10 @@ class Noise:
             if not all(sequence.finished for sequence in self.sequences):
                 step = max(step, self.stands)
             self.generator.set_state(self.states[step])
+        self.generator = None
         if self.lock is not None:
             self.lock.release()
+        self.lock = None
 
     def draw(self, index: int, p: Tensor) -> int:
         """Draw the next token of a sequence: the one that plain decoding draws from `p`, `(1, V)`."""

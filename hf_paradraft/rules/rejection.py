@@ -55,8 +55,8 @@ def block_path(
 ) -> tuple[list[int], Tensor]:
     """Choose how much of a sampled chain to keep, and the next token's distribution, judging it whole (Sun et al., 2403.10444).
 
-    On average no fewer tokens are kept than by `rejection` one by one: a token that `p` wants more than `q` makes up for one that
-    it wants less.
+    On average no fewer tokens are kept than by `Rejection.judge` one by one: a token that `p` wants more than `q` makes up for
+    one that it wants less.
 
     Args:
         draft: a chain of `N` nodes, with `q`.

@@ -13,7 +13,7 @@ LEAST = 1e-3  # a temperature below it overflows logits
 
 
 class Strict(BaseModel):
-    """Fields that are not listed are refused; null, [] and {} are as if a field had not been sent."""
+    """Fields that are not listed are refused; null, and [] or {} in the place of no number or text, are as if not sent."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -22,17 +22,12 @@ class Strict(BaseModel):
     def _drop_empty(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        kept = {name for name, value in fields.items() if value is not None and value not in ([], {})}
-        kept |= {name for name, value in fields.items() if name in KEPT or (value is not None and name in NUMBERS)}
-        return {name: value for name, value in fields.items() if name in kept}
+        empty = {name for name, value in fields.items() if value in ([], {}) and name not in cls.model_fields.keys() - PARTS}
+        return {name: value for name, value in fields.items() if name in KEPT or (value is not None and name not in empty)}
 
 
 KEPT = ("messages", "prompt", "content")  # empty ones are an error of their own
-# Fields of which an empty list is no value.
-NUMBERS = {
-    "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n",
-    "presence_penalty", "frequency_penalty", "stream", "model", "user", "best_of", "echo", "logprobs", "store",
-}  # fmt: skip
+PARTS = {"stop", "stream_options", "speculation", "prediction", "metadata", "response_format"}  # fields that may be empty
 
 
 class TextPart(Strict):

@@ -142,7 +142,8 @@ class Checkpoints(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if control.should_save and state.is_world_process_zero:
             if self.former is None:  # a trainer writes into what is there, another kind's files too
-                self.former = [_lay_aside(file) for file in _checkpoints(Path(args.output_dir)) if _is_ours(file)]
+                aside = [_lay_aside(file) for file in _checkpoints(Path(args.output_dir)) if _is_ours(file)]
+                self.former = [file for file in aside if not file.is_symlink()]
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if checkpoint.exists() and not _is_ours(checkpoint):
                 logger.warning("%s is of no run of this library: it is called %s now.", checkpoint, _lay_aside(checkpoint).name)

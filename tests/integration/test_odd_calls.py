@@ -4,14 +4,18 @@ import json
 
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from lossless import assert_lossless
 from peft import LoraConfig, get_peft_model
 from tiny import CACHE, MASK, letters, near_copy, tiny_model
-from transformers import StaticCache
+from transformers import AutoModelForCausalLM, StaticCache
 from typer.testing import CliRunner
 
 import hf_paradraft
 from hf_paradraft.cli import app
+from hf_paradraft.serve.answer import Service
+from hf_paradraft.serve.app import make_app
+from hf_paradraft.serve.scheduler import Scheduler
 
 IDS = torch.tensor([[1, 2, 3, 4, 1, 2, 3]])
 ADAPTERS = {
@@ -117,6 +121,25 @@ def saved_target(folder, **config):
     tokenizer.eos_token = "E"
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.mark.parametrize("config", [{"use_cache": False}, {"output_attentions": True}, {"output_hidden_states": True}])
+def test_a_config_without_a_generation_config(config, tmp_path):
+    name = saved_target(tmp_path / "target")
+    (tmp_path / "target" / "generation_config.json").unlink()
+    file = tmp_path / "target" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+    line = ["generate", "abc", "--target", name, "--drafter", "ngram", "--dtype", "float32", "--max-new-tokens", "8"]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0, result.output
+    target = AutoModelForCausalLM.from_pretrained(name, attn_implementation="eager")
+    options = {"do_sample": False, "max_new_tokens": 8, "use_cache": True}
+    made = [target.generate(IDS, assistant_model=drafter, **options) for drafter in (None, near_copy(tiny_model()))]
+    assert torch.equal(*(one if isinstance(one, torch.Tensor) else one.sequences for one in made))
+    service = Service(Scheduler(target, hf_paradraft.NgramDrafter()), letters(), "tiny", 64)
+    with TestClient(make_app(service), raise_server_exceptions=False) as client:
+        asked = {"model": "tiny", "prompt": "abc", "max_tokens": 4, "temperature": 0}
+        assert client.post("/v1/completions", json=asked).status_code == 200
 
 
 @pytest.mark.parametrize("config", [{"stop_strings": ["zz"]}, {"use_cache": False}])

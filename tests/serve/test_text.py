@@ -87,6 +87,12 @@ def test_a_text_is_what_the_whole_decodes_to_less_what_the_prompt_does(prompt, s
     assert writer.push([5]) + writer.push([3]) + writer.end() == shown
 
 
+def test_a_prompt_that_ends_in_half_a_character_is_not_shown():
+    tokenizer = by_bytes()
+    writer = Writer(tokenizer, [], [3, 6, 4])
+    assert writer.push([6, 3]) + writer.end() == "b a"
+
+
 def test_a_special_token_stops_an_answer():
     writer = Writer(llamas(), ["<|user|>"], [0, 3])
     assert writer.push([4, 5, 2, 3]) == " cat sat"

@@ -271,3 +271,10 @@ def test_turns_that_are_not_to_be_learned_are_not(tokenizer, mark):
     assert last == [i, i, i, 3, EOS, i, i, i, *([5, EOS] if learned else [i, i])]
     with pytest.raises(ValueError, match="learned or not"):
         encode_chat(tokenizer, [messages[0], {**messages[1], "weight": 0.5}])
+
+
+def test_chats_are_learned_by_templates_that_iterate_over_parts(tokenizer):
+    messages = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c d"}]
+    plain = encode_chat(tokenizer, messages)
+    tokenizer.chat_template = tokenizer.chat_template.replace("m['content'] }}", "m['content'][0]['text'] }}")
+    assert encode_chat(tokenizer, messages) == plain
