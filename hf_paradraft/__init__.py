@@ -18,7 +18,7 @@ from .drafters.gemma4.model import Gemma4Drafter
 from .drafters.mtp.model import MtpDrafter
 from .drafters.ngram import NgramDrafter
 from .drafters.parallelspec import ParallelSpecDrafter
-from .drafters.pard import PardCandidateGenerator, PardDrafter
+from .drafters.pard import PardDrafter
 from .drafters.ppd import PpdConfig
 from .drafters.ppd.model import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
@@ -60,7 +60,6 @@ __all__ = [
     "NgramDrafter",
     "Observation",
     "ParallelSpecDrafter",
-    "PardCandidateGenerator",
     "PardDrafter",
     "PpdConfig",
     "PpdDrafter",

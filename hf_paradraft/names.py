@@ -120,7 +120,6 @@ def stores_nothing(layer: Any) -> bool:
 
 # What generate hands to its loops, and gets back from them.
 BaseStreamer = _inside("generation.streamers", "BaseStreamer", "streams to")
-CandidateGenerator = _inside("generation", "CandidateGenerator", "gives PARD drafts to")
 EosTokenCriteria = _inside("generation", "EosTokenCriteria", "reads the ends of a text from")
 GenerateDecoderOnlyOutput = _inside("generation", "GenerateDecoderOnlyOutput", "returns")
 GenerationMode = _inside("generation", "GenerationMode", "tells generate's own checks about a drafted call with")

@@ -2,8 +2,7 @@
 
 Four methods of `GenerationMixin` are wrapped, and do as before unless the assistant is a drafter: it has `start_drafting`, or is
 a model with prompt tokens. `generate` itself takes the drafter that is set on the model; another one notes what the caller passed
-and nobody can tell later. If this transformers has changed them, nothing is wrapped: PARD drafters then work in its own assisted
-loop, one chain at a time.
+and nobody can tell later. If this transformers has changed them, nothing is wrapped, and `custom_generate=` is the door.
 """
 
 import inspect
@@ -54,7 +53,7 @@ def install() -> bool:
     try:
         originals = wrapped_methods()
     except ChangedTransformers as error:
-        warnings.warn(f"{error} Until then drafters run in its own assisted loop: one prompt at a time, in chains.", stacklevel=2)
+        warnings.warn(f"{error} Until then pass custom_generate=hf_paradraft.speculative_decoding, drafter=….", stacklevel=2)
         return False
     for name, wrap in zip(WRAPPED, (_with_our_loop, _with_our_checks, _with_our_notes, _with_set_drafters), strict=True):
         wrapped = wrap(originals[name])

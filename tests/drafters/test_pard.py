@@ -6,7 +6,6 @@ import threading
 
 import pytest
 import torch
-from lossless import assert_lossless
 from tiny import ARCHITECTURES, EOS, MASK, VOCAB, near_copy, tiny_model
 from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
@@ -118,31 +117,6 @@ def test_the_cache_never_keeps_masks(drafter):
         later = draft_logits(drafter, ids, cache, 3)
         fresh = draft_logits(drafter, ids, empty_cache(drafter), 3)
     torch.testing.assert_close(later, fresh, rtol=1e-4, atol=1e-5, check_dtype=False)
-
-
-def test_stock_loop_gets_one_draft_per_round(target, drafter, prompt, monkeypatch):
-    """Without our hook transformers' own assisted loop still works."""
-    from transformers import GenerationMixin
-
-    for name in ("_assisted_decoding", "_validate_generation_mode"):
-        monkeypatch.setattr(GenerationMixin, name, getattr(GenerationMixin, name).__wrapped__)
-    drafter.last_stats = None
-    assert_lossless(target, drafter, prompt, max_new_tokens=30)
-    assert drafter.last_stats is None  # it was not our loop
-    target.generate(prompt, max_new_tokens=30, do_sample=True, assistant_model=drafter)
-
-
-def test_candidate_generator_drafts_what_the_loop_drafts(target, drafter, prompt):
-    generator = hf_paradraft.PardCandidateGenerator(drafter, max_length=15)
-    drafter.speculation_config.num_draft_tokens = 4
-    ids, logits = hf_paradraft.PardCandidateGenerator(drafter).get_candidates(prompt)
-    assert ids.shape == (1, prompt.shape[1] + 4)
-    assert logits.shape == (1, 4, VOCAB)
-    assert torch.equal(ids[0, prompt.shape[1] :], logits[0].argmax(-1))
-    ids, _ = generator.get_candidates(prompt)
-    assert ids.shape[1] == 14
-    full = torch.arange(14)[None]
-    assert torch.equal(generator.get_candidates(full)[0], full)
 
 
 def test_two_threads_share_a_drafter():

@@ -1,6 +1,5 @@
 """PARD: a small language model that guesses K tokens in one forward (An et al., ICLR 2026)."""
 
-from .candidates import PardCandidateGenerator
 from .model import PardDrafter
 
-__all__ = ["PardCandidateGenerator", "PardDrafter"]
+__all__ = ["PardDrafter"]

@@ -24,13 +24,12 @@ from ..formats.identify import PARD2, refuse_foreign
 from ..formats.values import provenance_of, transformers_config
 from ..pairs import last_target, remember_target
 from ..reading import ReadingDrafting
-from .assistant import StockAssistant
 from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
 from .load import load_whole
 from .pard2 import FILE, ProjectedFeatures, Projection
 
 
-class PardDrafter(StockAssistant, SavedDrafter):
+class PardDrafter(SavedDrafter):
     """A causal LM that drafts in parallel (PARD, section 3); mixed into the class of the model it is made from.
 
     The saved folder is a plain causal LM: `AutoModelForCausalLM`, vLLM, TensorRT-LLM and AMD's code load it as it is.
@@ -56,6 +55,7 @@ class PardDrafter(StockAssistant, SavedDrafter):
     dtype: torch.dtype
     resize_token_embeddings: Callable[..., Any]
 
+    mask_token_id: int
     projection: Projection | None = None
 
     @classmethod
