@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from lossless import assert_lossless
 from peft import LoraConfig, get_peft_model
 from tiny import CACHE, MASK, letters, near_copy, tiny_model
@@ -13,9 +12,6 @@ from typer.testing import CliRunner
 
 import hf_paradraft
 from hf_paradraft.cli import app
-from hf_paradraft.serve.answer import Service
-from hf_paradraft.serve.app import make_app
-from hf_paradraft.serve.scheduler import Scheduler
 
 IDS = torch.tensor([[1, 2, 3, 4, 1, 2, 3]])
 ADAPTERS = {
@@ -136,10 +132,6 @@ def test_a_config_without_a_generation_config(config, tmp_path):
     options = {"do_sample": False, "max_new_tokens": 8, "use_cache": True}
     made = [target.generate(IDS, assistant_model=drafter, **options) for drafter in (None, near_copy(tiny_model()))]
     assert torch.equal(*(one if isinstance(one, torch.Tensor) else one.sequences for one in made))
-    service = Service(Scheduler(target, hf_paradraft.NgramDrafter()), letters(), "tiny", 64)
-    with TestClient(make_app(service), raise_server_exceptions=False) as client:
-        asked = {"model": "tiny", "prompt": "abc", "max_tokens": 4, "temperature": 0}
-        assert client.post("/v1/completions", json=asked).status_code == 200
 
 
 @pytest.mark.parametrize("config", [{"stop_strings": ["zz"]}, {"use_cache": False}])

@@ -93,10 +93,11 @@ def test_an_empty_list_is_no_number(name, value, client):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
-def test_a_saved_config_without_a_cache_fails_no_request():
+@pytest.mark.parametrize("config", [{"use_cache": False}, {"output_attentions": True}, {"output_hidden_states": True}])
+def test_a_saved_config_without_a_cache_fails_no_request(config):
     target = tiny_model(dtype=torch.float32)
-    target.generation_config.use_cache = False
-    target.generation_config.output_attentions = True
+    dicts = any(name.startswith("output") for name in config)  # as it is made where there is no generation_config.json
+    target.generation_config.update(**config, return_dict_in_generate=dicts)
     service = Service(Scheduler(target, near_copy(target)), make_tokenizer(), "tiny", 64)
     with TestClient(make_app(service), raise_server_exceptions=False) as client:
         assert client.post("/v1/completions", json=ASKED).status_code == 200
