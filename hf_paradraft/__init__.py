@@ -7,6 +7,7 @@ __version__ = "0.3.0"
 
 from . import training
 from .auto import AutoDrafter
+from .copies.memory import Memory
 from .decoding.loop import SpeculativeOutput
 from .drafters.autoregressive import AutoregressiveDrafter
 from .drafters.blocks.dflash2 import DFlash2Drafter
@@ -26,7 +27,6 @@ from .drafters.process import ProcessDrafter
 from .drafters.uno import UnoDrafter
 from .integration.hook import install, speculative_decoding
 from .integration.setting import set_drafter
-from .memory import Memory
 from .protocol import (
     Draft,
     Drafter,

@@ -12,6 +12,7 @@ from torch import LongTensor, Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from .copies import copies_of
 from .decoding.batch import Batch
 from .decoding.begin import begin_call
 from .decoding.loop import step
@@ -89,9 +90,11 @@ def begin(
 
     def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **model_kwargs):
         own = logits_processor, stopping_criteria, generation_config
-        rule = rule_of(drafter, generation_config)
+        rule, copies = rule_of(drafter, generation_config), copies_of(drafter)
         batches.append(
-            begin_call(model, input_ids, *own, drafter, None, synced_gpus, model_kwargs, rule=rule, generator=generator)
+            begin_call(
+                model, input_ids, *own, drafter, None, synced_gpus, model_kwargs, rule=rule, copies=copies, generator=generator
+            )
         )
         return input_ids
 

@@ -16,12 +16,12 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..auto import AutoDrafter
+from ..copies.memory import Memory
 from ..demo import FAMILY
 from ..drafters.mtp.model import MtpDrafter
 from ..drafters.ngram import NgramDrafter
 from ..drafters.ppd.prompted import PromptedDrafter
 from ..hardware import fast_dtype
-from ..memory import Memory
 from ..protocol import Drafter
 from ..training.target import open_model, open_tokenizer
 

@@ -44,8 +44,7 @@ class Rule:
     """A rule of acceptance, which says itself what it allows.
 
     Attributes:
-        copies: whether drafts may hold tokens that were not drawn from `q`.
-        draws_drafts: whether it wants drafts drawn from `q`.
+        draws: draws drafts (`rules.draws.Draws`), where nothing else may be in them; None: any draft will do.
         clocked: whether the size of a draft may depend on the clock.
         rests: whether the clock may decide that a round is a plain one.
         looks_ahead: whether processors are shown texts that plain decoding never sees.
@@ -53,8 +52,9 @@ class Rule:
         only_argmax: whether the most probable token alone decides.
     """
 
-    copies = clocked = rests = True
-    draws_drafts = looks_ahead = in_turn = only_argmax = False
+    draws: Any = None
+    clocked = rests = True
+    looks_ahead = in_turn = only_argmax = False
 
     def begin(self, call: Any, vocab_size: int, generator: torch.Generator | None) -> None:
         """Begin a call, whose draws come from `generator`, by default torch's. Most do nothing."""

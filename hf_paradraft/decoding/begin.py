@@ -35,7 +35,6 @@ from .checks import NOTES, Notes, Refused, check_call, check_lengths, give_time,
 from .drafts import DraftBuilder
 from .features import Features
 from .group import Group
-from .lookup import DEEPEST
 from .recurrent import RecurrentBatchVerifier, RecurrentVerifier
 from .sequence import Ends, Processors, Sequence, processors_of_sequences
 from .tree_attention import TreeAttention, attention_windows, or_sdpa, reads_its_own_way
@@ -46,18 +45,24 @@ LONGEST = 2**20  # new tokens of a text: what is kept by token is made at once
 ALONE = (StopStringCriteria, MaxTimeCriteria)  # criteria without a memory, which look at each sequence by itself
 
 
-def begin_call(model: PreTrainedModel, *args: Any, rule: Rule | None = None, generator: torch.Generator | None = None) -> Batch:
+def begin_call(
+    model: PreTrainedModel,
+    *args: Any,
+    rule: Rule | None = None,
+    copies: Any = None,
+    generator: torch.Generator | None = None,
+) -> Batch:
     """Check and prepare a call, as a batch of its own, to be closed.
 
     Args:
-        model, args, rule: as for `speculative_decoding`.
+        model, args, rule, copies: as for `speculative_decoding`.
         generator: of the call's draws alone; default: torch's.
 
     Raises:
         Refused: an argument that the loop cannot serve, or a drafter for another target; the message says what to change.
     """
     try:
-        return _begin(model, *args, rule=rule, generator=generator)
+        return _begin(model, *args, rule=rule, copies=copies, generator=generator)
     except ValueError as error:  # nothing has been decoded yet
         raise error if isinstance(error, Refused) else Refused(*error.args) from error
 
@@ -74,6 +79,7 @@ def _begin(
     model_kwargs: dict[str, Any],
     *,
     rule: Rule | None,
+    copies: Any,
     generator: torch.Generator | None,
 ) -> Batch:
     begun = perf_counter()
@@ -82,11 +88,8 @@ def _begin(
     notes: Notes = getattr(generation_config, NOTES, Notes())
     used = _with_own_length(drafter, notes.num_assistant_tokens)
     vocab_size = num_logits(model)
-    if used.memory is not None and used.memory.largest >= vocab_size:
-        raise Refused(
-            f"The drafter's memory holds the id {used.memory.largest}, and the target's vocabulary ends at {vocab_size}: its "
-            "texts have to be in the target's own tokens."
-        )
+    if copies is not None:
+        copies.begin(vocab_size)
     used.attach(model)
     config, (batch_size, begin) = used.speculation_config, input_ids.shape
     ends, criteria = _ends(stopping_criteria, generation_config, begin, batch_size)
@@ -122,8 +125,9 @@ def _begin(
     in_step = in_step or (rule.in_turn and any(type(stop) not in ALONE for stop in criteria))
     for sequence in sequences:  # what the cache held before has no features
         sequence.observed = max(0, begin - verifier.unread - sequence.padding)
-    _tell(model, used, config, rule, verifier, ends.limit - max(padding), bool(features.keys) and verifier.unread < begin)
-    budget_for = partial(_budget, model, drafter, config, rule, verifier.branches, verifier.row_counts)
+    _tell(model, used, config, rule, copies, verifier, ends.limit - max(padding), bool(features.keys) and verifier.unread < begin)
+    deepest = 0 if copies is None else copies.deepest
+    budget_for = partial(_budget, model, drafter, config, rule, deepest, verifier.branches, verifier.row_counts)
     budget = budget_for(batch_size)
     budget.begin()
     drafting = used.start_drafting(model, ends.limit)
@@ -137,6 +141,7 @@ def _begin(
         verifier=verifier,
         vocab_size=vocab_size,
         rule=rule,
+        copies=copies,
         only_argmax=rule.only_argmax and not logits_processor,
         ends=ends,
         criteria=criteria,
@@ -150,7 +155,7 @@ def _begin(
         done=[False] * batch_size,
         together=Processors(logits_processor) if batch_size > 1 and in_step else None,
     )
-    builder = DraftBuilder(config, rule, budget, vocab_size, type(drafter).__name__, used.memory)
+    builder = DraftBuilder(config, rule, budget, vocab_size, type(drafter).__name__, copies)
     rule.begin(call, vocab_size, generator)
     return Batch(call, Group(call, drafting, builder, features, budget_for))
 
@@ -199,6 +204,7 @@ def _tell(
     drafter: Drafter,
     config: SpeculationConfig,
     rule: Rule,
+    copies: Any,
     verifier: ChainVerifier | TreeVerifier,
     limit: int,
     lacks_features: bool,
@@ -215,9 +221,7 @@ def _tell(
             f"{type(drafter).__name__} reads the target's hidden states, and those of the tokens that the cache came with "
             "are not known: it drafts without them, and fewer of its guesses will be right."
         )
-    if (config.prompt_lookup or drafter.memory is not None) and drafter.guesses_in_target:
-        logger.warning_once(f"{type(drafter).__name__} has rows of its own in each draft: nothing is copied (prompt_lookup).")
-    if (config.prompt_lookup or drafter.memory is not None) and not rule.copies:
+    if copies is not None and rule.draws is not None:
         logger.warning_once("acceptance='rejection' wants its drafts drawn: nothing is copied (prompt_lookup).")
     if config.tree_size is not None and not verifier.branches:
         logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
@@ -228,15 +232,15 @@ def _budget(
     drafter: Drafter,
     config: SpeculationConfig,
     rule: Rule,
+    deepest: int,
     branches: bool,
     row_counts: abc.Sequence[int] | None,
     batch_size: int,
 ) -> Budget:
     """Look up the `Budget` shared by calls with equal target, drafter and options."""
-    automatic = config.tree_size == "auto" and branches and not rule.draws_drafts
-    copied = DEEPEST if config.prompt_lookup or drafter.memory is not None else 0
-    depth = max(config.num_draft_tokens, copied if config.tree_size is not None else 0)
-    use = config.num_draft_tokens, config.tree_size, copied, type(rule), config.never_slower
+    automatic = config.tree_size == "auto" and branches and rule.draws is None
+    depth = max(config.num_draft_tokens, deepest if config.tree_size is not None else 0)
+    use = config.num_draft_tokens, config.tree_size, deepest, type(rule), config.never_slower
     decides = automatic or (config.never_slower and rule.rests)
     return budget_of(model, drafter, decides, depth, batch_size, row_counts, *use)
 

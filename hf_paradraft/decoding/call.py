@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
@@ -34,6 +35,7 @@ class Call:
         verifier: runs the target.
         vocab_size: V, of the target.
         rule: of acceptance.
+        copies: finds tokens to copy (`hf_paradraft.copies`), or None.
         only_argmax: whether the most probable tokens alone decide.
         ends: when sequences end.
         criteria: the caller's own, which may remember: asked about the whole batch, token after token, as plain decoding does.
@@ -57,6 +59,7 @@ class Call:
     verifier: ChainVerifier | TreeVerifier
     vocab_size: int
     rule: Rule
+    copies: Any
     only_argmax: bool
     ends: Ends
     criteria: StoppingCriteriaList

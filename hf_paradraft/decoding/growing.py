@@ -1,4 +1,7 @@
-"""Drafts that grow level by level: each guess depends on the token before, read by a head (DSpark, 3.2) or the drafter."""
+"""Drafts that grow level by level: each guess depends on the token before, read by a head (DSpark, 3.2) or the drafter.
+
+What is not among the N most probable paths that are known will never be, for more is only added.
+"""
 
 from collections.abc import Callable
 from math import inf, log
@@ -8,13 +11,89 @@ from typing import Any
 
 import numpy
 import torch
+from numpy import ndarray
 from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList
 
 from ..protocol import Draft, GuessedLogits, Prefix
 from .budget import Budget
-from .sampling import cut, to_target, warp, widen
-from .trees import ROOT, GrowingTree, draw, possible
+from .vocabulary import cut, to_target, widen
+
+ROOT = 0
+
+
+class GrowingTree:
+    """The best tree over distributions that become known node by node.
+
+    Once every node of it that may have children has been read, no other tree of N nodes promises more. A node stands at a rank
+    among its parent's children. Where tokens are drawn, its promise comes from its parent's distribution and its rank, never from
+    its own token; and it can only be driven out by nodes that promise more: by earlier siblings, its own or its ancestors', by
+    what stands below those, or by what was drawn apart from it. So the draws are what recursive rejection takes them for.
+
+    Args:
+        num_nodes: N, at most.
+        depth: levels, at most.
+
+    Attributes:
+        parents, tokens, depths, scores: of the root and every node that was ever in the tree, in the order in which it came in; a
+            score is the log-chance of the whole path.
+        chosen: the tree, most probable first, so parents before children.
+    """
+
+    def __init__(self, num_nodes: int, depth: int):
+        self.num_nodes, self.depth = num_nodes, depth
+        self.parents, self.tokens, self.depths, self.scores = [-1], [-1], [0], [0.0]
+        self.chosen: list[int] = []
+        self.read = {ROOT}
+
+    def grow(self, nodes: list[int], scores: ndarray, tokens: ndarray) -> None:
+        """Add the children of nodes to the tree, and keep its N most probable nodes.
+
+        Args:
+            nodes: of the tree, or the root.
+            scores: `(n, r)`, log-chances of children given their parent, falling from rank to rank; -inf where there is none.
+            tokens: int64 `(n, r)`.
+        """
+        self.read.update(nodes)
+        ranks = scores.shape[1]
+        paths = (scores + numpy.array([self.scores[node] for node in nodes])[:, None]).ravel()
+        full = len(self.chosen) >= self.num_nodes
+        offered = (paths > (self.scores[self.chosen[-1]] if full else -inf)).nonzero()[0]
+        # Sorted so that what is equal stays in its order: parents before children, and siblings by rank.
+        merged = numpy.concatenate([[self.scores[node] for node in self.chosen], paths[offered]])
+        best = numpy.argsort(-merged, kind="stable")[: self.num_nodes].tolist()
+        before, count = self.chosen, len(self.chosen)
+        self.chosen = []
+        for index in best:
+            if index < count:
+                self.chosen.append(before[index])
+                continue
+            entry = int(offered[index - count])
+            self.chosen.append(len(self.parents))
+            self.parents.append(parent := nodes[entry // ranks])
+            self.tokens.append(int(tokens.flat[entry]))
+            self.depths.append(self.depths[parent] + 1)
+            self.scores.append(float(paths[entry]))
+
+    def unread(self) -> list[int]:
+        """List the nodes of the tree that may have children and were not read, most probable first."""
+        return [node for node in self.chosen if node not in self.read and self.depths[node] < self.depth]
+
+    def expected_tokens(self, nodes: list[int]) -> float:
+        """Compute how many tokens of `nodes` are accepted on average."""
+        return float(numpy.exp([self.scores[node] for node in nodes]).sum())
+
+    def acceptance(self) -> list[float]:
+        """List the chances of the chosen nodes given their parents."""
+        return numpy.exp([self.scores[node] - self.scores[self.parents[node]] for node in self.chosen]).tolist()
+
+    def path(self, node: int) -> list[int]:
+        """List the tokens from below the root down to `node`."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
 
 
 def width_on(device: torch.device) -> int:
@@ -22,7 +101,7 @@ def width_on(device: torch.device) -> int:
     return 2 if device.type == "cpu" else 8
 
 
-class GrowingDraft:
+class GrowingDraft(GrowingTree):
     """One sequence's draft, growing from the last known token.
 
     Args:
@@ -31,15 +110,14 @@ class GrowingDraft:
         processor: the target's.
         size: nodes of the tree; None for a chain.
         vocab_size: V, of the target.
-        sampled: whether children are drawn, without replacement, and not the most probable ones.
-        generator: of the draws; default: torch's own.
+        draws: draws children, without replacement; None: they are the most probable ones.
 
     Attributes:
         calibration: by depth, how much of what is promised comes true; None: all.
         least: chance of a path below which it is not worth following.
     """
 
-    calibration: numpy.ndarray | None = None
+    calibration: ndarray | None = None
     least: float = 0.0
 
     def __init__(
@@ -49,34 +127,33 @@ class GrowingDraft:
         processor: LogitsProcessorList,
         size: int | None,
         vocab_size: int,
-        sampled: bool = False,
-        generator: torch.Generator | None = None,
+        draws: Any = None,
     ):
-        self.guess, self.prefix, self.processor, self.vocab_size = guess, prefix, processor, vocab_size
-        self.sampled, self.generator, self.ranks = sampled, generator, size or 1
         depth = prefix.room if guess.extend is not None else min(prefix.room, len(guess.logits))
-        self.tree = GrowingTree(size or depth, depth)
+        super().__init__(size or depth, depth)
+        self.guess, self.prefix, self.processor, self.vocab_size, self.draws = guess, prefix, processor, vocab_size, draws
+        self.ranks = size or 1
         self.q: dict[int, Tensor] = {}  # what a node's children were drawn from, float32 (V,)
         self.states: dict[int, Any] = {-1: None}  # the bias's; None behind nothing
         self.indices: dict[int, int] = {ROOT: -1}  # of nodes that the drafter has read, in its order
 
     @property
-    def expected_tokens(self) -> float:
+    def promised(self) -> float:
         """Expected new tokens of a round that verifies this draft, the target's own included."""
-        return 1 + self.tree.expected_tokens(self.tree.chosen)
+        return 1 + self.expected_tokens(self.chosen)
 
     def wanted(self) -> list[int]:
         """List the nodes to read next: all for a head, as many as one forward reads for a drafter."""
         least = log(self.least) if self.least > 0 else -inf
-        worth = [node for node in self.tree.unread() if self.tree.scores[node] >= least]
+        worth = [node for node in self.unread() if self.scores[node] >= least]
         return worth if self.guess.extend is None else worth[: width_on(self.guess.logits.device)]
 
     def asked(self, nodes: list[int]) -> tuple[LongTensor, list[int]]:
         """Record that the drafter reads `nodes` next, and return their tokens and parents as its `extend` takes them."""
         for node in nodes:
             self.indices[node] = len(self.indices) - 1
-        tokens = torch.tensor([self.tree.tokens[node] for node in nodes], dtype=torch.long, device="cpu")
-        return tokens, [self.indices[self.tree.parents[node]] for node in nodes]
+        tokens = torch.tensor([self.tokens[node] for node in nodes], dtype=torch.long, device="cpu")
+        return tokens, [self.indices[self.parents[node]] for node in nodes]
 
     def look(self, nodes: list[int]) -> None:
         """Add the children of nodes or of the root, from the guessed logits and the bias of a head that reads their tokens."""
@@ -85,53 +162,50 @@ class GrowingDraft:
         if self.guess.bias is None:
             self.learn(nodes, self.guess.logits[:1])
             return
-        depths = torch.tensor([self.tree.depths[node] for node in nodes], device=self.prefix.ids.device)
-        at_root = nodes == [ROOT]
-        tokens = self.prefix.ids[0, -1:] if at_root else self.prefix.ids.new_tensor([self.tree.tokens[node] for node in nodes])
-        before = [self.states[self.tree.parents[node]] for node in nodes]
-        bias, states = self.guess.bias(depths, tokens, before)
+        ids, logits = self.prefix.ids, self.guess.logits
+        depths = torch.tensor([self.depths[node] for node in nodes], device=ids.device)
+        tokens = ids[0, -1:] if nodes == [ROOT] else ids.new_tensor([self.tokens[node] for node in nodes])
+        bias, states = self.guess.bias(depths, tokens, [self.states[self.parents[node]] for node in nodes])
         self.states |= dict(zip(nodes, states, strict=True))
-        logits = self.guess.logits
         self.learn(nodes, logits[depths.to(logits.device)] + bias.to(logits))
 
     def learn(self, nodes: list[int], logits: Tensor) -> None:
         """Take the drafter's logits `(n, V')` after `nodes` as their children."""
         logits = cut(logits, self.guess.vocabulary, self.vocab_size).to(self.prefix.ids.device)
         if self.prefix.race is not None:
-            logits = self.prefix.race(logits, [self.tree.path(node) for node in nodes], self.guess.vocabulary)
-        if self.sampled:
+            logits = self.prefix.race(logits, [self.path(node) for node in nodes], self.guess.vocabulary)
+        if self.draws is not None:
             self._draw(nodes, logits)
             return
         top, ids = logits.float().log_softmax(-1).topk(min(self.ranks, logits.shape[1]))
         scores = top.cpu().double().numpy()
         scores = numpy.where(numpy.isfinite(scores[:, :1]), scores, -numpy.inf)  # logits that are not numbers guess nothing
         if self.calibration is not None:
-            corrections = numpy.log(self.calibration[[self.tree.depths[node] + 1 for node in nodes]])
+            corrections = numpy.log(self.calibration[[self.depths[node] + 1 for node in nodes]])
             scores = numpy.minimum(scores + corrections[:, None], 0.0)
-        self.tree.grow(nodes, scores, to_target(ids, self.guess.vocabulary).cpu().numpy())
+        self.grow(nodes, scores, to_target(ids, self.guess.vocabulary).cpu().numpy())
 
     def _draw(self, nodes: list[int], logits: Tensor) -> None:
-        """Draw the children of nodes from the drafter's distributions, without replacement."""
-        scores = numpy.full((len(nodes), min(self.ranks, self.vocab_size)), -numpy.inf)
-        tokens: numpy.ndarray = numpy.zeros(scores.shape, dtype=numpy.int64)
+        """Draw the children of nodes from the drafter's distributions."""
+        count = min(self.ranks, self.vocab_size)
+        scores = numpy.full((len(nodes), count), -numpy.inf)
+        tokens: ndarray = numpy.zeros((len(nodes), count), dtype=numpy.int64)
         for index, (node, row) in enumerate(zip(nodes, logits.split(1), strict=True)):
             if not bool(row.amax().isfinite()):
                 continue
-            text = torch.cat([self.prefix.ids, self.prefix.ids.new_tensor([self.tree.path(node)])], dim=1)
-            q = warp(text, widen(row, self.guess.vocabulary, self.vocab_size), self.processor)
-            chances = possible(q.log().topk(min(self.ranks, self.vocab_size)).values)[0]
-            self.q[node], scores[index, : len(chances)] = q[0], chances
-            tokens[index, : len(chances)] = draw(q[0], len(chances), self.generator).cpu().numpy()
-        self.tree.grow(nodes, scores, tokens)
+            text = torch.cat([self.prefix.ids, self.prefix.ids.new_tensor([self.path(node)])], dim=1)
+            wide = widen(row, self.guess.vocabulary, self.vocab_size)
+            self.q[node], chances, drawn = self.draws.children(text, wide, count, self.processor)
+            scores[index, : len(chances)], tokens[index, : len(chances)] = chances, drawn
+        self.grow(nodes, scores, tokens)
 
     def draft(self) -> Draft:
         """Make a draft of the nodes that are in the tree now."""
-        chosen = self.tree.chosen
-        index = {ROOT: -1, **{node: number for number, node in enumerate(chosen)}}
-        tokens = self.prefix.ids.new_tensor([self.tree.tokens[node] for node in chosen])
-        parents = [self.tree.parents[node] for node in chosen]
-        q = torch.stack([self.q[parent] for parent in parents]) if self.sampled and parents else None
-        return Draft(tokens, [index[parent] for parent in parents], q, self.tree.acceptance())
+        index = {ROOT: -1, **{node: number for number, node in enumerate(self.chosen)}}
+        tokens = self.prefix.ids.new_tensor([self.tokens[node] for node in self.chosen])
+        parents = [self.parents[node] for node in self.chosen]
+        q = torch.stack([self.q[parent] for parent in parents]) if self.q and parents else None
+        return Draft(tokens, [index[parent] for parent in parents], q, self.acceptance())
 
 
 def grow(
@@ -153,12 +227,12 @@ def grow(
         draft.look([ROOT])
     levels = max((draft.prefix.room - 1 for draft in drafts.values()), default=0)
     extend = next((draft.guess.extend for draft in drafts.values() if draft.guess.extend is not None), None)
-    promised = fmean(draft.expected_tokens for draft in drafts.values())
+    promised = fmean(draft.promised for draft in drafts.values())
     verifying = float(budget.cost(1 + budget.size_before))
     for _ in range(levels):
         clock = perf_counter()
         wanted = {sequence: draft.wanted() for sequence, draft in drafts.items()}
-        reached = fmean(draft.tree.expected_tokens(wanted[sequence]) for sequence, draft in drafts.items())
+        reached = fmean(draft.expected_tokens(wanted[sequence]) for sequence, draft in drafts.items())
         if not reached:
             return
         hoped, seconds = reached * fmean(budget.kept_promises), clock - begun + verifying
@@ -175,6 +249,6 @@ def grow(
             for sequence, (tokens, _) in enumerate(asked):
                 if len(tokens):
                     drafts[sequence].learn(wanted[sequence], read[sequence][: len(tokens)])
-        before, promised = promised, fmean(draft.expected_tokens for draft in drafts.values())
+        before, promised = promised, fmean(draft.promised for draft in drafts.values())
         budget.step.append(perf_counter() - clock)
         budget.kept_promises.append((promised - before) / reached)

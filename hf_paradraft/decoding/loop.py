@@ -66,6 +66,7 @@ def speculative_decoding(
     streamer: BaseStreamer | None = None,
     synced_gpus: bool = False,
     rule: Rule | None = None,
+    copies: Any = None,
     **model_kwargs: Any,
 ) -> SpeculativeOutput | LongTensor:
     """Decode with `model`, several tokens per forward where `drafter` guesses well; the output is the target's own.
@@ -83,6 +84,7 @@ def speculative_decoding(
         streamer: gets the tokens as they are accepted, one by one, or rounds (`RoundStreamer`); for one sequence.
         synced_gpus: must be False.
         rule: of acceptance; default: greedy.
+        copies: finds tokens to copy (`hf_paradraft.copies.copies_of`); default: nothing is copied.
         model_kwargs: for the target's forward.
 
     Returns:
@@ -93,7 +95,7 @@ def speculative_decoding(
     """
     started = perf_counter()
     own = logits_processor, stopping_criteria, generation_config
-    batch = begin_call(model, input_ids, *own, drafter, streamer, synced_gpus, model_kwargs, rule=rule)
+    batch = begin_call(model, input_ids, *own, drafter, streamer, synced_gpus, model_kwargs, rule=rule, copies=copies)
     [call] = batch.calls
     try:
         with closing(batch):
@@ -122,15 +124,14 @@ def output(call: Call, started: float, model_kwargs: dict[str, Any]) -> Speculat
         call.streamer.end()
     call.stats.total_seconds = perf_counter() - started
     call.drafter.last_stats = call.stats
-    memory, listener = call.drafter.memory, call.drafter.listener
     for row, sequence in enumerate(call.sequences):
         if call.criteria:
             call.stats.take_back(row, sequence.length - call.begin)
         text = sequence.ids[0, sequence.padding : sequence.length]
-        if memory is not None and memory.remember and 0 <= int(text.min()) <= int(text.max()) < call.vocab_size:
-            memory.add(text)  # without what stands for an image
-        if listener is not None:
-            listener(text, call.begin - sequence.padding)
+        if call.copies is not None:
+            call.copies.remember(text)
+        if call.drafter.listener is not None:
+            call.drafter.listener(text, call.begin - sequence.padding)
     sequences, scores, logits = collect(call.sequences, call.buffer, call.generation_config)
     if not call.generation_config.return_dict_in_generate:
         return sequences

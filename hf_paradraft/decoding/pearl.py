@@ -233,6 +233,7 @@ def overlapped_decoding(
     streamer: BaseStreamer | None = None,
     synced_gpus: bool = False,
     rule: Rule | None = None,
+    copies: Any = None,
     **model_kwargs: Any,
 ) -> SpeculativeOutput | LongTensor:
     """Decode as `speculative_decoding`, with a drafter that works while the target verifies.
@@ -248,15 +249,14 @@ def overlapped_decoding(
     overlapped = not (config.never_slower and repeatable) or schedule.turn()
     used = drafter.apart if overlapped and drafter.apart is not None else drafter
     own = logits_processor, stopping_criteria, generation_config
-    batch = begin_call(model, input_ids, *own, used, streamer, synced_gpus, model_kwargs, rule=rule)
+    batch = begin_call(model, input_ids, *own, used, streamer, synced_gpus, model_kwargs, rule=rule, copies=copies)
     [call], [group] = batch.calls, batch.groups
     with closing(batch):
         check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
         call.drafter = drafter
-        if (
-            overlapped and group.builder.sampled
-        ):  # the thread's draws are its own: two threads would take turns at torch's generator
-            group.builder.generator = torch.Generator(call.buffer.device).manual_seed(int(torch.randint(2**62, (), device="cpu")))
+        if overlapped and call.rule.draws is not None:  # two threads would take turns at torch's generator
+            seed = int(torch.randint(2**62, (), device="cpu"))
+            call.rule.draws.generator = torch.Generator(call.buffer.device).manual_seed(seed)
         chain = not call.verifier.branches or config.tree_size is None
         thread = DrafterThread(input_device(model), device_of(used))
         windows = Windows(call, group, thread, schedule, chain and repeatable)

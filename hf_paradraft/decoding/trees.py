@@ -9,15 +9,12 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import exp, inf, log
 
-import numpy
 import torch
 from numpy import ndarray
-from torch import LongTensor, Tensor
+from torch import Tensor
 
 from ..protocol import Draft
-from .sampling import to_target
-
-ROOT = 0  # of a `GrowingTree`
+from .vocabulary import to_target
 
 
 @dataclass
@@ -104,37 +101,6 @@ def best_first_tree(
     return Draft(torch.tensor(chosen, device=logits.device), paths.parents, acceptance=paths.acceptance)
 
 
-def draw(q: Tensor, count: int, generator: torch.Generator | None = None) -> LongTensor:
-    """Draw `count` tokens without replacement from `q`, float32 `(V,)`, in order: int64 `(count,)`.
-
-    The k largest of log q + Gumbel noise are k such draws (Kool et al., 2019). `q` has as many positive entries at least.
-    """
-    noise = -torch.empty_like(q).exponential_(generator=generator).log()
-    return (q.log() + noise).topk(count).indices
-
-
-def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = None) -> Draft:
-    """Build a tree of the best-first shape whose siblings are drawn from `q` without replacement (ParallelSpec, Algorithm 1).
-
-    The shape depends on `q` alone and never on what is drawn, so that the draws are what the rule takes them for.
-
-    Args:
-        q: float32 `(K, V)`, the distribution at each distance.
-        num_nodes: N, at least 1; fewer come back where fewer tokens are possible.
-        generator: of the draws; default: torch's own.
-
-    Returns:
-        A draft with `q`; siblings stand in the order in which they were drawn.
-    """
-    paths = best_paths(possible(q.log().topk(min(num_nodes, q.shape[1])).values), num_nodes)
-    depths = torch.tensor(paths.depths, device=q.device)
-    draft = Draft(torch.empty_like(depths), paths.parents, q[depths])
-    for parent in dict.fromkeys(paths.parents):
-        children = draft.children(parent)
-        draft.tokens[children] = draw(draft.q[children[0]], len(children), generator)
-    return draft
-
-
 def likely_path(draft: Draft) -> list[int]:
     """List the nodes of a draft from the first one down: always the most probable child, or the first if chances are unknown."""
     path: list[int] = []
@@ -153,77 +119,3 @@ def part(draft: Draft, nodes: list[int], root: int | None = -1) -> Draft:
         None if draft.q is None or not nodes else draft.q[chosen.to(draft.q.device)],
         None if draft.acceptance is None else [draft.acceptance[node] for node in nodes],
     )
-
-
-class GrowingTree:
-    """The best tree over distributions that become known node by node.
-
-    Once every node of it that may have children has been read, no other tree of N nodes promises more. A node stands at a rank
-    among its parent's children. Where tokens are drawn, its promise comes from its parent's distribution and its rank, never from
-    its own token; and it can only be driven out by nodes that promise more: by earlier siblings, its own or its ancestors', by
-    what stands below those, or by what was drawn apart from it. So the draws are what recursive rejection takes them for.
-
-    Args:
-        num_nodes: N, at most.
-        depth: levels, at most.
-
-    Attributes:
-        parents, tokens, depths, scores: of the root and every node that was ever in the tree, in the order in which it came in; a
-            score is the log-chance of the whole path.
-        chosen: the tree, most probable first, so parents before children.
-    """
-
-    def __init__(self, num_nodes: int, depth: int):
-        self.num_nodes, self.depth = num_nodes, depth
-        self.parents, self.tokens, self.depths, self.scores = [-1], [-1], [0], [0.0]
-        self.chosen: list[int] = []
-        self.read = {ROOT}
-
-    def grow(self, nodes: list[int], scores: ndarray, tokens: ndarray) -> None:
-        """Add the children of nodes to the tree, and keep its N most probable nodes.
-
-        Args:
-            nodes: of the tree, or the root.
-            scores: `(n, r)`, log-chances of children given their parent, falling from rank to rank; -inf where there is none.
-            tokens: int64 `(n, r)`.
-        """
-        self.read.update(nodes)
-        ranks = scores.shape[1]
-        paths = (scores + numpy.array([self.scores[node] for node in nodes])[:, None]).ravel()
-        full = len(self.chosen) >= self.num_nodes
-        offered = (paths > (self.scores[self.chosen[-1]] if full else -inf)).nonzero()[0]
-        # Sorted so that what is equal stays in its order: parents before children, and siblings by rank.
-        merged = numpy.concatenate([[self.scores[node] for node in self.chosen], paths[offered]])
-        best = numpy.argsort(-merged, kind="stable")[: self.num_nodes].tolist()
-        before, count = self.chosen, len(self.chosen)
-        self.chosen = []
-        for index in best:
-            if index < count:
-                self.chosen.append(before[index])
-                continue
-            entry = int(offered[index - count])
-            self.chosen.append(len(self.parents))
-            self.parents.append(parent := nodes[entry // ranks])
-            self.tokens.append(int(tokens.flat[entry]))
-            self.depths.append(self.depths[parent] + 1)
-            self.scores.append(float(paths[entry]))
-
-    def unread(self) -> list[int]:
-        """List the nodes of the tree that may have children and were not read, most probable first."""
-        return [node for node in self.chosen if node not in self.read and self.depths[node] < self.depth]
-
-    def expected_tokens(self, nodes: list[int]) -> float:
-        """Compute how many tokens of `nodes` are accepted on average."""
-        return float(numpy.exp([self.scores[node] for node in nodes]).sum())
-
-    def acceptance(self) -> list[float]:
-        """List the chances of the chosen nodes given their parents."""
-        return numpy.exp([self.scores[node] - self.scores[self.parents[node]] for node in self.chosen]).tolist()
-
-    def path(self, node: int) -> list[int]:
-        """List the tokens from below the root down to `node`."""
-        tokens: list[int] = []
-        while node != ROOT:
-            tokens.append(self.tokens[node])
-            node = self.parents[node]
-        return tokens[::-1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
-from ..decoding.chains import LONGEST
-from ..decoding.lookup import PromptLookup, with_copied
-from ..memory import Memory
+from ..copies.hash_chains import LONGEST
+from ..copies.lookup import PromptLookup, with_copied
+from ..copies.memory import Memory
 from ..protocol import Draft, Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
 
@@ -52,16 +52,11 @@ class NgramDrafting(Drafting):
     """
 
     def __init__(self, drafter: NgramDrafter, vocab_size: int):
-        self.vocab_size = vocab_size
-        self.drafter, self.config = drafter, drafter.speculation_config
-        self.lookup: PromptLookup | None = None
+        self.config = drafter.speculation_config
+        self.lookup = PromptLookup(drafter.longest, drafter.shortest, drafter.memory, vocab_size)
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """Copy a chain for each sequence, in trees one from each source; none where nothing like it was there before."""
-        drafter = self.drafter
-        self.lookup = self.lookup or PromptLookup(
-            len(prefixes), drafter.longest, drafter.shortest, drafter.memory, self.vocab_size
-        )
         guesses = []
         for index, prefix in enumerate(prefixes):
             self.lookup.read(index, prefix.ids[0], prefix.kept)

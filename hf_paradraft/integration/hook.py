@@ -17,6 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
 from .. import protocol
+from ..copies import copies_of
 from ..decoding import loop, pearl
 from ..decoding.checks import NOTES, STATES, Notes, Refused, check_call, give_time, more_than_ids
 from ..drafters.ppd.model import PpdDrafter
@@ -91,9 +92,9 @@ def _decode(
     **kwargs: Any,
 ) -> Any:
     """Check the pair and how the target reads, then decode by our loop, or by PEARL's overlapped one where that applies."""
-    rule, config = None, args[2] if args else kwargs["generation_config"]
+    rule, copies, config = None, None, args[2] if args else kwargs["generation_config"]
     if drafter is not None:
-        rule = rule_of(drafter, config)
+        rule, copies = rule_of(drafter, config), copies_of(drafter)
         check_same_tokenizer(model, drafter, *tokenizers)
         if not args:  # before a forward; the loop checks again, whoever calls it
             own = config, kwargs["logits_processor"], drafter, kwargs.get("streamer")
@@ -108,7 +109,7 @@ def _decode(
         give_time(kwargs.get("stopping_criteria") or (), perf_counter() - begun)
     overlaps = drafter is not None and pearl.may_overlap(drafter, model)
     decode = pearl.overlapped_decoding if overlaps else loop.speculative_decoding
-    return decode(model, input_ids, *args, drafter=drafter, rule=rule, **kwargs)
+    return decode(model, input_ids, *args, drafter=drafter, rule=rule, copies=copies, **kwargs)
 
 
 @wraps(loop.speculative_decoding, assigned=("__doc__",))  # the module stays its own, for pickle

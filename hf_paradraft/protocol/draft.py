@@ -59,12 +59,17 @@ class Draft:
         return self.parents == list(range(-1, len(self.parents) - 1))
 
     @property
-    def depth(self) -> int:
-        """Tokens of its longest path."""
+    def depths(self) -> list[int]:
+        """How deep each node stands, from 1."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 + (depths[parent] if parent >= 0 else 0))
-        return max(depths, default=0)
+        return depths
+
+    @property
+    def depth(self) -> int:
+        """Tokens of its longest path."""
+        return max(self.depths, default=0)
 
     @cached_property
     def token_ids(self) -> list[int]:

@@ -7,8 +7,8 @@ from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList
 
 from ..decoding.accept import Rule, drawn
-from ..decoding.sampling import STATELESS
 from ..protocol import Draft
+from .draws import STATELESS, Draws
 
 
 class Rejection(Rule):
@@ -18,8 +18,11 @@ class Rejection(Rule):
     were not sampled have a `q` of 1 each. A sampled chain is judged as a whole.
     """
 
-    copies = clocked = False
-    draws_drafts = looks_ahead = True
+    clocked = False
+    looks_ahead = True
+
+    def __init__(self) -> None:
+        self.draws = Draws()
 
     def path(
         self, draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..continuous import NoDrafter, begin, can_join, together
+from ..copies.memory import Memory
 from ..decoding.batch import Batch
 from ..decoding.call import Call
 from ..decoding.loop import step
 from ..drafters.ngram import NgramDrafter
-from ..memory import Memory
 from ..names import decodes
 from ..protocol import Drafter, SpeculationStats
 

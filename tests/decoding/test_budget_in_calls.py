@@ -7,6 +7,7 @@ from test_budget import one_round, table
 from tiny import EOS, MASK, near_copy, tiny_model
 
 import hf_paradraft
+from hf_paradraft.copies.lookup import PromptLookup
 from hf_paradraft.decoding.accept import Greedy
 from hf_paradraft.decoding.budget import Budget
 from hf_paradraft.decoding.drafts import DraftBuilder
@@ -33,7 +34,7 @@ def test_copies_alone_where_a_draft_costs_more_than_it_brings(draft_seconds, tex
     budget = Budget(table(0.02), 12)
     for turn in range(40):  # a guess is right in three of ten rounds
         budget.observe(one_round(Draft.chain(torch.arange(4), None, [0.3] * 4), [0] if turn % 3 == 0 else [], draft_seconds, 1.1))
-    builder = DraftBuilder(hf_paradraft.SpeculationConfig(4, "auto", prompt_lookup=True), Greedy(), budget, 32)
+    builder = DraftBuilder(hf_paradraft.SpeculationConfig(4, "auto"), Greedy(), budget, 32, copies=PromptLookup())
     drafting = Scripted(hf_paradraft.GuessedLogits(torch.zeros(4, 32)))
     for length in range(max(1, len(text) - 8), len(text) + 1):  # copies earn their credit
         ids = torch.tensor([text[:length]])

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_paradraft.decoding.trees import best_first_tree, sampled_tree
+from hf_paradraft.decoding.trees import best_first_tree
+from hf_paradraft.rules.draws import sampled_tree
 
 
 def paths_of(draft):

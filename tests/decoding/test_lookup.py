@@ -12,8 +12,7 @@ from lossless import assert_lossless, listen
 from tiny import EOS, near_copy, tiny_model, with_prompts
 
 import hf_paradraft
-from hf_paradraft.decoding.drafts import DraftBuilder
-from hf_paradraft.decoding.lookup import PromptLookup, with_copied
+from hf_paradraft.copies.lookup import PromptLookup, with_copied
 
 TARGET = tiny_model()
 MAKE = {
@@ -55,8 +54,8 @@ def at_random(seed):
     """Instead of the budget's decision: copies alone in half of the rounds that have any."""
     generator = random.Random(seed)
 
-    def enough(builder, copied, prefixes):
-        return builder.lookup is not None and any(map(len, copied)) and generator.random() < 0.5
+    def enough(lookup, copied, prefixes, budget, num_draft_tokens):
+        return any(map(len, copied)) and generator.random() < 0.5
 
     return enough
 
@@ -71,7 +70,7 @@ def at_random(seed):
     st.integers(0, 99),
 )
 def test_sparing_the_drafter_never_changes_output(name, prompts, new, sampled, seed):
-    with patch.object(DraftBuilder, "_copies_are_enough", at_random(seed)):
+    with patch.object(PromptLookup, "are_enough", at_random(seed)):
         test_lookup_never_changes_output.hypothesis.inner_test(name, prompts, "auto", new, True, sampled)
 
 
@@ -82,8 +81,8 @@ def test_a_spared_drafter_reads_what_was_written_meanwhile(name):
     drafter.speculation_config = hf_paradraft.SpeculationConfig(3, "auto", prompt_lookup=True, never_slower=False)
     prompt = torch.tensor([[5, 3, 4, 5, 3, 4, 5, 3]])
     for seed in range(4):
-        enough = at_random(seed) if seed else lambda builder, copied, prefixes: False
-        with patch.object(DraftBuilder, "_copies_are_enough", enough), listen(drafter) as heard:
+        enough = at_random(seed) if seed else lambda *_: False
+        with patch.object(PromptLookup, "are_enough", enough), listen(drafter) as heard:
             TARGET.generate(prompt, do_sample=False, max_new_tokens=60, eos_token_id=None, assistant_model=drafter)
         said.append({asked.ids.shape[1]: asked.guess.logits.clone() for asked in heard})
     always, *seldom = said
@@ -143,7 +142,7 @@ def test_copied_chains_join_trees():
 
 
 def test_copies_learn_when_they_do_not_hold():
-    lookup, text = PromptLookup(1, longest=2), [4, 5, 9, 4, 5]
+    lookup, text = PromptLookup(longest=2), [4, 5, 9, 4, 5]
     lookup.read(0, torch.tensor(text), 0)
     [first] = lookup.following(0, 3)
     assert first[0] == [9, 4, 5]
@@ -167,7 +166,7 @@ def test_rejection_draws_and_does_not_copy(prompt, caplog):
 
 def test_a_text_that_is_taken_back_is_forgotten():
     """What a lookup knows behind a rejected window is what one that never saw the window knows."""
-    seen, fresh = PromptLookup(1), PromptLookup(1)
+    seen, fresh = PromptLookup(), PromptLookup()
     seen.read(0, torch.tensor([4, 5, 6, 4, 5, 7, 4, 5]), 0)
     seen.read(0, torch.tensor([4, 5, 6, 9, 4, 5]), 3)
     fresh.read(0, torch.tensor([4, 5, 6, 9, 4, 5]), 0)

@@ -16,8 +16,8 @@ from tiny import near_copy, tiny_model, with_prompts
 
 import hf_paradraft
 from hf_paradraft import Memory, NgramDrafter, SpeculationConfig
-from hf_paradraft.decoding.chains import END, LONGEST, PLACES, HashChains
-from hf_paradraft.decoding.lookup import FIRST, PromptLookup
+from hf_paradraft.copies.hash_chains import END, LONGEST, PLACES, HashChains
+from hf_paradraft.copies.lookup import FIRST, PromptLookup
 
 TARGET = tiny_model()
 TEXT = [5, 3, 4, 9, 8, 7, 6, 5, 3, 4, 1, 2]
@@ -242,7 +242,7 @@ def test_copies_learn_by_the_length_of_their_match():
     """Short matches that fail are believed less, long ones as before."""
     memory = Memory()
     memory.add([*range(10, 30)])
-    lookup, text = PromptLookup(1, memory=memory), []
+    lookup, text = PromptLookup(memory=memory), []
     for wrong in range(8):
         before, text = len(text), [*text, 100 + wrong, 10, 11, 12]
         lookup.read(0, torch.tensor(text), before)

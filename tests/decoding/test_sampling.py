@@ -14,9 +14,9 @@ from transformers import (
 )
 
 from hf_paradraft.decoding.accept import Rule, accept
-from hf_paradraft.decoding.trees import sampled_tree
 from hf_paradraft.protocol import Draft
 from hf_paradraft.rules import RULES
+from hf_paradraft.rules.draws import sampled_tree
 
 V, STEPS, SAMPLES = 5, 3, 2_000
 TABLE = torch.randn(V + 1, V, generator=torch.Generator().manual_seed(3)) * 1.5  # the target: logits given the last token

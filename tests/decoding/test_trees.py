@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_paradraft.decoding.trees import ROOT, GrowingTree
+from hf_paradraft.decoding.growing import ROOT, GrowingTree
 
 
 @settings(max_examples=200, deadline=None)

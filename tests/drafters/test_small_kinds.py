@@ -9,7 +9,7 @@ from tiny import ARCHITECTURES, EOS, make_tokenizer, near_copy, tiny_model
 from transformers import AutoModelForCausalLM, BloomConfig
 
 import hf_paradraft
-from hf_paradraft.decoding.lookup import FIRST
+from hf_paradraft.copies.lookup import FIRST
 
 TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
 SMALL = {name: near_copy(model, 0.02) for name, model in TARGETS.items()}

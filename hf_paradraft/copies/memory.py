@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import LongTensor
 
-from .decoding.chains import END, HashChains
+from .hash_chains import END, HashChains
 
 LARGEST = 24  # bits of a hash: 128 MiB of table
 SIBLINGS = 2  # tokens that may come first in what is copied: in a memory of 1,500 answers one was right in 44 %, two in 55 %

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
+from statistics import fmean
 from sys import maxsize
 from typing import Any
 
 import numpy
 from torch import LongTensor
 
-from ..protocol import Draft
-from .chains import LONGEST, HashChains
-from .trees import part
+from ..decoding.budget import Budget
+from ..decoding.trees import part
+from ..protocol import Draft, Prefix
+from ..protocol.config import MAX_TREE, TreeSize
+from .hash_chains import LONGEST, HashChains
 
 Copy = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
 COPIED, GROWTH, DEEPEST = 10, 2, 48  # tokens that are copied at most: 10, twice as many as match, and in all
@@ -58,33 +61,100 @@ class Text:
 
 
 class PromptLookup:
-    """A finder of tokens to copy for the sequences of one call, which learns how often its copies were right.
+    """A finder of tokens to copy for the sequences of a group, which learns how often its copies were right.
 
     Args:
-        count: how many sequences there are.
         longest, shortest: tokens of a match in the text itself.
         memory: other texts that are copied from (`hf_paradraft.Memory`).
         vocab_size: V; ids that stand for images, say, are not copied.
     """
 
-    def __init__(
-        self,
-        count: int,
-        longest: int = LONGEST,
-        shortest: int = 1,
-        memory: Any = None,
-        vocab_size: int = maxsize,
-    ):
+    deepest = DEEPEST
+
+    def __init__(self, longest: int = LONGEST, shortest: int = 1, memory: Any = None, vocab_size: int = maxsize):
         self.longest, self.shortest, self.memory, self.vocab_size = longest, shortest, memory, vocab_size
         believed = [(kind, min(max(1, kind), len(FIRST)) - 1) for kind in CLASSES]
         self.first = {kind: [2.0 * FIRST[index], 2.0] for kind, index in believed}
         self.onward = {kind: [4.0 * ONWARD[index], 4.0] for kind, index in believed}
         self.texts = list[Text]()
-        self.hold(count)
+
+    def begin(self, vocab_size: int) -> None:
+        """Begin a call of a target with V = `vocab_size`.
+
+        Raises:
+            ValueError: the memory holds ids of another vocabulary.
+        """
+        if self.memory is not None and self.memory.largest >= vocab_size:
+            raise ValueError(
+                f"The drafter's memory holds the id {self.memory.largest}, and the target's vocabulary ends at {vocab_size}: its "
+                "texts have to be in the target's own tokens."
+            )
+        self.vocab_size = vocab_size
+
+    def remember(self, text: LongTensor) -> None:
+        """Add a text that has ended to a memory that wants it; one with an image, say, is left out."""
+        if self.memory is not None and self.memory.remember and 0 <= int(text.min()) <= int(text.max()) < self.vocab_size:
+            self.memory.add(text)
 
     def hold(self, count: int) -> None:
         """Make room for so many sequences in all."""
         self.texts += [Text(self.first, self.onward) for _ in range(count - len(self.texts))]
+
+    def join(self, other: PromptLookup, count: int, joining: int) -> None:
+        """Copy for another one's sequences too, `joining` of them after `count` of its own."""
+        self.hold(count)
+        other.hold(joining)
+        self.texts += other.texts
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with some of the sequences, in this order."""
+        self.hold(1 + max(rows))
+        self.texts = [self.texts[row] for row in rows]
+
+    def find(self, prefixes: list[Prefix], spaces: list[int] | None, deep: bool) -> list[list[Copy]]:
+        """Find what can be copied for each sequence, the copy that promises most first.
+
+        Args:
+            prefixes: of the sequences.
+            spaces: tokens that may be verified of each; None: some of a text may be taken back.
+            deep: whether copies may be longer than guesses, where `spaces` allows it.
+        """
+        copied = []
+        for index, prefix in enumerate(prefixes):
+            self.read(index, prefix.ids[0], prefix.kept if spaces is None else prefix.ids.shape[1])
+            room = spaces[index] if deep and spaces is not None and prefix.room else prefix.room
+            copies = self.following(index, room)
+            if prefix.race is not None:
+                copies = [(tokens, prefix.race.chances(tokens, chances)) for tokens, chances in copies]
+            copied.append(copies)
+        return copied
+
+    def are_enough(self, copied: list[list[Copy]], prefixes: list[Prefix], budget: Budget, num_draft_tokens: int) -> bool:
+        """Decide whether the drafter's own forward, in addition to copies, is not worth its time.
+
+        Where a sequence's first copied token is wrong, a guess would have brought what drafts bring; else it brings nothing.
+        """
+        chances = [copies[0][1] if copies else [] for copies, prefix in zip(copied, prefixes, strict=True) if prefix.room]
+        if not budget.draft or not any(map(len, chances)):
+            return False
+        guessed = numpy.cumprod(budget.acceptance[1 : 1 + num_draft_tokens]).sum()
+        missed = fmean(1 - (copy[0] if copy else 0.0) for copy in chances) * guessed
+        tokens = 1 + fmean(numpy.cumprod(copy).sum() for copy in chances)
+        return not budget.worth(missed, budget.draft(), tokens, float(budget.cost(1 + max(map(len, chances)))))
+
+    def join_to(self, draft: Draft, copies: list[Copy], size: TreeSize, budget: Budget) -> Draft:
+        """Join a draft and a sequence's copies, where these promise more; a tree may become deeper than K by it."""
+        if not copies or draft.prompt_rows is not None:  # a sparse tree holds what pays next to its prompts
+            return draft
+        if size is not None:
+            if draft.acceptance is None and len(draft):
+                return draft  # tokens of which nobody says how likely they are
+            return with_copied(draft, copies, MAX_TREE if size == "auto" else int(size))
+        tokens, chances = copies[0]
+        guessed = draft.path_probability or numpy.cumprod(budget.acceptance[1 : 1 + len(draft)])
+        return (
+            draft if numpy.cumprod(chances).sum() <= sum(guessed) else Draft.chain(draft.tokens.new_tensor(tokens), None, chances)
+        )
 
     def read(self, sequence: int, ids: LongTensor, unchanged: int) -> None:
         """Read what is new of a text, and learn which of its last copies came true.
@@ -94,6 +164,7 @@ class PromptLookup:
             ids: the whole text, int64 `(n,)`.
             unchanged: how many of its first tokens are as they were.
         """
+        self.hold(sequence + 1)
         text = self.texts[sequence]
         begin = text.chains.end
         while text.chains.end > unchanged:  # something was taken back

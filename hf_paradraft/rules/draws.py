@@ -1,0 +1,110 @@
+"""Drafts that are drawn from the drafter's distributions, as rejection wants them (ParallelSpec, Algorithm 1)."""
+
+import torch
+from torch import LongTensor, Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ..decoding.trees import best_paths, possible
+from ..protocol import Draft
+
+STATELESS = (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+
+def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
+    """Apply the processors without a memory to the logits `(1, V)` behind ids `(1, n)`.
+
+    A draft may come from any distribution, but a processor that remembers its calls must see those of plain decoding alone.
+    """
+    for processor in logits_processor:
+        if type(processor) in STATELESS:  # what is derived from one may remember
+            row = processor(ids, row)
+    return row
+
+
+def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
+    """Compute the distributions that a draft is drawn from, float32 `(K, V)`, from logits `(K, V)`, all behind ids `(1, n)`."""
+    # One by one: a processor may know how many texts there are.
+    return torch.cat([warp_row(ids, row, logits_processor) for row in logits.float().split(1)]).softmax(-1)
+
+
+def sampled_chain(
+    ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList, generator: torch.Generator | None = None
+) -> Draft:
+    """Draw one token per row of logits `(K, V)`, each row warped as if the earlier draws were the text after ids `(1, n)`."""
+    rows, length = [], ids.shape[1]
+    for row in logits.float().split(1):
+        rows.append(warp_row(ids, row, logits_processor).softmax(-1))
+        ids = torch.cat([ids, torch.multinomial(rows[-1], 1, generator=generator)], dim=1)
+    return Draft.chain(ids[0, length:], torch.cat(rows))
+
+
+def draw(q: Tensor, count: int, generator: torch.Generator | None = None) -> LongTensor:
+    """Draw `count` tokens without replacement from `q`, float32 `(V,)`, in order: int64 `(count,)`.
+
+    The k largest of log q + Gumbel noise are k such draws (Kool et al., 2019). `q` has as many positive entries at least.
+    """
+    noise = -torch.empty_like(q).exponential_(generator=generator).log()
+    return (q.log() + noise).topk(count).indices
+
+
+def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = None) -> Draft:
+    """Build a tree of the best-first shape whose siblings are drawn from `q` without replacement (ParallelSpec, Algorithm 1).
+
+    The shape depends on `q` alone and never on what is drawn, so that the draws are what the rule takes them for.
+
+    Args:
+        q: float32 `(K, V)`, the distribution at each distance.
+        num_nodes: N, at least 1; fewer come back where fewer tokens are possible.
+        generator: of the draws; default: torch's own.
+
+    Returns:
+        A draft with `q`; siblings stand in the order in which they were drawn.
+    """
+    paths = best_paths(possible(q.log().topk(min(num_nodes, q.shape[1])).values), num_nodes)
+    depths = torch.tensor(paths.depths, device=q.device)
+    draft = Draft(torch.empty_like(depths), paths.parents, q[depths])
+    for parent in dict.fromkeys(paths.parents):
+        children = draft.children(parent)
+        draft.tokens[children] = draw(draft.q[children[0]], len(children), generator)
+    return draft
+
+
+class Draws:
+    """A maker of drawn drafts.
+
+    Attributes:
+        generator: of the draws; None: torch's own.
+    """
+
+    generator: torch.Generator | None = None
+
+    def draft(self, text: LongTensor, logits: Tensor, size: int | None, logits_processor: LogitsProcessorList) -> Draft:
+        """Draw a tree of `size` nodes, None for a chain, from logits `(K, V)` of independent distances after ids `(1, n)`."""
+        if size is None:
+            return sampled_chain(text, logits, logits_processor, self.generator)
+        return sampled_tree(warp(text, logits, logits_processor), size, self.generator)
+
+    def children(
+        self, text: LongTensor, logits: Tensor, count: int, logits_processor: LogitsProcessorList
+    ) -> tuple[Tensor, list[float], list[int]]:
+        """Draw at most `count` tokens after ids `(1, n)` from logits `(1, V)`, without replacement.
+
+        Returns:
+            The distribution that they were drawn from, float32 `(V,)`; the log-chance of each rank there; and the tokens.
+        """
+        q = warp(text, logits, logits_processor)
+        chances = possible(q.log().topk(count).values)[0]
+        return q[0], chances, draw(q[0], len(chances), self.generator).tolist()
