@@ -13,7 +13,6 @@ from ..protocol import Round
 from .call import Call
 from .group import Group
 from .sequence import Accepted, Sequence, advance
-from .verify import TreeVerifier
 
 
 class Batch:
@@ -51,8 +50,6 @@ class Batch:
         Raises:
             ValueError: one of both cannot be joined (recurrent targets, static caches, a prompt that is not read yet).
         """
-        if not isinstance(self.verifier, TreeVerifier) or not isinstance(other.verifier, TreeVerifier):
-            raise ValueError(f"{type(self.verifier.model).__name__} is served one call at a time, as it is loaded here.")
         self.verifier.join(other.verifier)
         self.calls += other.calls
         self.sequences += other.sequences
@@ -66,7 +63,7 @@ class Batch:
     def leave(self) -> list[Call]:
         """Let sequences that have ended go, with what the cache holds of them; returns the calls that are over."""
         going_on = [row for row, sequence in enumerate(self.sequences) if not sequence.finished]
-        if going_on and len(going_on) < len(self.sequences) and isinstance(self.verifier, TreeVerifier):
+        if going_on and len(going_on) < len(self.sequences):
             self.verifier.select(going_on)
         for sequence in self.sequences:
             if sequence.finished:

@@ -29,16 +29,16 @@ from ..protocol import Drafter, RoundStreamer, SpeculationConfig, SpeculationSta
 from .accept import Greedy, Rule
 from .batch import Batch
 from .budget import Budget, budget_of
-from .cache import RaggedCache, cache_of_call, check_roll_back, is_recurrent, static_cache, use_plain_layers
+from .cache import CroppedCache, RaggedCache, cache_of_call, static_cache, use_plain_layers
 from .call import Call
 from .checks import NOTES, Notes, Refused, check_call, check_lengths, give_time, left_padding, more_than_ids
 from .drafts import DraftBuilder
 from .features import Features
 from .group import Group
-from .recurrent import RecurrentBatchVerifier, RecurrentVerifier
+from .recurrent import States, check_roll_back, is_recurrent, record_windows
 from .sequence import Ends, Processors, Sequence, processors_of_sequences
 from .tree_attention import TreeAttention, attention_windows, or_sdpa, reads_its_own_way
-from .verify import ChainVerifier, TreeVerifier, extend_to
+from .verify import Verifier, extend_to
 
 logger = logging.get_logger(__name__)
 LONGEST = 2**20  # new tokens of a text: what is kept by token is made at once
@@ -110,7 +110,7 @@ def _begin(
     processors = processors_of_sequences(logits_processor, batch_size)
     verifier = make_verifier(model, input_ids, ends.limit, used, model_kwargs, features)  # which may change the cache's layers
     hands_back = generation_config.return_dict_in_generate or notes.callers_cache
-    if criteria and hands_back and isinstance(verifier, RecurrentBatchVerifier):
+    if criteria and hands_back and batch_size > 1 and verifier.states is not None:
         raise Refused(
             "A criterion may take tokens back, and a recurrent state cannot: where such a target's cache is handed back, call "
             "generate once per prompt."
@@ -205,7 +205,7 @@ def _tell(
     config: SpeculationConfig,
     rule: Rule,
     copies: Any,
-    verifier: ChainVerifier | TreeVerifier,
+    verifier: Verifier,
     limit: int,
     lacks_features: bool,
 ) -> None:
@@ -252,7 +252,7 @@ def make_verifier(
     drafter: Drafter,
     model_kwargs: dict[str, Any],
     features: Features | None = None,
-) -> ChainVerifier | TreeVerifier:
+) -> Verifier:
     """Make the verifier that serves a call, with trees and batches where model, cache and inputs allow it.
 
     Args:
@@ -278,34 +278,29 @@ def make_verifier(
         and per_token.keys() <= {"attention_mask", "position_ids"}
         and all(tensor.ndim == 2 for tensor in per_token.values())
     )
+    explicit = explicit and not (recurrent and batch_size == 1)
     if recurrent:
         check_roll_back(cache)
-    if recurrent and batch_size == 1:
-        return RecurrentVerifier(model, model_kwargs, per_token, begin, begin)
-    if recurrent and not explicit:
-        raise Refused(f"{type(model).__name__} is served one prompt at a time with a drafter, for its layers' sake.")
+        record_windows(cache)
     if config.compile and explicit and not recurrent and cache.get_seq_length() == 0:
         cache.layers = static_cache(model, num_slots).layers  # in the caller's own object, if it is one
     explicit = explicit and (recurrent or use_plain_layers(cache, num_slots))
+    if not explicit and (batch_size > 1 or (cache.is_compileable and not recurrent)):
+        raise Refused(
+            f"{type(model).__name__} with {attention_of(model)} attention and these inputs "
+            "can be served one prompt at a time and with a dynamic cache only: call generate once per prompt, without "
+            f"cache_implementation{or_sdpa(model)}."
+        )
+    states, length = States(cache) if recurrent else None, 0 if recurrent else int(cache.get_seq_length())
     if not explicit:
-        cache.activate_past_recording()
-    unread, reads_rows = begin - int(cache.get_seq_length()), features is not None and bool(features.keys)
-    chains = ChainVerifier(model, model_kwargs, per_token, begin, unread, reads_rows)
-    if not explicit:
-        if batch_size > 1 or cache.is_compileable:
-            raise Refused(
-                f"{type(model).__name__} with {attention_of(model)} attention and these inputs "
-                "can be served one prompt at a time and with a dynamic cache only: call generate once per prompt, without "
-                f"cache_implementation{or_sdpa(model)}."
-            )
-        return chains
+        if not recurrent:
+            cache.activate_past_recording()
+        rows = CroppedCache(cache, batch_size, length)
+        return Verifier(model, model_kwargs, per_token, rows, begin, states=states, features=features)
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
     positions = per_token["position_ids"][:, begin - 1] if "position_ids" in per_token else mask.long().sum(1) - 1
     attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
-    last = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    ragged = RaggedCache(cache, batch_size, begin)
-    if recurrent:
-        return RecurrentBatchVerifier(model, model_kwargs, ragged, attention, features, chains, last)
+    ragged = RaggedCache(cache, batch_size, length)
     row_counts = config.row_counts(most_rows) if cache.is_compileable else None
-    return TreeVerifier(model, model_kwargs, ragged, attention, features, chains, last, row_counts)
+    return Verifier(model, model_kwargs, per_token, ragged, begin, attention, states, features, row_counts)

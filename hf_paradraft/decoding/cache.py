@@ -5,14 +5,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
 
 from ..names import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    LinearAttentionCacheLayerMixin,
     StaticLayer,
     StaticSlidingWindowLayer,
     cache_argument,
@@ -21,9 +19,9 @@ from ..names import (
     is_foreign,
     stores_nothing,
 )
+from .recurrent import crop, is_recurrent, record_windows
 
 SLOTS = 256  # static caches made here are this long, or a multiple: calls of different lengths share a compiled forward
-MOST_UNREAD = 32  # tokens behind a recurrent state that are read again with every draft; with more they are read for good
 REPLACED = {DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer}
 
 
@@ -43,80 +41,6 @@ def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
             "leave cache_implementation and cache (past_key_values) unset, or pass a DynamicCache or a StaticCache."
         )
     return cache
-
-
-def is_recurrent(cache: Cache) -> bool:
-    """Tell whether a layer of `cache` holds a recurrent state instead of, or beside, keys and values."""
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
-
-
-def _state_dicts(cache: Cache) -> list[dict[int, Tensor | None]]:
-    linear = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
-    return [states for layer in linear for states in (layer.conv_states, layer.recurrent_states)]
-
-
-def copy_states(cache: Cache) -> list[list[Tensor | None]]:
-    """Copy the recurrent states of the cache's layers; the list is empty where no layer is recurrent."""
-    return [[state if state is None else state.clone() for state in states.values()] for states in _state_dicts(cache)]
-
-
-def record_windows(cache: Cache) -> None:
-    """Let sliding windows keep what they push out, until `put_back` or `end_windows`."""
-    for layer in cache.layers:
-        if isinstance(layer, DynamicSlidingWindowLayer):
-            DynamicSlidingWindowLayer.activate_past_recording(layer)
-
-
-def put_back(cache: Cache, states: list[list[Tensor | None]], count: int) -> None:
-    """Forget the last `count` tokens: states from `copy_states` come back, keys and values are cropped."""
-    for current, saved in zip(_state_dicts(cache), states, strict=True):
-        current.update(zip(current, saved, strict=True))
-    for layer in cache.layers:
-        if isinstance(layer, DynamicSlidingWindowLayer):
-            DynamicSlidingWindowLayer.crop(layer, -count)
-        elif isinstance(layer, DynamicLayer):
-            DynamicLayer.crop(layer, -count)
-
-
-def restore_states(cache: Cache, states: list[list[Tensor | None]], rows: list[int]) -> None:
-    """Let some rows of a batch have their states from `copy_states` again."""
-    for current, saved in zip(_state_dicts(cache), states, strict=True):
-        for state, before in zip(current.values(), saved, strict=True):
-            if state is not None:
-                state[rows] = before[rows]
-
-
-def select_states(cache: Cache, rows: list[int]) -> None:
-    """Go on with the states of some rows, in this order."""
-    for current in _state_dicts(cache):
-        current.update({key: state if state is None else state[rows] for key, state in current.items()})
-
-
-def end_windows(cache: Cache) -> None:
-    """Let sliding windows drop what they pushed out."""
-    for layer in cache.layers:
-        if isinstance(layer, DynamicSlidingWindowLayer):
-            DynamicSlidingWindowLayer.crop(layer, 0)
-
-
-def stop_recording(cache: Cache) -> None:
-    """Let sliding windows and states drop what they push out as it comes, as they do by themselves."""
-    for layer in cache.layers:
-        if isinstance(layer, DynamicSlidingWindowLayer | LinearAttentionCacheLayerMixin):
-            layer.record_past = False
-
-
-def check_roll_back(cache: Cache) -> None:
-    """Refuse caches whose layers cannot be put back.
-
-    Raises:
-        ValueError: a static one, or one that has read something already.
-    """
-    if any(isinstance(layer, StaticLayer) for layer in cache.layers):
-        raise ValueError("Static caches beside recurrent layers cannot roll back: leave cache_implementation unset.")
-    linear = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
-    if any(any(layer.has_previous_state.values()) for layer in linear):
-        raise ValueError("A recurrent state cannot be continued with a drafter: leave cache (past_key_values) unset.")
 
 
 def empty_cache(model: PreTrainedModel) -> DynamicCache:
@@ -192,6 +116,32 @@ def _begin_like(layer: Any, other: Any, num_rows: int) -> None:
     if not layer.is_initialized and other.is_initialized:
         layer.lazy_initialization(other.keys, other.values)
         layer.keys, layer.values = (states[:1, :, :0].repeat(num_rows, 1, 1, 1) for states in (other.keys, other.values))
+
+
+class CroppedCache:
+    """A cache as transformers itself keeps it: its rows have one length, and drop their last tokens.
+
+    Args:
+        cache: of any kind that `crop` can shorten.
+        batch_size: rows.
+        length: entries of each row.
+    """
+
+    num_slots = None
+
+    def __init__(self, cache: Cache, batch_size: int, length: int):
+        self.cache, self.lengths = cache, [length] * batch_size
+
+    def keep(self, paths: list[list[int]], written: int) -> None:
+        """Keep the first of the last forward's entries, as `RaggedCache.keep`; sliding windows shrink to their size."""
+        kept = len(paths[0])
+        self.lengths = [length + kept for length in self.lengths]
+        crop(self.cache, written - kept)
+
+    def forget(self, counts: list[int]) -> None:
+        """Drop the last entries, as `RaggedCache.forget`."""
+        self.lengths = [length - counts[0] for length in self.lengths]
+        crop(self.cache, counts[0])
 
 
 class RaggedCache:

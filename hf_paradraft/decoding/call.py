@@ -20,7 +20,7 @@ from ..protocol import (
 )
 from .accept import Emitted, Rule, child_that_is
 from .sequence import Ends, Sequence, by_step, padded, take
-from .verify import ChainVerifier, TreeVerifier
+from .verify import Verifier
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class Call:
     sequences: list[Sequence]
     drafter: Drafter
     config: SpeculationConfig
-    verifier: ChainVerifier | TreeVerifier
+    verifier: Verifier
     vocab_size: int
     rule: Rule
     copies: Any
@@ -175,7 +175,7 @@ class Call:
 
     def break_off(self) -> None:
         """Leave the cache of a batch in which something raised even, as in plain decoding, where somebody may see it."""
-        if self.hands_back and len(self.sequences) > 1 and isinstance(self.verifier, TreeVerifier):
+        if self.hands_back and len(self.sequences) > 1:
             lengths = self.verifier.cache.lengths
             end = min(*lengths, max(self.begin, self.judged - 1)) if self.criteria else min(lengths)
             self.verifier.cache.forget([length - end for length in lengths])

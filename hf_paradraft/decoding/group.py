@@ -16,7 +16,7 @@ from .checks import changes_its_scale
 from .drafts import DraftBuilder
 from .features import Features
 from .sequence import Sequence
-from .verify import ChainVerifier, TreeVerifier
+from .verify import Verifier
 
 PIECE = 2048  # tokens of a prompt that are read at once for a drafter that reads features, unless the caller says otherwise
 
@@ -81,11 +81,11 @@ class Group:
             budget.begin()
         self.builder.budget = budget
 
-    def may_draft(self, verifier: ChainVerifier | TreeVerifier) -> bool:
+    def may_draft(self, verifier: Verifier) -> bool:
         """Tell whether the next round can verify a draft. Features come with the first forward."""
         return verifier.may_draft and all(call.drafts_first and not self.features.keys for call in self.calls if call.first)
 
-    def draft(self, verifier: ChainVerifier | TreeVerifier) -> None:
+    def draft(self, verifier: Verifier) -> None:
         """Give each sequence a draft; an empty one where nobody has room, or the round is a plain one."""
         first = any(call.first for call in self.calls)
         rests = self.builder.may_rest and not first and self.budget.rest()
@@ -156,7 +156,7 @@ class Group:
         sequence.observed = max(sequence.observed, begin + len(read))
         return Observation(tokens, begin + skipped, self.features.of_sequence(sequence.place, read[skipped:]), prompts)
 
-    def read_piece(self, verifier: ChainVerifier | TreeVerifier, buffer: LongTensor, config: GenerationConfig) -> bool:
+    def read_piece(self, verifier: Verifier, buffer: LongTensor, config: GenerationConfig) -> bool:
         """Read a piece of a call's prompt, where that is wanted, and show it to the drafter; False if the last is left."""
         piece = config.prefill_chunk_size
         if piece is None and self.features.keys and not changes_its_scale(verifier.model):

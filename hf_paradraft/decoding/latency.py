@@ -16,7 +16,8 @@ from ..hardware import device_name, input_device, without_cudnn_attention
 from ..names import attention_of, with_cache
 from ..notes import notes_on
 from ..whole_files import write_json
-from .cache import empty_cache, is_recurrent
+from .cache import empty_cache
+from .recurrent import is_recurrent
 from .tree_attention import attention_windows
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)

@@ -29,10 +29,11 @@ from .accept import Rule
 from .batch import Batch
 from .begin import begin_call
 from .budget import of_pair
-from .cache import cache_of_call, is_recurrent
+from .cache import cache_of_call
 from .call import Call
 from .group import Group
 from .loop import SpeculativeOutput, output, step
+from .recurrent import is_recurrent
 from .schedule import OverlapSchedule, check_overlap
 from .trees import likely_path, part
 

@@ -10,7 +10,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 
-from ..decoding.cache import MOST_UNREAD, check_forgets, copy_states, empty_cache, end_windows, is_recurrent, put_back
+from ..decoding.cache import check_forgets, empty_cache
+from ..decoding.recurrent import MOST_UNREAD, States, crop, is_recurrent
 from ..decoding.tree_attention import attention_windows, or_sdpa
 from ..names import DynamicLayer, innermost, stores_nothing, with_cache
 from ..protocol import Prefix, SpeculationConfig
@@ -136,19 +137,17 @@ def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks
 
     if recurrent and new.shape[1] > (MOST_UNREAD if length else 1):
         read(new[:, :-1], 1)
-        end_windows(cache)
+        crop(cache, 0)
         length, new = ids.shape[1] - 1, new[:, -1:]
     if recurrent and length == 0:
         masks = []  # there is no state yet that could be put back
     fed = torch.cat([new, ids.new_tensor([list(masks)])], dim=1)
-    states = copy_states(cache)
+    states = States(cache)
+    states.copy()
     logits = read(fed, len(masks) + 1)
-    if not recurrent:
-        cache.crop(-len(masks))
-    elif masks:
-        put_back(cache, states, fed.shape[1])
-    else:
-        end_windows(cache)
+    if recurrent and masks:
+        states.restore([0])
+    crop(cache, fed.shape[1] if recurrent and masks else len(masks))
     return logits
 
 

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import hf_paradraft
-from hf_paradraft.decoding import recurrent
+from hf_paradraft.decoding import verify
 from hf_paradraft.decoding.cache import empty_cache
 from hf_paradraft.drafters.causal import read_with_masks
 from hf_paradraft.integration import look
@@ -157,7 +157,7 @@ def test_chains_over_the_states_of_a_batch(name, rate):
 @pytest.mark.parametrize("unread", [0, 3, 32])
 def test_the_cache_of_a_batch_is_plain_decodings(name, unread, monkeypatch):
     """Texts that end early stand before padding, as plain decoding reads it; the second turn over the cache is the same."""
-    monkeypatch.setattr(recurrent, "MOST_UNREAD", unread)
+    monkeypatch.setattr(verify, "MOST_UNREAD", unread)
     target, inputs = target_of(name), left_padded(RAGGED)
     options = {"do_sample": False, "return_dict_in_generate": True}
     free = target.generate(**inputs, do_sample=False, max_new_tokens=24)

@@ -16,7 +16,7 @@ from transformers import Lfm2Config, Lfm2ForCausalLM
 
 import hf_paradraft
 from hf_paradraft.decoding import drafts, loop
-from hf_paradraft.decoding.verify import TreeVerifier
+from hf_paradraft.decoding.verify import Verifier
 
 PROMPTS = torch.tensor([[0, 0, 0, 1, 2], [1, 2, 3, 4, 5], [0, 9, 8, 7, 6]])
 SEEN = (PROMPTS != 0).long()
@@ -100,13 +100,13 @@ def test_lfm2_drafts_in_chains_and_batches(rows, load):
 @pytest.mark.slow
 def test_confidences_cut_chains(load, monkeypatch):
     """A drafter that is sure of nothing drafts little, where never_slower asks for it; the output stays."""
-    verify, now = TreeVerifier.verify, [0.0]
+    verify, now = Verifier.verify, [0.0]
 
     def timed(verifier, sequences, drafts):
         now[0] += 1 + 0.2 * max(map(len, drafts))
         return verify(verifier, sequences, drafts)
 
-    monkeypatch.setattr(TreeVerifier, "verify", timed)  # rows take what they always take
+    monkeypatch.setattr(Verifier, "verify", timed)  # rows take what they always take
     for module in (loop, drafts):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     config, tensors = LAYOUTS["DeepSpec DSpark"]()
