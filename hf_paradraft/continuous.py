@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,15 +12,15 @@ from torch import LongTensor, Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from .copies import copies_of
+from .admission import admit
 from .decoding.batch import Batch
 from .decoding.begin import begin_call
+from .decoding.joining import join, leave
 from .decoding.loop import step
 from .decoding.sequence import Sequence
 from .decoding.tree_attention import attention_windows, reads_its_own_way
 from .names import DynamicLayer, StopStringCriteria
 from .protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
-from .rules import rule_of
 
 FREE = 0.25  # of the batch, before prompts are read: joining copies the cache
 ROOM = 64  # tokens more than there are, whenever a cache is copied
@@ -90,12 +90,8 @@ def begin(
 
     def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **model_kwargs):
         own = logits_processor, stopping_criteria, generation_config
-        rule, copies = rule_of(drafter, generation_config), copies_of(drafter)
-        batches.append(
-            begin_call(
-                model, input_ids, *own, drafter, None, synced_gpus, model_kwargs, rule=rule, copies=copies, generator=generator
-            )
-        )
+        terms = admit(model, input_ids, *own, drafter, None, synced_gpus)
+        batches.append(begin_call(model, input_ids, *own, drafter, None, model_kwargs, replace(terms, generator=generator)))
         return input_ids
 
     if (tokenizer := options.pop("tokenizer", None)) is not None:  # which generate does not pass on to a loop of others
@@ -169,7 +165,7 @@ def continuous_batching(
                 open_ += [Open(number, sequence, width) for (number, _), sequence in zip(group, joining.sequences, strict=True)]
                 step(joining)  # reads the prompts
                 if batch is not None:
-                    batch.leave()
+                    leave(batch)
                 batch, joining = together(batch, joining), None
             elif batch is not None:
                 step(batch)
@@ -186,7 +182,7 @@ def continuous_batching(
 def together(batch: Batch | None, joining: Batch) -> Batch:
     """Join sequences that have read their prompts to a batch, or make one of them."""
     if batch is not None and batch.sequences:
-        batch.join(joining)
+        join(batch, joining)
         return batch
     cache = joining.verifier.cache.cache
     for index, layer in enumerate(cache.layers):

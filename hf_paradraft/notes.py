@@ -28,3 +28,8 @@ def notes_on(*owners: Any) -> Notes:
     for owner in owners:
         notes = notes.beside.setdefault(owner, Notes())
     return notes
+
+
+def of_pair(model: Any, drafter: Any) -> dict[Any, Any]:
+    """Look up the objects that all calls of a target and a drafter share while both live; none if the drafter is no key."""
+    return notes_on(model, drafter) if type(drafter).__hash__ is not None else {}

@@ -14,7 +14,7 @@ from ..drafters.autoregressive import AutoregressiveDrafter
 from ..drafters.ngram import NgramDrafter
 from ..drafters.pard.model import PardDrafter
 from ..drafters.process import ProcessDrafter
-from ..names import ASSISTS_COMPILED
+from ..outer_names import ASSISTS_COMPILED
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
 from .methods import Method, assisted, drafted, on_cores, plain, prompt_lookup

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
-from ..names import compiles_everywhere
+from ..outer_names import compiles_everywhere
 from ..protocol import Drafter
 from .variants import Variant
 

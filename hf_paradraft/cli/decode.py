@@ -12,7 +12,7 @@ from ..bench.questions import ask, load_questions
 from ..chat import whole_characters
 from ..demo import GENERAL, QUESTIONS
 from ..demo.show import by_turns, compare_within, stream_one
-from ..names import is_recurrent_model
+from ..outer_names import is_recurrent_model
 from .options import (
     AnyDrafter,
     DrafterName,

@@ -15,7 +15,7 @@ from ..bench.questions import Question, ask, load_questions, random_prompts
 from ..bench.variants import Variant
 from ..demo import GENERAL, QUESTIONS
 from ..drafters.ngram import NgramDrafter
-from ..names import is_recurrent_model
+from ..outer_names import is_recurrent_model
 from ..protocol import SpeculationConfig
 from ..report.records import read_bench
 from ..report.tables import markdown, table

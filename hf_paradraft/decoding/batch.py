@@ -44,48 +44,6 @@ class Batch:
         for group in self.groups:
             group.features.stop()
 
-    def join(self, other: Batch) -> None:
-        """Take another batch's sequences, which have read their prompts, after these.
-
-        Raises:
-            ValueError: one of both cannot be joined (recurrent targets, static caches, a prompt that is not read yet).
-        """
-        self.verifier.join(other.verifier)
-        self.calls += other.calls
-        self.sequences += other.sequences
-        for joining in other.groups:
-            if not any(group.join(joining) for group in self.groups):
-                self.groups.append(joining)
-        for call in self.calls:
-            call.verifier = self.verifier
-        self._count()
-
-    def leave(self) -> list[Call]:
-        """Let sequences that have ended go, with what the cache holds of them; returns the calls that are over."""
-        going_on = [row for row, sequence in enumerate(self.sequences) if not sequence.finished]
-        if going_on and len(going_on) < len(self.sequences):
-            self.verifier.select(going_on)
-        for sequence in self.sequences:
-            if sequence.finished:
-                sequence.accepted = None
-        self.sequences = [self.sequences[row] for row in going_on]
-        over = [call for call in self.calls if call.finished]
-        self.calls = [call for call in self.calls if not call.finished]
-        for group in self.groups if over else ():
-            group.leave()
-        self.groups = [group for group in self.groups if group.calls]
-        for call in over:
-            call.end()
-        self._count(bool(over))
-        return over
-
-    def _count(self, learns: bool = True) -> None:
-        """Tell each sequence its place, and drafts how many sequences are verified together."""
-        for place, sequence in enumerate(self.sequences):
-            sequence.place = place
-        for group in self.groups if learns else ():
-            group.reckon_with(len(self.sequences))
-
     def read_piece(self) -> bool:
         """Read a piece of the only call's prompt, where that is wanted in pieces; False if the last is left."""
         [call], [group] = self.calls, self.groups
@@ -111,13 +69,13 @@ class Batch:
             sequence.accepted = None if sequence.finished else Accepted(sequence.length)
         for sequence in self.sequences:
             call, place = sequence.call, sequence.place
-            if call.together is None and not sequence.finished:
+            if call.terms.in_step is None and not sequence.finished:
                 with self._for(call):
                     advance(sequence, logits[place], choices[place] if call.only_argmax else None, call.ends)
         for call in self.calls:
             with self._for(call):
-                if call.together is not None:
-                    call.advance_together([logits[sequence.place] for sequence in call.sequences])
+                if call.terms.in_step is not None:
+                    call.terms.in_step.advance(call, [logits[sequence.place] for sequence in call.sequences])
                 call.stop()
 
     @contextmanager

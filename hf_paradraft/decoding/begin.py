@@ -19,50 +19,39 @@ from ..names import (
     BaseStreamer,
     EosTokenCriteria,
     MaxLengthCriteria,
-    MaxTimeCriteria,
     StaticSlidingWindowLayer,
-    StopStringCriteria,
     attention_of,
-    treats_rows_alike,
 )
 from ..protocol import Drafter, RoundStreamer, SpeculationConfig, SpeculationStats
-from .accept import Greedy, Rule
+from .accept import Rule
 from .batch import Batch
-from .budget import Budget, budget_of
+from .budget import Budget
 from .cache import CroppedCache, RaggedCache, cache_of_call, static_cache, use_plain_layers
-from .call import Call
-from .checks import NOTES, Notes, Refused, check_call, check_lengths, give_time, left_padding, more_than_ids
+from .call import Call, Terms
+from .checks import ALONE, NOTES, Notes, Refused, check_lengths, give_time, left_padding, more_than_ids
 from .drafts import DraftBuilder
 from .features import Features
 from .group import Group
 from .recurrent import States, check_roll_back, is_recurrent, record_windows
-from .sequence import Ends, Processors, Sequence, processors_of_sequences
+from .sequence import Ends, Sequence, processors_of_sequences
 from .tree_attention import TreeAttention, attention_windows, or_sdpa, reads_its_own_way
 from .verify import Verifier, extend_to
 
 logger = logging.get_logger(__name__)
 LONGEST = 2**20  # new tokens of a text: what is kept by token is made at once
-ALONE = (StopStringCriteria, MaxTimeCriteria)  # criteria without a memory, which look at each sequence by itself
 
 
-def begin_call(
-    model: PreTrainedModel,
-    *args: Any,
-    rule: Rule | None = None,
-    copies: Any = None,
-    generator: torch.Generator | None = None,
-) -> Batch:
-    """Check and prepare a call, as a batch of its own, to be closed.
+def begin_call(model: PreTrainedModel, *args: Any) -> Batch:
+    """Prepare a call of a kind that is served (`hf_paradraft.admission`), as a batch of its own, to be closed.
 
     Args:
-        model, args, rule, copies: as for `speculative_decoding`.
-        generator: of the call's draws alone; default: torch's.
+        model, args: as for `speculative_decoding`, without `synced_gpus`.
 
     Raises:
         Refused: an argument that the loop cannot serve, or a drafter for another target; the message says what to change.
     """
     try:
-        return _begin(model, *args, rule=rule, copies=copies, generator=generator)
+        return _begin(model, *args)
     except ValueError as error:  # nothing has been decoded yet
         raise error if isinstance(error, Refused) else Refused(*error.args) from error
 
@@ -73,18 +62,13 @@ def _begin(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    drafter: Drafter | None,
+    drafter: Drafter,
     streamer: BaseStreamer | None,
-    synced_gpus: bool,
     model_kwargs: dict[str, Any],
-    *,
-    rule: Rule | None,
-    copies: Any,
-    generator: torch.Generator | None,
+    terms: Terms,
 ) -> Batch:
     begun = perf_counter()
-    rule = rule or Greedy()
-    check_call(model, input_ids, generation_config, logits_processor, drafter, streamer, synced_gpus, rule)
+    rule, copies = terms.rule, terms.copies
     notes: Notes = getattr(generation_config, NOTES, Notes())
     used = _with_own_length(drafter, notes.num_assistant_tokens)
     vocab_size = num_logits(model)
@@ -120,14 +104,11 @@ def _begin(
     sequences = [
         Sequence(buffer[row : row + 1], processors[row], begin, padding[row], context=context) for row in range(batch_size)
     ]
-    # What may know its rows is shown all of them; and a criterion may draw, or write, where texts are drawn in turn.
-    in_step = not all(map(treats_rows_alike, logits_processor))
-    in_step = in_step or (rule.in_turn and any(type(stop) not in ALONE for stop in criteria))
     for sequence in sequences:  # what the cache held before has no features
         sequence.observed = max(0, begin - verifier.unread - sequence.padding)
     _tell(model, used, config, rule, copies, verifier, ends.limit - max(padding), bool(features.keys) and verifier.unread < begin)
     deepest = 0 if copies is None else copies.deepest
-    budget_for = partial(_budget, model, drafter, config, rule, deepest, verifier.branches, verifier.row_counts)
+    budget_for = partial(_budget, terms, config, deepest, verifier.branches, verifier.row_counts)
     budget = budget_for(batch_size)
     budget.begin()
     drafting = used.start_drafting(model, ends.limit)
@@ -140,8 +121,7 @@ def _begin(
         config=config,
         verifier=verifier,
         vocab_size=vocab_size,
-        rule=rule,
-        copies=copies,
+        terms=terms,
         only_argmax=rule.only_argmax and not logits_processor,
         ends=ends,
         criteria=criteria,
@@ -153,10 +133,9 @@ def _begin(
         begin=begin,
         judged=begin,
         done=[False] * batch_size,
-        together=Processors(logits_processor) if batch_size > 1 and in_step else None,
     )
     builder = DraftBuilder(config, rule, budget, vocab_size, type(drafter).__name__, copies)
-    rule.begin(call, vocab_size, generator)
+    rule.begin(call, vocab_size, terms.generator)
     return Batch(call, Group(call, drafting, builder, features, budget_for))
 
 
@@ -228,21 +207,19 @@ def _tell(
 
 
 def _budget(
-    model: PreTrainedModel,
-    drafter: Drafter,
+    terms: Terms,
     config: SpeculationConfig,
-    rule: Rule,
     deepest: int,
     branches: bool,
     row_counts: abc.Sequence[int] | None,
     batch_size: int,
 ) -> Budget:
-    """Look up the `Budget` shared by calls with equal target, drafter and options."""
+    """Look up the budget of so many sequences."""
+    rule = terms.rule
     automatic = config.tree_size == "auto" and branches and rule.draws is None
     depth = max(config.num_draft_tokens, deepest if config.tree_size is not None else 0)
     use = config.num_draft_tokens, config.tree_size, deepest, type(rule), config.never_slower
-    decides = automatic or (config.never_slower and rule.rests)
-    return budget_of(model, drafter, decides, depth, batch_size, row_counts, *use)
+    return terms.budget_of(automatic or (config.never_slower and rule.rests), depth, batch_size, row_counts, *use)
 
 
 def make_verifier(

@@ -7,26 +7,43 @@ itself, the worst ones would get the largest trees.
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 import numpy
 from numpy import ndarray
-from transformers import PreTrainedModel
 
-from ..notes import notes_on
-from ..protocol import Drafter, Round
-from .latency import RowLatency, row_latency
+from ..protocol import Round
 
-DECAY = 0.98  # of a round's weight with each later one
-LATELY = 0.9  # likewise, where the question is whether drafting pays by now
-HOPE = 1.1  # times plain decoding's speed is what a drafter begins with: one without a hit at first is not yet a bad one
-MEMORY = 1.5  # times it is the most that a new call believes of earlier ones: text may change
-LOSS = 0.98  # of plain decoding's speed is what drafting may cost while it goes on
-DOUBT = 2.0  # times it, by the table alone, is enough to go on without having timed a plain round
-REST, LONGEST = 8, 256  # plain rounds after drafting lost; each time twice as many
-STEP = 4  # trees have 1 to 3 nodes, or 4 n - 1: what computes some number of rows for the first time may compile it first
-NEARLY = 0.01  # of a round's tokens: what a smaller draft may bring less, for the last nodes keep their promises least
+DECAY = 0.98  # weight of a round with each later one, in rates and acceptances of the long run
+RECENT_DECAY = 0.9  # likewise, in the estimate "does drafting still pay?"
+PRIOR_SPEEDUP = 1.1  # times plain decoding, assumed before the first rounds are measured
+MOST_PRIOR_SPEEDUP = 1.5  # times, at most taken over from earlier calls, whose texts may have been easier
+LEAST_SPEEDUP = 0.98  # times plain decoding; below it drafting rests
+SURE_SPEEDUP = 2.0  # times, by the table of latencies alone: enough to go on without having timed a plain round
+FIRST_REST, LONGEST_REST = 8, 256  # plain rounds after drafting lost, each time twice as many
+NODE_STEP = 4  # trees have 1 to 3 nodes, or 4 n - 1: a number of rows that is new may have to be compiled first
+SPARED = 0.01  # of a round's tokens, which a smaller draft may lose: the last nodes keep their promises least
+
+
+@dataclass
+class RowLatency:
+    """Measured latencies.
+
+    Attributes:
+        rows: new rows of a forward, rising.
+        seconds: the least time of each: whatever else the machine does only adds to it.
+    """
+
+    rows: list[int]
+    seconds: list[float]
+
+    def __call__(self, rows: numpy.ndarray | int) -> numpy.ndarray:
+        """Compute the seconds of a forward of `rows`, by interpolation; beyond the largest that was measured, by its slope."""
+        slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2]) if len(self.rows) > 1 else 0.0
+        beyond = numpy.maximum(0, numpy.asarray(rows) - self.rows[-1])
+        return numpy.interp(rows, self.rows, self.seconds) + max(0.0, slope) * beyond
 
 
 class Recent(deque[float]):
@@ -63,15 +80,15 @@ class Budget:
         self.expected, self.came_true = numpy.full(depth + 1, 2.0), numpy.full(depth + 1, 2.0)  # likewise
         self.tokens = self.seconds = 0.0  # decayed, of drafted rounds
         self.odds: Any = None  # rules.race.Odds, of the drafter's tokens, where the target's noise is known
-        self.gain = HOPE  # lately, tokens per second of drafted rounds ÷ those of plain ones
+        self.gain = PRIOR_SPEEDUP  # lately, tokens per second of drafted rounds ÷ those of plain ones
         self.spread = 0.0  # likewise, what drafts brought, squared: where it is a matter of luck, a few rounds decide little
         self.size_before = 1  # of the last draft that was cut
         self.drafted = False  # in the last round
-        self.rounds, self.left, self.next_rest = 0, 0, REST
+        self.rounds, self.left, self.next_rest = 0, 0, FIRST_REST
 
     def begin(self) -> None:
         """Begin a call: drafting is tried again, even where earlier calls found that it does not pay."""
-        self.left, self.spread, self.gain = 0, 0.0, min(max(self.gain, 1.0), MEMORY)
+        self.left, self.spread, self.gain = 0, 0.0, min(max(self.gain, 1.0), MOST_PRIOR_SPEEDUP)
 
     def cost(self, rows: ndarray | int) -> ndarray:
         """Compute the expected seconds of verifying and accepting `rows` query rows of each sequence, without drafting."""
@@ -131,9 +148,9 @@ class Budget:
         seconds = self.cost(1 + sizes) + (self.draft() if draft_seconds is None else draft_seconds)
         best = int((tokens / seconds).argmax())
         rate = self.rate(float(tokens[best]), float(seconds[best]))
-        steps = (sizes < STEP) | ((sizes + 1) % STEP == 0) | (sizes == longest)
+        steps = (sizes < NODE_STEP) | ((sizes + 1) % NODE_STEP == 0) | (sizes == longest)
         worth = numpy.where(steps, tokens - rate * seconds, -numpy.inf)
-        self.size_before = 1 + int((worth >= worth.max() - NEARLY * tokens[best]).argmax())
+        self.size_before = 1 + int((worth >= worth.max() - SPARED * tokens[best]).argmax())
         return self.size_before
 
     def rest(self) -> bool:
@@ -141,11 +158,11 @@ class Budget:
         if self.left > 0:
             self.left -= 1
             return True
-        error = (self.spread * (1 - LATELY) / (1 + LATELY)) ** 0.5  # standard, of the gain
-        if self.gain + error < LOSS:  # look again later, each time later
-            self.left, self.next_rest, self.gain = self.next_rest - 1, min(2 * self.next_rest, LONGEST), 1.0
+        error = (self.spread * (1 - RECENT_DECAY) / (1 + RECENT_DECAY)) ** 0.5  # standard, of the gain
+        if self.gain + error < LEAST_SPEEDUP:  # look again later, each time later
+            self.left, self.next_rest, self.gain = self.next_rest - 1, min(2 * self.next_rest, LONGEST_REST), 1.0
             return True
-        if not self.plain and self.rounds >= STEP and self.gain < DOUBT:
+        if not self.plain and self.rounds >= NODE_STEP and self.gain < SURE_SPEEDUP:
             self.left = 1
             return True
         return False
@@ -176,10 +193,10 @@ class Budget:
         self.tokens = DECAY * self.tokens + emitted
         self.seconds = DECAY * self.seconds + record.total_seconds
         plain = self.plain_seconds / record.total_seconds
-        self.gain += (1 - LATELY) * (emitted * plain - self.gain)
-        self.spread += (1 - LATELY) * (((emitted - 1) * plain) ** 2 - self.spread)
-        if self.gain >= LOSS and emitted > 1:
-            self.next_rest = max(REST, self.next_rest // 2)
+        self.gain += (1 - RECENT_DECAY) * (emitted * plain - self.gain)
+        self.spread += (1 - RECENT_DECAY) * (((emitted - 1) * plain) ** 2 - self.spread)
+        if self.gain >= LEAST_SPEEDUP and emitted > 1:
+            self.next_rest = max(FIRST_REST, self.next_rest // 2)
 
     def _judge(self, record: Round) -> None:
         """Learn what was accepted, by depth, and what had been promised."""
@@ -198,30 +215,3 @@ class Budget:
                     expected = sum(part.draft.acceptance[child] for child in children)
                     self.expected[depth] += expected / max(1e-6, float(calibration[depth]))
                     self.came_true[depth] += right
-
-
-def of_pair(model: PreTrainedModel, drafter: Drafter) -> dict[Any, Any]:
-    """Look up the objects that all calls of a target and a drafter share while both live; none if the drafter is no key."""
-    return notes_on(model, drafter) if type(drafter).__hash__ is not None else {}
-
-
-def budget_of(
-    model: PreTrainedModel,
-    drafter: Drafter,
-    decides: bool,
-    depth: int,
-    batch_size: int,
-    row_counts: Sequence[int] | None,
-    *use: object,
-) -> Budget:
-    """Look up or make the `Budget` that is shared by all calls of a target and a drafter with the same options.
-
-    Args:
-        model, drafter: the pair.
-        decides: whether it is asked; if not, nothing has to be measured.
-        depth, batch_size, row_counts: as for `Budget`.
-        use: what else calls may differ in.
-    """
-    latency = row_latency(model) if decides else RowLatency([1], [1.0])
-    key = depth, batch_size, *latency.seconds, *use
-    return of_pair(model, drafter).setdefault(key, Budget(latency, depth, batch_size, row_counts))

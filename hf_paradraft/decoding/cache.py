@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
 
 from ..names import (
@@ -13,9 +12,7 @@ from ..names import (
     DynamicSlidingWindowLayer,
     StaticLayer,
     StaticSlidingWindowLayer,
-    cache_argument,
     cache_in,
-    has_ordinary_cache,
     is_foreign,
     stores_nothing,
 )
@@ -66,24 +63,6 @@ def replace_layers(cache: Cache, make: Callable[[], Any]) -> None:
     cache.layers = [layer if stores_nothing(layer) else make() for layer in cache.layers]
 
 
-def check_forgets(model: PreTrainedModel) -> None:
-    """Refuse a model without a cache that can drop its last tokens.
-
-    Raises:
-        ValueError: it has none, or one of a kind of its own.
-    """
-    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
-    if (
-        cache_argument(model) is None
-        or not has_ordinary_cache(model)
-        or any(type(layer).__module__ != DynamicLayer.__module__ for layer in layers)
-    ):
-        raise ValueError(
-            f"{type(model).__name__} has no cache, or one of its own kind, that cannot drop tokens again: it can neither verify "
-            "drafts nor make them."
-        )
-
-
 def use_plain_layers(cache: Cache, num_slots: int) -> bool:
     """Let an empty cache keep every token in every layer: a rejected branch must not push out what a window still needs.
 
@@ -109,13 +88,6 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
             f"needs {num_slots}: make it larger, or leave cache (past_key_values) unset."
         )
     return all(type(layer) in (DynamicLayer, StaticLayer) for layer in layers)
-
-
-def _begin_like(layer: Any, other: Any, num_rows: int) -> None:
-    """Let a layer that has read nothing have rows of no keys, as another one's are."""
-    if not layer.is_initialized and other.is_initialized:
-        layer.lazy_initialization(other.keys, other.values)
-        layer.keys, layer.values = (states[:1, :, :0].repeat(num_rows, 1, 1, 1) for states in (other.keys, other.values))
 
 
 class CroppedCache:
@@ -186,11 +158,11 @@ class RaggedCache:
         ]
         self.lengths = [length + len(entries) for length, entries in zip(self.lengths, paths, strict=True)]
         index = torch.tensor(moves, device="cpu").T if moves else None
-        for layer in self._layers() if moves else ():
+        for layer in self.layers() if moves else ():
             rows, sources, targets = index.to(layer.keys.device)
             for states in (layer.keys, layer.values):
                 states[rows, :, targets] = states[rows, :, sources]
-        self._shrink(begin + written)
+        self.shrink(begin + written)
 
     def forget(self, counts: list[int]) -> None:
         """Drop the last entries of each row, so many.
@@ -200,44 +172,17 @@ class RaggedCache:
         """
         end = self.end
         self.lengths = [length - count for length, count in zip(self.lengths, counts, strict=True)]
-        self._shrink(end)
+        self.shrink(end)
 
-    def join(self, other: "RaggedCache") -> None:
-        """Take another's rows, dynamic as these are, behind these."""
-        slots = max(self.end, other.end)
-        both = list(zip(self.cache.layers, other.cache.layers, strict=True))
-        for layer, joining in both:  # one that has read nothing yet has no keys
-            _begin_like(layer, joining, len(self.lengths))
-            _begin_like(joining, layer, len(other.lengths))
-        for layer, joining in zip(self._layers(), other._layers(), strict=True):
-            layer.keys, layer.values = (
-                torch.cat([pad(states, (0, 0, 0, slots - states.shape[2])) for states in pair])
-                for pair in ((layer.keys, joining.keys), (layer.values, joining.values))
-            )
-        self.lengths += other.lengths
-
-    def select(self, rows: list[int]) -> None:
-        """Go on with some of the rows, in this order."""
-        written, self.lengths = self.end, [self.lengths[row] for row in rows]
-        for layer in self._layers():
-            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
-        self._shrink(written)
-
-    def crop_left(self, count: int) -> None:
-        """Drop the first slots, so many, of all rows."""
-        self.lengths = [length - count for length in self.lengths]
-        for layer in self._layers() if count else ():
-            layer.keys, layer.values = layer.keys[:, :, count:], layer.values[:, :, count:]
-
-    def _shrink(self, written: int) -> None:
+    def shrink(self, written: int) -> None:
         """Let the cache end, which it did at slot `written`, where the longest row does: nothing behind is of use."""
-        for layer in self._layers():
+        for layer in self.layers():
             if isinstance(layer, StaticLayer):
                 layer.cumulative_length.fill_(self.end)
             else:
                 DynamicLayer.crop(layer, self.end - written)  # not what a recurrent layer has beside it
 
-    def _layers(self) -> Iterator[DynamicLayer | StaticLayer]:
+    def layers(self) -> Iterator[DynamicLayer | StaticLayer]:
         """Yield the layers that hold keys and values of their own."""
         attention = (layer for layer in self.cache.layers if isinstance(layer, DynamicLayer | StaticLayer))
         return (layer for layer in attention if layer.is_initialized)

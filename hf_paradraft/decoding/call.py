@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import LongTensor, Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from torch import LongTensor
+from transformers import GenerationConfig, StoppingCriteriaList
 
-from ..names import BaseStreamer, pad_token_of
+from ..names import BaseStreamer
 from ..protocol import (
     Drafter,
     Round,
@@ -18,9 +19,34 @@ from ..protocol import (
     SpeculationConfig,
     SpeculationStats,
 )
-from .accept import Emitted, Rule, child_that_is
-from .sequence import Ends, Sequence, by_step, padded, take
+from .accept import Greedy, Rule
+from .budget import Budget, RowLatency
+from .sequence import Ends, Sequence, by_step, padded
 from .verify import Verifier
+
+
+def unshared_budget(decides: bool, depth: int, batch_size: int, row_counts: list[int] | None, *use: object) -> Budget:
+    """Make a budget that knows of no other call, and of no costs."""
+    return Budget(RowLatency([1], [1.0]), depth, batch_size, row_counts)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms on which a call is served, as `hf_paradraft.admission` makes them.
+
+    Attributes:
+        rule: of acceptance.
+        copies: finds tokens to copy (`hf_paradraft.copies`); None: nothing is copied.
+        in_step: takes the tokens of a batch step by step (`hf_paradraft.rules.in_step`); None: each text goes at its own pace.
+        budget_of: looks up what calls share of times and acceptance.
+        generator: of the call's draws alone; None: torch's.
+    """
+
+    rule: Rule = field(default_factory=Greedy)
+    copies: Any = None
+    in_step: Any = None
+    budget_of: Callable[..., Budget] = unshared_budget
+    generator: torch.Generator | None = None
 
 
 @dataclass(eq=False)
@@ -34,8 +60,7 @@ class Call:
         config: how it is used in this call.
         verifier: runs the target.
         vocab_size: V, of the target.
-        rule: of acceptance.
-        copies: finds tokens to copy (`hf_paradraft.copies`), or None.
+        terms: on which it is served.
         only_argmax: whether the most probable tokens alone decide.
         ends: when sequences end.
         criteria: the caller's own, which may remember: asked about the whole batch, token after token, as plain decoding does.
@@ -49,7 +74,6 @@ class Call:
         done: what they said so far, of each sequence.
         first: whether the forward that reads the prompt is still to come.
         error: what ended it, in a batch of several calls, which go on.
-        together: processors that may know the rows of the batch, with all others of the call; None: each sequence has its own.
     """
 
     buffer: LongTensor
@@ -58,8 +82,7 @@ class Call:
     config: SpeculationConfig
     verifier: Verifier
     vocab_size: int
-    rule: Rule
-    copies: Any
+    terms: Terms
     only_argmax: bool
     ends: Ends
     criteria: StoppingCriteriaList
@@ -72,12 +95,16 @@ class Call:
     judged: int
     done: list[bool]
     first: bool = True
-    together: LogitsProcessorList | None = None
     error: Exception | None = None
 
     def __post_init__(self) -> None:
         for row, sequence in enumerate(self.sequences):
             sequence.call, sequence.row, sequence.place, sequence.rule = self, row, row, self.rule.of_row(row)
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of acceptance."""
+        return self.terms.rule
 
     def end(self) -> None:
         """Let go of what would keep the call, and its cache, alive; it may be called again."""
@@ -107,45 +134,6 @@ class Call:
                 # Without a token that ends texts, plain decoding goes on with all of them until all are done.
                 if (done if self.ends.pads else all(self.done)) and sequence.length >= self.judged:
                     sequence.end_at(self.judged, self.begin)
-
-    def advance_together(self, logits: list[Tensor]) -> None:
-        """Take tokens step by step, all sequences at one length: processors see the batch as plain decoding shows it.
-
-        So a round ends for all sequences with the first one whose draft is used up or rejected, and those that have ended go on
-        with padding, until all have.
-
-        Args:
-            logits: the target's of each sequence, `(at least N + 1, V)`.
-        """
-        nodes: list[int | None] = [-1] * len(self.sequences)
-        while any(sequence.ended is None for sequence in self.sequences):
-            if None in nodes:
-                return
-            length = self.sequences[0].length
-            for sequence in self.sequences:
-                sequence.accepted.num_read = len(sequence.accepted.path)
-            raw = torch.stack([read[node + 1] for read, node in zip(logits, nodes, strict=True)]).float()
-            scores = self.together(padded(self.sequences, self.buffer, length, self.generation_config), raw)
-            if scores.shape != raw.shape:
-                raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for {tuple(raw.shape)}.")
-            drawn = self.rule.draw_together(scores)
-            for index, sequence in enumerate(self.sequences):
-                draft, node, here = sequence.draft, nodes[index], slice(index, index + 1)
-                if sequence.ended is not None:
-                    token, nodes[index] = child_that_is(draft, node, pad_token_of(self.generation_config))
-                elif drawn is not None:
-                    token, nodes[index] = child_that_is(draft, node, drawn[index])
-                else:
-                    token, nodes[index] = sequence.rule.judge(draft, node, scores[here])
-                sequence.ids[0, length] = token
-                take(sequence, Emitted(token, nodes[index], raw[here], scores[here]), self.ends)
-            self.stop()
-            for sequence in self.sequences:
-                if sequence.finished and sequence.ended is None:
-                    sequence.ended = sequence.length
-                sequence.finished = False
-        for sequence in self.sequences:
-            sequence.length, sequence.finished = sequence.end, True
 
     def record(self, record: Round) -> None:
         """Tell everyone what a round was."""

@@ -1,20 +1,16 @@
-"""Refusals of calls that the loop cannot serve exactly, before any work."""
+"""What is wrong with the inputs of a call, before any work; what kinds of call are served, `admission` says."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import LongTensor, Tensor
+from torch import Tensor
 from transformers import (
     GenerationConfig,
-    LogitsProcessorList,
     PreTrainedModel,
 )
 
-from ..names import MODEL_FOR_MASKED_LM_MAPPING, BaseStreamer, MaxTimeCriteria, drops_cache, is_foreign, treats_rows_alike
-from ..protocol import Drafter, SpeculationConfig
-from .accept import Rule
-from .cache import check_forgets
+from ..names import MaxTimeCriteria, StopStringCriteria
 
 
 class Refused(ValueError):
@@ -28,6 +24,7 @@ class Refused(ValueError):
 
 
 NOTES = "_paradraft_notes"  # where the hook on `generate` leaves them, in the call's `GenerationConfig`
+ALONE = (StopStringCriteria, MaxTimeCriteria)  # criteria without a memory, which look at each sequence by itself
 STATES = "output_attentions", "output_hidden_states"
 
 
@@ -57,95 +54,6 @@ def more_than_ids(model_kwargs: dict[str, Any]) -> bool:
 def holds_something(value: Any) -> bool:
     """Tell whether an argument is there at all: some models are handed empty mappings for images that a call does not have."""
     return value is not None and not (isinstance(value, Mapping) and not value)
-
-
-CALLS = "attach", "needs"
-LOOP = "_sample", "_prefill", "_update_model_kwargs_for_generation"  # plain decoding's, in the place of which the loop stands
-
-
-def check_drafter(drafter: Any) -> None:
-    """Refuse what is no drafter, or one of the form that this library had before it brought the target to drafters.
-
-    Raises:
-        ValueError: with what to change.
-    """
-    if not callable(getattr(drafter, "start_drafting", None)):
-        raise ValueError(
-            f"{type(drafter).__name__} is no drafter: load one with AutoDrafter.from_pretrained, or pass an ordinary small model "
-            "as assistant_model, without custom_generate."
-        )
-    missing = [f"{name}(target)" for name in CALLS if not callable(getattr(drafter, name, None))]
-    if missing:
-        raise ValueError(
-            f"{type(drafter).__name__} lacks {', '.join(missing)}. A drafter derives from hf_paradraft.Drafter: "
-            "docs/add-a-drafter.md."
-        )
-    if not isinstance(getattr(drafter, "speculation_config", None), SpeculationConfig):
-        raise ValueError(f"{type(drafter).__name__} has no speculation_config: set it to a SpeculationConfig.")
-
-
-def check_call(
-    model: PreTrainedModel,
-    input_ids: LongTensor,
-    generation_config: GenerationConfig,
-    logits_processor: LogitsProcessorList,
-    drafter: Drafter | None,
-    streamer: BaseStreamer | None,
-    synced_gpus: bool,
-    rule: Rule,
-) -> None:
-    """Refuse a kind of call that the loop does not serve.
-
-    Raises:
-        ValueError: with what to change.
-    """
-    if drafter is None:
-        raise Refused("speculative_decoding needs a drafter: pass drafter=… to generate.")
-    check_drafter(drafter)
-    if model.config.model_type == "doge":
-        raise Refused("Doge targets gave other output with drafts than without: generate without a drafter.")
-    if own := [name for name in LOOP if is_foreign(getattr(model, name, None))]:
-        raise Refused(
-            f"{type(model).__name__} does steps of decoding itself ({', '.join(own)}), and drafts leave some out: generate "
-            "without a drafter."
-        )
-    if model.config.is_encoder_decoder:
-        raise Refused(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
-    if type(model.config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(model.config, "is_decoder", True) is False:
-        raise Refused(
-            f"{type(model).__name__} reads its prompt in both directions here: load it with is_decoder=True, or generate without "
-            "a drafter."
-        )
-    try:
-        check_forgets(model)
-    except ValueError as error:
-        raise Refused(str(error)) from None
-    if input_ids.shape[0] > 1 and streamer is not None:
-        raise Refused(f"A streamer shows one text, but there are {input_ids.shape[0]} prompts: leave the streamer out.")
-    if input_ids.shape[1] == 0:
-        raise Refused(
-            "The drafter reads token ids and got none: pass input_ids beside inputs_embeds, or generate without a drafter."
-        )
-    if generation_config.num_beams > 1:
-        raise Refused(f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}.")
-    if synced_gpus:
-        raise Refused("Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation).")
-    notes: Notes = getattr(generation_config, NOTES, Notes())
-    asked = notes.wants_states and generation_config.return_dict_in_generate
-    if asked and any(getattr(generation_config, name) for name in STATES):
-        raise Refused(
-            "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
-        )
-    if rule.looks_ahead and input_ids.shape[0] > 1 and not all(map(treats_rows_alike, logits_processor)):
-        raise Refused(
-            f"acceptance={drafter.speculation_config.acceptance!r} looks at texts that plain decoding never sees, and a logits "
-            "processor of this batch may know its rows: leave acceptance at 'auto', or call generate once per prompt."
-        )
-    if drops_cache(model):
-        raise Refused(
-            "Gradient checkpointing in training mode drops the target's cache, which drafts are verified with: call eval() or "
-            "gradient_checkpointing_disable() before generate."
-        )
 
 
 def check_lengths(

@@ -17,8 +17,7 @@ from ..protocol.config import MAX_TREE, TreeSize
 from .accept import Rule
 from .budget import Budget
 from .growing import GrowingDraft, grow
-from .trees import best_first_tree, likely_path, part
-from .vocabulary import cut, to_target, widen
+from .trees import best_first_tree, cut, likely_path, part, to_target, widen
 
 logger = logging.get_logger(__name__)
 
@@ -95,16 +94,6 @@ class DraftBuilder:
             for rule in self.rules:
                 kept.enter_context(rule.undisturbed())
             return question(*args)
-
-    def join(self, other: DraftBuilder, count: int, joining: int) -> None:
-        """Make drafts of another one's sequences too, `joining` of them after `count` of its own."""
-        if self.copies is not None:
-            self.copies.join(other.copies, count, joining)
-
-    def select(self, rows: list[int]) -> None:
-        """Go on with some of the sequences, in this order."""
-        if self.copies is not None:
-            self.copies.select(rows)
 
     def _size(self, branches: bool) -> TreeSize:
         """Choose the tree size of a round: None for chains, a number of nodes, or "auto"."""

@@ -51,36 +51,6 @@ class Group:
         """The budget, which decides how much to draft."""
         return self.builder.budget
 
-    def join(self, other: Group) -> bool:
-        """Take another group's sequences after these, and tell whether the drafter could."""
-        joined = self.budget_for(1) is other.budget_for(1) and self.drafting.join(other.drafting)
-        if joined:
-            other.features.stop()
-            self.builder.join(other.builder, len(self.sequences), len(other.sequences))
-            self.calls += other.calls
-            self.sequences += other.sequences
-        return joined
-
-    def leave(self) -> None:
-        """Let the sequences of calls that are over go."""
-        self.calls = [call for call in self.calls if not call.finished]
-        going_on = [row for row, sequence in enumerate(self.sequences) if not sequence.call.finished]
-        if len(going_on) == len(self.sequences):
-            return
-        if going_on:
-            self.drafting.select(going_on)
-            self.builder.select(going_on)
-        else:
-            self.features.stop()
-        self.sequences = [self.sequences[row] for row in going_on]
-
-    def reckon_with(self, num_rows: int) -> None:
-        """Use the budget learned for this batch size, rounded up to a power of two."""
-        budget = self.budget_for(1 << (num_rows - 1).bit_length())
-        if budget is not self.budget:  # which may rest from what it learned of texts that are over
-            budget.begin()
-        self.builder.budget = budget
-
     def may_draft(self, verifier: Verifier) -> bool:
         """Tell whether the next round can verify a draft. Features come with the first forward."""
         return verifier.may_draft and all(call.drafts_first and not self.features.keys for call in self.calls if call.first)

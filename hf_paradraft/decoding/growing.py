@@ -17,7 +17,7 @@ from transformers import LogitsProcessorList
 
 from ..protocol import Draft, GuessedLogits, Prefix
 from .budget import Budget
-from .vocabulary import cut, to_target, widen
+from .trees import cut, to_target, widen
 
 ROOT = 0
 

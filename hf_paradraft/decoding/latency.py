@@ -3,7 +3,6 @@
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -16,6 +15,7 @@ from ..hardware import device_name, input_device, without_cudnn_attention
 from ..names import attention_of, with_cache
 from ..notes import notes_on
 from ..whole_files import write_json
+from .budget import RowLatency
 from .cache import empty_cache
 from .recurrent import is_recurrent
 from .tree_attention import attention_windows
@@ -25,25 +25,6 @@ BUDGET_SECONDS = 3.0
 SLOPE = 16
 CONTEXT = 128
 FOLDER = Path(HF_HOME) / "paradraft" / "latency"
-
-
-@dataclass
-class RowLatency:
-    """Measured latencies.
-
-    Attributes:
-        rows: new rows of a forward, rising.
-        seconds: the least time of each: whatever else the machine does only adds to it.
-    """
-
-    rows: list[int]
-    seconds: list[float]
-
-    def __call__(self, rows: numpy.ndarray | int) -> numpy.ndarray:
-        """Compute the seconds of a forward of `rows`, by interpolation; beyond the largest that was measured, by its slope."""
-        slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2]) if len(self.rows) > 1 else 0.0
-        beyond = numpy.maximum(0, numpy.asarray(rows) - self.rows[-1])
-        return numpy.interp(rows, self.rows, self.seconds) + max(0.0, slope) * beyond
 
 
 def _file(model: PreTrainedModel) -> Path:

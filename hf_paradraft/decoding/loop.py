@@ -12,11 +12,10 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from ..hardware import without_cudnn_attention
 from ..names import OUTPUT_CACHE, BaseStreamer, GenerateDecoderOnlyOutput, decodes
 from ..protocol import Drafter, SpeculationStats
-from .accept import Rule
 from .batch import Batch
 from .begin import begin_call
 from .cache import cache_of_call
-from .call import Call
+from .call import Call, Terms
 from .sequence import collect
 
 
@@ -62,16 +61,15 @@ def speculative_decoding(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
-    drafter: Drafter | None = None,
+    drafter: Drafter,
     streamer: BaseStreamer | None = None,
     synced_gpus: bool = False,
-    rule: Rule | None = None,
-    copies: Any = None,
+    terms: Terms | None = None,
     **model_kwargs: Any,
 ) -> SpeculativeOutput | LongTensor:
     """Decode with `model`, several tokens per forward where `drafter` guesses well; the output is the target's own.
 
-    Call it through `model.generate(..., assistant_model=drafter)` or
+    It serves what `hf_paradraft.admission` admits. Call it through `model.generate(..., assistant_model=drafter)` or
     `model.generate(..., custom_generate=speculative_decoding, drafter=drafter)`, which prepare every argument.
 
     Args:
@@ -82,9 +80,8 @@ def speculative_decoding(
         generation_config: of this call.
         drafter: guesses; see `Drafter`.
         streamer: gets the tokens as they are accepted, one by one, or rounds (`RoundStreamer`); for one sequence.
-        synced_gpus: must be False.
-        rule: of acceptance; default: greedy.
-        copies: finds tokens to copy (`hf_paradraft.copies.copies_of`); default: nothing is copied.
+        synced_gpus: False in every call that is served.
+        terms: on which it is served; default: greedy, without copies.
         model_kwargs: for the target's forward.
 
     Returns:
@@ -95,7 +92,7 @@ def speculative_decoding(
     """
     started = perf_counter()
     own = logits_processor, stopping_criteria, generation_config
-    batch = begin_call(model, input_ids, *own, drafter, streamer, synced_gpus, model_kwargs, rule=rule, copies=copies)
+    batch = begin_call(model, input_ids, *own, drafter, streamer, model_kwargs, terms or Terms())
     [call] = batch.calls
     try:
         with closing(batch):
@@ -128,8 +125,8 @@ def output(call: Call, started: float, model_kwargs: dict[str, Any]) -> Speculat
         if call.criteria:
             call.stats.take_back(row, sequence.length - call.begin)
         text = sequence.ids[0, sequence.padding : sequence.length]
-        if call.copies is not None:
-            call.copies.remember(text)
+        if call.terms.copies is not None:
+            call.terms.copies.remember(text)
         if call.drafter.listener is not None:
             call.drafter.listener(text, call.begin - sequence.padding)
     sequences, scores, logits = collect(call.sequences, call.buffer, call.generation_config)

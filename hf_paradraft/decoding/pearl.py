@@ -24,13 +24,12 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from ..hardware import input_device, without_cudnn_attention
 from ..names import BaseStreamer
+from ..notes import of_pair
 from ..protocol import Draft, Drafter, Prefix
-from .accept import Rule
 from .batch import Batch
 from .begin import begin_call
-from .budget import of_pair
 from .cache import cache_of_call
-from .call import Call
+from .call import Call, Terms
 from .group import Group
 from .loop import SpeculativeOutput, output, step
 from .recurrent import is_recurrent
@@ -232,9 +231,7 @@ def overlapped_decoding(
     generation_config: GenerationConfig,
     drafter: Drafter,
     streamer: BaseStreamer | None = None,
-    synced_gpus: bool = False,
-    rule: Rule | None = None,
-    copies: Any = None,
+    terms: Terms | None = None,
     **model_kwargs: Any,
 ) -> SpeculativeOutput | LongTensor:
     """Decode as `speculative_decoding`, with a drafter that works while the target verifies.
@@ -246,11 +243,12 @@ def overlapped_decoding(
     """
     started = perf_counter()
     schedule, config = schedule_of(model, drafter), drafter.speculation_config
-    repeatable = rule is None or rule.clocked  # whatever the clock says, the text is the same
+    terms = terms or Terms()
+    repeatable = terms.rule.clocked  # whatever the clock says, the text is the same
     overlapped = not (config.never_slower and repeatable) or schedule.turn()
     used = drafter.apart if overlapped and drafter.apart is not None else drafter
     own = logits_processor, stopping_criteria, generation_config
-    batch = begin_call(model, input_ids, *own, used, streamer, synced_gpus, model_kwargs, rule=rule, copies=copies)
+    batch = begin_call(model, input_ids, *own, used, streamer, model_kwargs, terms)
     [call], [group] = batch.calls, batch.groups
     with closing(batch):
         check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))

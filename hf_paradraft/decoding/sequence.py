@@ -175,7 +175,7 @@ class Processors(LogitsProcessorList):
 def processors_of_sequences(logits_processor: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:
     """Make the processors of each sequence alone: with memories of their own, and their own part of what was set up by row.
 
-    In a batch those that may know its rows are left out: they are shown all of it (`Call.together`).
+    In a batch those that may know its rows are left out: they are shown all of it (`rules.in_step`).
 
     Raises:
         ValueError: one cannot be copied; the message names it.

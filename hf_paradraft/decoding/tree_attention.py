@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy
 import torch
 from torch import BoolTensor, LongTensor, Tensor
-from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
 from ..names import (
@@ -112,27 +111,12 @@ class TreeAttention:
     def __init__(self, windows: dict[str, int | None], prompt_mask: Tensor, positions: LongTensor, dtype: torch.dtype):
         self.windows, self.prompt_mask, self.dtype = windows, prompt_mask.bool(), dtype
         self.offsets = (positions - (prompt_mask.shape[1] - 1))[:, None]
-        self._look()
+        self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """See whether a mask is needed at all."""
         whole = set(self.windows.values()) == {None} and bool(self.prompt_mask.all())
         self.sees_all = whole and len(self.offsets) == 1  # one sequence that sees everything: no mask is needed
-
-    def join(self, other: "TreeAttention") -> None:
-        """Serve another one's sequences too, behind these."""
-        masks = self.prompt_mask, other.prompt_mask
-        width = max(mask.shape[1] for mask in masks)
-        self.prompt_mask = torch.cat([pad(mask, (0, width - mask.shape[1]), value=True) for mask in masks])
-        self.offsets = torch.cat([self.offsets, other.offsets])
-        self._look()
-
-    def select(self, rows: list[int]) -> int:
-        """Go on with some of the sequences, in this order; returns how many columns on the left were padding for all."""
-        seen = self.prompt_mask[rows]
-        count = int(seen.any(0).int().argmax())
-        self.prompt_mask, self.offsets = seen[:, count:], self.offsets[rows] + count
-        self._look()
-        return count
 
     def inputs(
         self, lengths: list[int], sees: BoolTensor, depths: LongTensor, num_slots: int | None = None

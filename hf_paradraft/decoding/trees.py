@@ -1,4 +1,4 @@
-"""Choosing a tree.
+"""Guesses in the target's own ids, and the trees that are made of them.
 
 A path is never more probable than its beginning, so the N most probable paths always form a tree. Where distances do not depend
 on each other, walking from the most probable path finds them in O(N log N). Where guesses become known node by node, what is
@@ -11,10 +11,41 @@ from math import exp, inf, log
 
 import torch
 from numpy import ndarray
-from torch import Tensor
+from torch import LongTensor, Tensor
 
 from ..protocol import Draft
-from .vocabulary import to_target
+
+
+def cut(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tensor:
+    """Drop from logits `(…, V')` those of ids that the target lacks, or set them to -inf where the drafter maps its ids."""
+    if vocabulary is None:
+        return logits[..., :vocab_size]
+    if len(vocabulary) != logits.shape[-1]:
+        raise ValueError(f"A drafter maps {len(vocabulary)} ids of its own, but its logits are for {logits.shape[-1]}.")
+    outside = (vocabulary < 0) | (vocabulary >= vocab_size)
+    return logits.masked_fill(outside.to(logits.device), -torch.inf)
+
+
+def to_target(ids: LongTensor, vocabulary: LongTensor | None) -> LongTensor:
+    """Map the drafter's ids to the target's."""
+    return ids if vocabulary is None else vocabulary.to(ids.device)[ids]
+
+
+def widen(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tensor:
+    """Make logits `(K, V)` float32 over the target's vocabulary; ids that the drafter does not have get -inf.
+
+    Args:
+        logits: `(K, V')`, from `cut`.
+        vocabulary: int64 `(V',)`, or None where the first V' ids are the same.
+        vocab_size: V.
+    """
+    wide = torch.full((len(logits), vocab_size), -torch.inf, dtype=torch.float32, device=logits.device)
+    if vocabulary is None:
+        wide[:, : logits.shape[-1]] = logits
+        return wide
+    inside = (vocabulary >= 0) & (vocabulary < vocab_size)
+    wide[:, vocabulary[inside].to(logits.device)] = logits[:, inside.to(logits.device)].float()
+    return wide
 
 
 @dataclass

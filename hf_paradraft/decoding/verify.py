@@ -9,10 +9,10 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
-from ..names import CACHE_NAMES, DynamicLayer, with_cache
+from ..names import DynamicLayer, with_cache
 from ..protocol import Draft
 from .cache import CroppedCache, RaggedCache, replace_layers
-from .checks import Refused, holds_something
+from .checks import Refused
 from .compiled import compiled_forward
 from .features import Features
 from .recurrent import MOST_UNREAD, States, stop_recording
@@ -277,29 +277,3 @@ class Verifier:
             else:
                 self._read(ids, missing)
         stop_recording(self.cache.cache)
-
-    def join(self, other: Verifier) -> None:
-        """Verify another one's sequences too, after its own.
-
-        Raises:
-            ValueError: one has not read its prompt yet, has a static cache, inputs beyond ids, or is served by itself.
-        """
-        for verifier in (self, other):
-            if not verifier.branches:
-                raise ValueError(f"{type(self.model).__name__} is served one call at a time, as it is loaded here.")
-            given = {name for name, value in verifier.model_kwargs.items() if holds_something(value)}
-            more = given - {*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
-            if verifier.reads_prompt or verifier.row_counts is not None or verifier.cache.num_slots is not None or more:
-                raise ValueError(
-                    "Sequences join others behind their prompts, in dynamic caches, and with nothing but ids: this call has to "
-                    "be served by itself."
-                )
-        self.cache.join(other.cache)
-        self.attention.join(other.attention)
-
-    def select(self, rows: list[int]) -> None:
-        """Go on with some of the sequences, in this order; columns that are padding for all of them go."""
-        self.cache.select(rows)
-        if self.states is not None:
-            self.states.select(rows)
-        self.cache.crop_left(self.attention.select(rows))

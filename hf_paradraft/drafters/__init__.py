@@ -1,6 +1,6 @@
 """All kinds of drafters. A new one is a folder beside this file, and one line here; their order means nothing."""
 
-from ..names import CONFIG_MAPPING_NAMES
+from ..outer_names import CONFIG_MAPPING_NAMES
 from .autoregressive import AutoregressiveDrafter
 from .blocks.dflash2 import DFlash2Drafter
 from .blocks.dspark import DSparkDrafter

@@ -10,10 +10,12 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 
-from ..decoding.cache import check_forgets, empty_cache
+from ..admission import check_forgets
+from ..decoding.cache import empty_cache
 from ..decoding.recurrent import MOST_UNREAD, States, crop, is_recurrent
 from ..decoding.tree_attention import attention_windows, or_sdpa
-from ..names import DynamicLayer, innermost, stores_nothing, with_cache
+from ..names import DynamicLayer, stores_nothing, with_cache
+from ..outer_names import innermost
 from ..protocol import Prefix, SpeculationConfig
 from .cache import check_continues
 from .positions import newer_halves

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..decoding.cache import RaggedCache
+from ..decoding.joining import join_caches, join_masks, select_cache, select_masks
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix
 from .cache import compiled_method, make_room
 
@@ -49,18 +50,18 @@ class ContextDrafting(Drafting):
             return False
         if self.cache is None or other.cache is None:
             return False
-        self.cache.join(other.cache)
+        join_caches(self.cache, other.cache)
         for kind, mask in self.masks.items():
-            mask.join(other.masks[kind])
+            join_masks(mask, other.masks[kind])
         self.begins, self.waiting = self.begins + other.begins, self.waiting + other.waiting
         return True
 
     def select(self, rows: list[int]) -> None:
         """Implement `Drafting.select`."""
         self.begins, self.waiting = [self.begins[row] for row in rows], [self.waiting[row] for row in rows]
-        self.cache.select(rows)
+        select_cache(self.cache, rows)
         for mask in self.masks.values():
-            mask.select(rows)
+            select_masks(mask, rows)
 
     def behind(self, prefixes: list[Prefix], guesses: Iterable[GuessedLogits] | None) -> list[GuessedLogits]:
         """Keep guesses behind rows of which all but the newest token has been read; nothing behind others, or without guesses."""

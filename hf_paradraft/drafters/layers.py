@@ -10,7 +10,8 @@ from torch import LongTensor, Tensor, nn
 from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
 from ..decoding.tree_attention import TreeAttention, attention_windows
-from ..names import MODEL_MAPPING, Gemma4TextScaledWordEmbedding, supports_sdpa, with_cache
+from ..names import with_cache
+from ..outer_names import MODEL_MAPPING, Gemma4TextScaledWordEmbedding, supports_sdpa
 
 QWEN35 = "qwen3_5_text"  # whose layers gate what attention gives, and turn a part of each head
 GEMMA4 = "gemma4_text"  # whose layers norm on both sides of each part, and scale no scores
@@ -187,8 +188,3 @@ class StackMasks(TreeAttention):
     def __init__(self, windows: dict[str, int | None], offsets: list[int], dtype: torch.dtype, device: torch.device):
         nothing = torch.ones((len(offsets), 0), dtype=torch.bool, device=device)
         super().__init__(windows, nothing, torch.tensor(offsets, device=device) - 1, dtype)
-
-    def select(self, rows: list[int]) -> int:
-        """Go on with some of the sequences; no columns are padding for all, for each row begins with the first slot."""
-        self.offsets, self.prompt_mask = self.offsets[rows], self.prompt_mask[rows]
-        return 0

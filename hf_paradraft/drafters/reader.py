@@ -18,6 +18,7 @@ from transformers import Cache, PreTrainedModel
 
 from ..decoding.cache import RaggedCache
 from ..decoding.growing import width_on
+from ..decoding.joining import join_caches, join_masks, select_cache, select_masks
 from ..decoding.tree_attention import attention_windows
 from ..protocol import Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
@@ -197,8 +198,8 @@ class Reader:
             return False
         for reader in (self, other):
             reader._settle_nodes()
-        self.cache.join(other.cache)
-        self.attention.join(other.attention)
+        join_caches(self.cache, other.cache)
+        join_masks(self.attention, other.attention)
         self.starts, self.fused, self.states = self.starts + other.starts, self.fused + other.fused, self.states + other.states
         self.nodes = Nodes(len(self.starts))
         return True
@@ -210,8 +211,8 @@ class Reader:
         self.states = [self.states[row] for row in rows]
         self.nodes = Nodes(len(rows))
         if self.cache is not None:
-            self.cache.select(rows)
-            self.cache.crop_left(self.attention.select(rows))
+            select_cache(self.cache, rows)
+            select_masks(self.attention, rows)
 
     @property
     def lengths(self) -> list[int]:

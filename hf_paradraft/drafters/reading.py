@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import LongTensor, Tensor
 
-from ..decoding.vocabulary import to_target
+from ..decoding.trees import to_target
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .cache import guesses_of

@@ -13,26 +13,16 @@ from time import perf_counter
 from typing import Any
 
 from torch import LongTensor
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import logging
 
 from .. import protocol
-from ..copies import copies_of
+from ..admission import admit
 from ..decoding import loop, pearl
-from ..decoding.checks import NOTES, STATES, Notes, Refused, check_call, give_time, more_than_ids
+from ..decoding.checks import NOTES, STATES, Notes, Refused, give_time, more_than_ids
 from ..drafters.ppd.model import PpdDrafter
-from ..names import (
-    CACHE_NAMES,
-    WRAPPED,
-    ChangedTransformers,
-    GenerateDecoderOnlyOutput,
-    GenerationMode,
-    cache_in,
-    plain_decoding,
-    wrap_pipelines,
-    wrapped_methods,
-)
-from ..rules import rule_of
+from ..names import CACHE_NAMES, BaseStreamer, ChangedTransformers, GenerateDecoderOnlyOutput, cache_in
+from ..outer_names import WRAPPED, GenerationMode, plain_decoding, wrap_pipelines, wrapped_methods
 from .look import check_more_than_text, check_reads
 from .pairing import check_same_tokenizer
 from .setting import drafter_on
@@ -41,8 +31,7 @@ logger = logging.get_logger(__name__)
 
 # What a call has that brings nothing but a text; other inputs decide how a target reads, and one look cannot know them.
 TEXT_ALONE = {
-    "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer", "inputs_embeds", "attention_mask",
-    "position_ids", *CACHE_NAMES, "use_cache", "logits_to_keep",
+    "inputs_embeds", "attention_mask", "position_ids", *CACHE_NAMES, "use_cache", "logits_to_keep",
 }  # fmt: skip
 
 
@@ -86,30 +75,29 @@ def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | N
 def _decode(
     model: PreTrainedModel,
     input_ids: LongTensor,
-    *args: Any,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
     drafter: Any,
+    streamer: BaseStreamer | None = None,
+    synced_gpus: bool = False,
     tokenizers: Sequence[Any] = (None, None),
     **kwargs: Any,
 ) -> Any:
-    """Check the pair and how the target reads, then decode by our loop, or by PEARL's overlapped one where that applies."""
-    rule, copies, config = None, None, args[2] if args else kwargs["generation_config"]
-    if drafter is not None:
-        rule, copies = rule_of(drafter, config), copies_of(drafter)
-        check_same_tokenizer(model, drafter, *tokenizers)
-        if not args:  # before a forward; the loop checks again, whoever calls it
-            own = config, kwargs["logits_processor"], drafter, kwargs.get("streamer")
-            check_call(model, input_ids, *own, kwargs.get("synced_gpus", False), rule)
-        if any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
-            check_more_than_text(model, drafter)
-        mask = kwargs.get("attention_mask")
-        several = len(input_ids) > 1 or (mask is not None and not bool(mask.all()))
-        begun = perf_counter()
-        longest = input_ids[0] if mask is None else input_ids[int(mask.sum(-1).argmax())]
-        check_reads(model, several, more_than_ids(kwargs), longest, config.max_length)
-        give_time(kwargs.get("stopping_criteria") or (), perf_counter() - begun)
-    overlaps = drafter is not None and pearl.may_overlap(drafter, model)
-    decode = pearl.overlapped_decoding if overlaps else loop.speculative_decoding
-    return decode(model, input_ids, *args, drafter=drafter, rule=rule, copies=copies, **kwargs)
+    """Check the call, the pair and how the target reads, then decode by our loop, or by PEARL's where that applies."""
+    own = logits_processor, stopping_criteria, generation_config
+    terms = admit(model, input_ids, *own, drafter, streamer, synced_gpus)
+    check_same_tokenizer(model, drafter, *tokenizers)
+    if any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
+        check_more_than_text(model, drafter)
+    mask = kwargs.get("attention_mask")
+    several = len(input_ids) > 1 or (mask is not None and not bool(mask.all()))
+    begun = perf_counter()
+    longest = input_ids[0] if mask is None else input_ids[int(mask.sum(-1).argmax())]
+    check_reads(model, several, more_than_ids(kwargs), longest, generation_config.max_length)
+    give_time(stopping_criteria or (), perf_counter() - begun)
+    decode = pearl.overlapped_decoding if pearl.may_overlap(drafter, model) else loop.speculative_decoding
+    return decode(model, input_ids, *own, drafter, streamer, terms=terms, **kwargs)
 
 
 @wraps(loop.speculative_decoding, assigned=("__doc__",))  # the module stays its own, for pickle

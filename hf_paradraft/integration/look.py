@@ -25,8 +25,9 @@ from ..decoding.checks import Refused
 from ..decoding.loop import speculative_decoding
 from ..drafters.feature_drafter import FeatureDrafter
 from ..hardware import device_name, input_device
-from ..names import ChangedTransformers, attention_function, attention_of, is_foreign, plain_decoding
+from ..names import ChangedTransformers, attention_of, is_foreign
 from ..notes import notes_on
+from ..outer_names import attention_function, plain_decoding
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 from ..rules.noise import generator_of
 from .setting import plainly

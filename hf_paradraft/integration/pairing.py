@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..decoding.checks import Refused
-from ..names import commit_of
+from ..outer_names import commit_of
 from ..protocol import Drafter
 
 logger = logging.get_logger(__name__)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..decoding.checks import check_drafter
-from ..names import innermost
+from ..admission import check_drafter
 from ..notes import notes_on
+from ..outer_names import innermost
 from ..protocol import Drafter
 from .pairing import check_same_tokenizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import GenerationConfig
 
 from ..decoding.accept import Greedy, Rule
-from ..decoding.checks import Refused, check_drafter
+from ..decoding.checks import Refused
 from ..protocol import Drafter
 from .rejection import Rejection
 from .same_seed import SameSeed
@@ -18,9 +18,8 @@ def rule_of(drafter: Drafter, generation_config: GenerationConfig) -> Rule:
     """Make the rule of a call.
 
     Raises:
-        ValueError: what was given is no drafter, or its rule does not fit the call.
+        ValueError: the drafter's rule does not fit the call.
     """
-    check_drafter(drafter)
     try:
         return RULES[drafter.speculation_config.rule(generation_config.do_sample)]()
     except ValueError as error:

@@ -8,7 +8,7 @@ from numpy import ndarray
 from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
-from ..decoding.vocabulary import to_target
+from ..decoding.trees import to_target
 from .noise import Noise
 
 IMPOSSIBLE = -1e4  # the log-probability of what the target does not have

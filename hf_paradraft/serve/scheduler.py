@@ -18,6 +18,7 @@ from ..continuous import NoDrafter, begin, can_join, together
 from ..copies.memory import Memory
 from ..decoding.batch import Batch
 from ..decoding.call import Call
+from ..decoding.joining import leave
 from ..decoding.loop import step
 from ..drafters.ngram import NgramDrafter
 from ..names import decodes
@@ -251,7 +252,7 @@ class Scheduler:
             return
         self.running = [job for job in self.running if not job.call.finished]
         try:
-            self.batch.leave()
+            leave(self.batch)
         except Exception as error:
             self._lose(error)
         for job in over:

@@ -8,7 +8,7 @@ from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback
 
 from ..hardware import without_cudnn_attention
-from ..names import get_length_grouped_indices
+from ..outer_names import get_length_grouped_indices
 
 
 class LengthGroups(Sampler[int]):

@@ -19,7 +19,7 @@ from torch import LongTensor, nn
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from ..names import innermost
+from ..outer_names import innermost
 
 logger = logging.get_logger(__name__)
 HELD_OUT = 8  # of so many texts one is never learned, and judges

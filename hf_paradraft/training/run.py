@@ -20,7 +20,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
-from ..names import get_available_reporting_integrations
+from ..outer_names import get_available_reporting_integrations
 from .data import encode_rows
 from .epochs import ResumableTrainer
 from .fingerprint import fingerprint

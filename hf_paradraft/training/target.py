@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from ..files import names_folder, refuse_missing
-from ..names import find_adapter_config_file
+from ..outer_names import find_adapter_config_file
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.*", "tokenizer_config.json")
 

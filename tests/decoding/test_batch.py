@@ -8,7 +8,9 @@ from tiny import EOS, near_copy, tiny_model
 from transformers import LogitsProcessor
 
 import hf_paradraft
+from hf_paradraft.admission import admit
 from hf_paradraft.decoding.begin import begin_call
+from hf_paradraft.decoding.joining import join, leave
 from hf_paradraft.decoding.loop import step
 from hf_paradraft.decoding.sequence import collect
 
@@ -21,8 +23,9 @@ def begun(target, drafter, ids, **options):
 
     def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
         model_kwargs.pop("synced_gpus", None)
-        rules = logits_processor, stopping_criteria, generation_config, drafter, None, False, model_kwargs
-        made.append(begin_call(model, input_ids, *rules))
+        own = logits_processor, stopping_criteria, generation_config
+        terms = admit(model, input_ids, *own, drafter)
+        made.append(begin_call(model, input_ids, *own, drafter, None, model_kwargs, terms))
         return input_ids
 
     target.generate(ids, custom_generate=keep, **{"do_sample": False, "pad_token_id": 0, **options})
@@ -85,15 +88,15 @@ def test_calls_that_join_and_leave_get_what_they_get_alone(name, arrivals):
         if batch is None or not batch.sequences:
             batch = joining
         else:
-            batch.join(joining)
-        batch.leave()
+            join(batch, joining)
+        leave(batch)
         for _ in range(wait):
             if batch.sequences:
                 step(batch)
-                batch.leave()
+                leave(batch)
     while batch.sequences:
         step(batch)
-        batch.leave()
+        leave(batch)
     for plain, call in entered:
         assert torch.equal(plain, collect(call.sequences, call.buffer, call.generation_config)[0])
 
@@ -110,7 +113,7 @@ def test_columns_that_are_padding_for_all_are_cropped():
     [call] = batch.calls
     while batch.sequences:
         step(batch)
-        batch.leave()
+        leave(batch)
         if len(batch.sequences) == 1 and not call.sequences[0].finished:
             assert batch.verifier.cache.end == call.sequences[0].length - 1 - 10
     assert torch.equal(plain, collect(call.sequences, call.buffer, call.generation_config)[0])
@@ -122,10 +125,10 @@ def test_batches_that_cannot_be_joined_are_refused(prompt):
     more = ({}, {}, {"cache_implementation": "static"})
     batches = [begun(target, drafter, prompt, max_new_tokens=20, **options) for options in more]
     with pytest.raises(ValueError, match="behind their prompts"):
-        batches[0].join(batches[1])
+        join(batches[0], batches[1])
     for batch in batches:
         step(batch)
     with pytest.raises(ValueError, match="dynamic caches"):
-        batches[0].join(batches[2])
-    batches[0].join(batches[1])
+        join(batches[0], batches[2])
+    join(batches[0], batches[1])
     assert len(batches[0].sequences) == 2

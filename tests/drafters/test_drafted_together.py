@@ -21,6 +21,7 @@ from hf_paradraft import (
 )
 from hf_paradraft.continuous import begin, together
 from hf_paradraft.decoding.group import Group
+from hf_paradraft.decoding.joining import leave
 from hf_paradraft.decoding.loop import step
 
 SOME = ("z-lab, sliding", "DeepSpec rnn", "SafeAI", "speculators P-EAGLE", "speculators EAGLE-3")
@@ -98,5 +99,5 @@ def written(target, drafter):
             batch = together(batch, joining)
         else:
             step(batch)
-        batch.leave()
+        leave(batch)
     return [call.sequences[0].ids[0, call.begin : call.sequences[0].length].tolist() for call in calls]

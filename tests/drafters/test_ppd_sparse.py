@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_paradraft.decoding.latency import RowLatency
+from hf_paradraft.decoding.budget import RowLatency
 from hf_paradraft.decoding.trees import best_paths
 from hf_paradraft.drafters.ppd.sparse import amortised_gain, attach_prompts, build_trees, ends, sizes, stationary, transitions
 

@@ -25,7 +25,8 @@ from tiny import MASK, near_copy, tiny_model, with_noise_adapter, with_prompts  
 
 import hf_paradraft  # noqa: E402
 from hf_paradraft.continuous import begin  # noqa: E402
-from hf_paradraft.decoding.latency import RowLatency  # noqa: E402
+from hf_paradraft.decoding.budget import RowLatency  # noqa: E402
+from hf_paradraft.decoding.joining import join, leave  # noqa: E402
 from hf_paradraft.decoding.loop import step  # noqa: E402
 
 RECORDED = Path(__file__).with_name("rounds.json")
@@ -82,7 +83,7 @@ def set_clock(clock):
             module.perf_counter = clock
     rows = [1, 2, 4, 8, 16, 32, 64, 128]
     fixed = RowLatency(rows, [0.010 + 0.0004 * count for count in rows])
-    hf_paradraft.decoding.budget.row_latency = lambda model: fixed
+    hf_paradraft.admission.row_latency = lambda model: fixed
 
 
 def trace_of(case):
@@ -130,11 +131,11 @@ def joined(target, drafter, options):
         if batch is None:
             batch = joining
         else:
-            batch.join(joining)
+            join(batch, joining)
         step(batch)
     while batch.sequences:
         step(batch)
-        batch.leave()
+        leave(batch)
     return [call_of(call.buffer[:, : call.sequences[0].length], call.stats) for call in calls]
 
 

@@ -11,7 +11,7 @@ from transformers import GenerationMixin, pipeline
 
 import hf_paradraft
 from hf_paradraft.integration import hook
-from hf_paradraft.names import WRAPPED
+from hf_paradraft.outer_names import WRAPPED
 
 
 def test_installing_again_changes_nothing():

@@ -15,7 +15,7 @@ from transformers import Cache, PreTrainedModel
 
 from ...decoding.cache import RaggedCache
 from ...decoding.tree_attention import attention_windows
-from ...names import apply_rotary_pos_emb
+from ...outer_names import apply_rotary_pos_emb
 from ...protocol import GuessedLogits, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..cache import compiled_method, make_room, plain_cache

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding.features import Features
-from ...decoding.vocabulary import to_target
+from ...decoding.trees import to_target
 from ...hardware import input_device
 
 logger = logging.get_logger(__name__)

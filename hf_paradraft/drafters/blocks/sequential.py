@@ -10,7 +10,7 @@ from abc import abstractmethod
 import torch
 from torch import LongTensor, Tensor
 
-from ...decoding.vocabulary import to_target
+from ...decoding.trees import to_target
 from ...protocol import GuessedLogits
 from ...protocol.drafter import FeatureKey
 from ...protocol.guess import Bias

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from ...files import read_json
-from ...names import ACT2FN, ROPE_INIT_FUNCTIONS
+from ...outer_names import ACT2FN, ROPE_INIT_FUNCTIONS
 from ...protocol.config import MOST
 
 WIDE, LONG = 2**22, 2**31  # of a width, of a text: a number beyond it is a mistake, or somebody else's joke

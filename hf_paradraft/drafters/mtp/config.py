@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from ...names import experts_of
+from ...outer_names import experts_of
 from ..formats.keys import SPECULATORS, check_keys
 from ..formats.speculators import layers_of
 from ..formats.values import transformers_config

@@ -18,7 +18,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from ...decoding.features import layers_of
 from ...decoding.target_head import final_norm, final_scale
 from ...files import names_folder
-from ...names import commit_of
+from ...outer_names import commit_of
 from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
 from ..formats.files import check_size, vocabulary_of, weights_in

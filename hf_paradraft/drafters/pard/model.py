@@ -14,7 +14,7 @@ from torch import LongTensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...files import tensor_names
-from ...names import MODEL_FOR_CAUSAL_LM_MAPPING
+from ...outer_names import MODEL_FOR_CAUSAL_LM_MAPPING
 from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..causal import CausalRows, check_drafts, check_merged, logits_after, unwrapped

@@ -14,7 +14,8 @@ from transformers.utils import logging
 
 from ...decoding.tree_attention import additive, attention_windows
 from ...files import hub_name
-from ...names import attention_of, find_adapter_config_file
+from ...names import attention_of
+from ...outer_names import find_adapter_config_file
 from ...training.losses import cross_entropy
 from ...training.metrics import acceptance
 from ...training.row_trainer import CodConfig, RowCollator, RowTrainer, block_mask

@@ -11,7 +11,7 @@ from torch import BoolTensor, LongTensor, Tensor
 from transformers import PreTrainedModel
 
 from ...decoding.tree_attention import additive, attention_windows, or_sdpa
-from ...names import keeps_logits
+from ...outer_names import keeps_logits
 from .config import PpdConfig
 from .rows import prompt_rows
 from .tuner import prompt_embedding

@@ -17,9 +17,8 @@ from torch import LongTensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ...decoding.accept import Greedy
-from ...decoding.budget import Budget
+from ...decoding.budget import Budget, RowLatency
 from ...decoding.drafts import DraftBuilder
-from ...decoding.latency import RowLatency
 from ...decoding.pearl import device_of
 from ...hardware import without_cudnn_attention
 from ...protocol import Drafter, Drafting, Observation, Prefix, SpeculationConfig

@@ -1,0 +1,155 @@
+"""Which kinds of call are served: all others are refused here, once, before any work."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import LongTensor
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from .copies import copies_of
+from .decoding.budget import Budget, RowLatency
+from .decoding.call import Terms
+from .decoding.checks import ALONE, NOTES, STATES, Notes, Refused
+from .decoding.latency import row_latency
+from .names import BaseStreamer, DynamicLayer, EosTokenCriteria, MaxLengthCriteria, cache_argument, is_foreign, treats_rows_alike
+from .notes import of_pair
+from .outer_names import MODEL_FOR_MASKED_LM_MAPPING, drops_cache, has_ordinary_cache
+from .protocol import Drafter, SpeculationConfig
+from .rules import rule_of
+from .rules.in_step import InStep
+
+CALLS = "attach", "needs"
+BY_SEQUENCE = (*ALONE, EosTokenCriteria, MaxLengthCriteria)  # criteria that look at each sequence by itself
+LOOP = "_sample", "_prefill", "_update_model_kwargs_for_generation"  # plain decoding's, in the place of which the loop stands
+
+
+def check_forgets(model: PreTrainedModel) -> None:
+    """Refuse a model without a cache that can drop its last tokens.
+
+    Raises:
+        ValueError: it has none, or one of a kind of its own.
+    """
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    if (
+        cache_argument(model) is None
+        or not has_ordinary_cache(model)
+        or any(type(layer).__module__ != DynamicLayer.__module__ for layer in layers)
+    ):
+        raise ValueError(
+            f"{type(model).__name__} has no cache, or one of its own kind, that cannot drop tokens again: it can neither verify "
+            "drafts nor make them."
+        )
+
+
+def check_drafter(drafter: Any) -> None:
+    """Refuse what is no drafter, or one of the form that this library had before it brought the target to drafters.
+
+    Raises:
+        ValueError: with what to change.
+    """
+    if not callable(getattr(drafter, "start_drafting", None)):
+        raise ValueError(
+            f"{type(drafter).__name__} is no drafter: load one with AutoDrafter.from_pretrained, or pass an ordinary small model "
+            "as assistant_model, without custom_generate."
+        )
+    missing = [f"{name}(target)" for name in CALLS if not callable(getattr(drafter, name, None))]
+    if missing:
+        raise ValueError(
+            f"{type(drafter).__name__} lacks {', '.join(missing)}. A drafter derives from hf_paradraft.Drafter: "
+            "docs/add-a-drafter.md."
+        )
+    if not isinstance(getattr(drafter, "speculation_config", None), SpeculationConfig):
+        raise ValueError(f"{type(drafter).__name__} has no speculation_config: set it to a SpeculationConfig.")
+
+
+def admit(
+    model: PreTrainedModel,
+    input_ids: LongTensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    drafter: Drafter | None,
+    streamer: BaseStreamer | None = None,
+    synced_gpus: bool = False,
+) -> Terms:
+    """Refuse a kind of call that the loop does not serve, and make the terms on which it serves another.
+
+    Raises:
+        ValueError: with what to change.
+    """
+    if drafter is None:
+        raise Refused("speculative_decoding needs a drafter: pass drafter=… to generate.")
+    check_drafter(drafter)
+    rule = rule_of(drafter, generation_config)
+    if model.config.model_type == "doge":
+        raise Refused("Doge targets gave other output with drafts than without: generate without a drafter.")
+    if own := [name for name in LOOP if is_foreign(getattr(model, name, None))]:
+        raise Refused(
+            f"{type(model).__name__} does steps of decoding itself ({', '.join(own)}), and drafts leave some out: generate "
+            "without a drafter."
+        )
+    if model.config.is_encoder_decoder:
+        raise Refused(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
+    if type(model.config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(model.config, "is_decoder", True) is False:
+        raise Refused(
+            f"{type(model).__name__} reads its prompt in both directions here: load it with is_decoder=True, or generate without "
+            "a drafter."
+        )
+    try:
+        check_forgets(model)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    if input_ids.shape[0] > 1 and streamer is not None:
+        raise Refused(f"A streamer shows one text, but there are {input_ids.shape[0]} prompts: leave the streamer out.")
+    if input_ids.shape[1] == 0:
+        raise Refused(
+            "The drafter reads token ids and got none: pass input_ids beside inputs_embeds, or generate without a drafter."
+        )
+    if generation_config.num_beams > 1:
+        raise Refused(f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}.")
+    if synced_gpus:
+        raise Refused("Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation).")
+    notes: Notes = getattr(generation_config, NOTES, Notes())
+    asked = notes.wants_states and generation_config.return_dict_in_generate
+    if asked and any(getattr(generation_config, name) for name in STATES):
+        raise Refused(
+            "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
+        )
+    if rule.looks_ahead and input_ids.shape[0] > 1 and not all(map(treats_rows_alike, logits_processor)):
+        raise Refused(
+            f"acceptance={drafter.speculation_config.acceptance!r} looks at texts that plain decoding never sees, and a logits "
+            "processor of this batch may know its rows: leave acceptance at 'auto', or call generate once per prompt."
+        )
+    if drops_cache(model):
+        raise Refused(
+            "Gradient checkpointing in training mode drops the target's cache, which drafts are verified with: call eval() or "
+            "gradient_checkpointing_disable() before generate."
+        )
+    # What may know the rows of a batch is shown all of them; and a criterion may draw, or write, where texts are drawn in turn.
+    knows_rows = not all(map(treats_rows_alike, logits_processor))
+    together = knows_rows or (rule.in_turn and any(type(stop) not in BY_SEQUENCE for stop in stopping_criteria))
+    in_step = InStep(logits_processor) if together and len(input_ids) > 1 else None
+    return Terms(rule, copies_of(drafter), in_step, partial(budget_of, model, drafter))
+
+
+def budget_of(
+    model: PreTrainedModel,
+    drafter: Drafter,
+    decides: bool,
+    depth: int,
+    batch_size: int,
+    row_counts: Sequence[int] | None,
+    *use: object,
+) -> Budget:
+    """Look up or make the `Budget` that is shared by all calls of a target and a drafter with the same options.
+
+    Args:
+        model, drafter: the pair.
+        decides: whether it is asked; if not, nothing has to be measured.
+        depth, batch_size, row_counts: as for `Budget`.
+        use: what else calls may differ in.
+    """
+    latency = row_latency(model) if decides else RowLatency([1], [1.0])
+    key = depth, batch_size, *latency.seconds, *use
+    return of_pair(model, drafter).setdefault(key, Budget(latency, depth, batch_size, row_counts))

@@ -1,0 +1,165 @@
+"""Sequences join a batch and leave it between two rounds (Orca, 2022, section 3.1); a call by itself needs nothing of this."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from ..names import CACHE_NAMES
+from .batch import Batch
+from .cache import RaggedCache
+from .call import Call
+from .checks import holds_something
+from .group import Group
+from .tree_attention import TreeAttention
+from .verify import Verifier
+
+
+def join(batch: Batch, other: Batch) -> None:
+    """Let another batch's sequences, which have read their prompts, stand after a batch's own.
+
+    Raises:
+        ValueError: one of both cannot be joined (recurrent targets, static caches, a prompt that is not read yet).
+    """
+    _join_verifiers(batch.verifier, other.verifier)
+    batch.calls += other.calls
+    batch.sequences += other.sequences
+    for joining in other.groups:
+        if not any(_join_groups(group, joining) for group in batch.groups):
+            batch.groups.append(joining)
+    for call in batch.calls:
+        call.verifier = batch.verifier
+    _count(batch)
+
+
+def leave(batch: Batch) -> list[Call]:
+    """Let sequences that have ended go, with what the cache holds of them; returns the calls that are over."""
+    going_on = [row for row, sequence in enumerate(batch.sequences) if not sequence.finished]
+    if going_on and len(going_on) < len(batch.sequences):
+        verifier = batch.verifier
+        select_cache(verifier.cache, going_on)
+        if verifier.states is not None:
+            verifier.states.select(going_on)
+        crop_left(verifier.cache, select_masks(verifier.attention, going_on))
+    for sequence in batch.sequences:
+        if sequence.finished:
+            sequence.accepted = None
+    batch.sequences = [batch.sequences[row] for row in going_on]
+    over = [call for call in batch.calls if call.finished]
+    batch.calls = [call for call in batch.calls if not call.finished]
+    for group in batch.groups if over else ():
+        _leave_group(group)
+    batch.groups = [group for group in batch.groups if group.calls]
+    for call in over:
+        call.end()
+    _count(batch, bool(over))
+    return over
+
+
+def _count(batch: Batch, learns: bool = True) -> None:
+    """Tell each sequence its place, and use the budgets learned for this batch size, rounded up to a power of two."""
+    for place, sequence in enumerate(batch.sequences):
+        sequence.place = place
+    for group in batch.groups if learns else ():
+        budget = group.budget_for(1 << (len(batch.sequences) - 1).bit_length())
+        if budget is not group.budget:  # which may rest from what it learned of texts that are over
+            budget.begin()
+        group.builder.budget = budget
+
+
+def _join_verifiers(verifier: Verifier, other: Verifier) -> None:
+    for one in (verifier, other):
+        if not one.branches:
+            raise ValueError(f"{type(one.model).__name__} is served one call at a time, as it is loaded here.")
+        given = {name for name, value in one.model_kwargs.items() if holds_something(value)}
+        more = given - {*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+        if one.reads_prompt or one.row_counts is not None or one.cache.num_slots is not None or more:
+            raise ValueError(
+                "Sequences join others after their prompts, in dynamic caches, and with nothing but ids: this call has to be "
+                "served by itself."
+            )
+    join_caches(verifier.cache, other.cache)
+    join_masks(verifier.attention, other.attention)
+
+
+def _join_groups(group: Group, other: Group) -> bool:
+    """Take another group's sequences after a group's own, and tell whether the drafter could."""
+    joined = group.budget_for(1) is other.budget_for(1) and group.drafting.join(other.drafting)
+    if joined:
+        other.features.stop()
+        if group.builder.copies is not None:
+            group.builder.copies.join(other.builder.copies, len(group.sequences), len(other.sequences))
+        group.calls += other.calls
+        group.sequences += other.sequences
+    return joined
+
+
+def _leave_group(group: Group) -> None:
+    """Let the sequences of calls that are over go."""
+    group.calls = [call for call in group.calls if not call.finished]
+    going_on = [row for row, sequence in enumerate(group.sequences) if not sequence.call.finished]
+    if len(going_on) == len(group.sequences):
+        return
+    if going_on:
+        group.drafting.select(going_on)
+        if group.builder.copies is not None:
+            group.builder.copies.select(going_on)
+    else:
+        group.features.stop()
+    group.sequences = [group.sequences[row] for row in going_on]
+
+
+def join_caches(cache: RaggedCache, other: RaggedCache) -> None:
+    """Take another cache's rows, dynamic as a cache's own are, after these."""
+    slots = max(cache.end, other.end)
+    for layer, joining in zip(cache.cache.layers, other.cache.layers, strict=True):
+        _begin_like(layer, joining, len(cache.lengths))
+        _begin_like(joining, layer, len(other.lengths))
+    for layer, joining in zip(cache.layers(), other.layers(), strict=True):
+        layer.keys, layer.values = (
+            torch.cat([pad(states, (0, 0, 0, slots - states.shape[2])) for states in pair])
+            for pair in ((layer.keys, joining.keys), (layer.values, joining.values))
+        )
+    cache.lengths += other.lengths
+
+
+def _begin_like(layer: Any, other: Any, num_rows: int) -> None:
+    """Let a layer that has read nothing have rows of no keys, as another one's are."""
+    if not layer.is_initialized and other.is_initialized:
+        layer.lazy_initialization(other.keys, other.values)
+        layer.keys, layer.values = (states[:1, :, :0].repeat(num_rows, 1, 1, 1) for states in (other.keys, other.values))
+
+
+def select_cache(cache: RaggedCache, rows: list[int]) -> None:
+    """Go on with some of a cache's rows, in this order."""
+    written, cache.lengths = cache.end, [cache.lengths[row] for row in rows]
+    for layer in cache.layers():
+        layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+    cache.shrink(written)
+
+
+def crop_left(cache: RaggedCache, count: int) -> None:
+    """Drop the first slots, so many, of all rows."""
+    cache.lengths = [length - count for length in cache.lengths]
+    for layer in cache.layers() if count else ():
+        layer.keys, layer.values = layer.keys[:, :, count:], layer.values[:, :, count:]
+
+
+def join_masks(attention: TreeAttention, other: TreeAttention) -> None:
+    """Serve another one's rows too, after these."""
+    masks = attention.prompt_mask, other.prompt_mask
+    width = max(mask.shape[1] for mask in masks)
+    attention.prompt_mask = torch.cat([pad(mask, (0, width - mask.shape[1]), value=True) for mask in masks])
+    attention.offsets = torch.cat([attention.offsets, other.offsets])
+    attention.look()
+
+
+def select_masks(attention: TreeAttention, rows: list[int]) -> int:
+    """Go on with some of the rows, in this order; returns how many columns on the left were padding for all of them."""
+    seen = attention.prompt_mask[rows]
+    count = int((seen.any(0).cumsum(0) == 0).sum())
+    attention.prompt_mask, attention.offsets = seen[:, count:], attention.offsets[rows] + count
+    attention.look()
+    return count

@@ -1,0 +1,62 @@
+"""Tokens of a batch that are taken step by step, as plain decoding shows them to processors that may know the batch's rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from ..decoding.accept import Emitted, child_that_is
+from ..decoding.call import Call
+from ..decoding.sequence import Processors, padded, take
+from ..names import pad_token_of
+
+
+class InStep:
+    """All sequences of a call at one length: a round ends for all of them with the first one whose draft is used up or rejected.
+
+    Those that have ended go on with padding, until all have.
+
+    Args:
+        logits_processor: of the call.
+    """
+
+    def __init__(self, logits_processor: LogitsProcessorList):
+        self.logits_processor = Processors(logits_processor)
+
+    def advance(self, call: Call, logits: list[Tensor]) -> None:
+        """Let the sequences take what the target agrees with.
+
+        Args:
+            call: whose sequences these are.
+            logits: the target's of each sequence, `(at least N + 1, V)`.
+        """
+        nodes: list[int | None] = [-1] * len(call.sequences)
+        while any(sequence.ended is None for sequence in call.sequences):
+            if None in nodes:
+                return
+            length = call.sequences[0].length
+            for sequence in call.sequences:
+                sequence.accepted.num_read = len(sequence.accepted.path)
+            raw = torch.stack([read[node + 1] for read, node in zip(logits, nodes, strict=True)]).float()
+            scores = self.logits_processor(padded(call.sequences, call.buffer, length, call.generation_config), raw)
+            if scores.shape != raw.shape:
+                raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for {tuple(raw.shape)}.")
+            drawn = call.rule.draw_together(scores)
+            for index, sequence in enumerate(call.sequences):
+                draft, node, here = sequence.draft, nodes[index], slice(index, index + 1)
+                if sequence.ended is not None:
+                    token, nodes[index] = child_that_is(draft, node, pad_token_of(call.generation_config))
+                elif drawn is not None:
+                    token, nodes[index] = child_that_is(draft, node, drawn[index])
+                else:
+                    token, nodes[index] = sequence.rule.judge(draft, node, scores[here])
+                sequence.ids[0, length] = token
+                take(sequence, Emitted(token, nodes[index], raw[here], scores[here]), call.ends)
+            call.stop()
+            for sequence in call.sequences:
+                if sequence.finished and sequence.ended is None:
+                    sequence.ended = sequence.length
+                sequence.finished = False
+        for sequence in call.sequences:
+            sequence.length, sequence.finished = sequence.end, True
