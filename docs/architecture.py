@@ -22,19 +22,20 @@ WHAT = {
     "report": "tables and figures",
     "training": "one run for every kind",
     "continuous": "many prompts through one batch",
-    "memory": "other texts that are copied from",
+    "admission": "which calls are served, on which terms",
+    "copies": "tokens copied from texts",
     "rules": "of acceptance beyond greedy decoding",
     "decoding": "the engine: draft, verify, accept, roll back",
     "protocol": "what drafters and engine say to each other",
 }
-HEIGHT, HALF = 0.62, 2.85
+HEIGHT, HALF = 0.62, 3.4
 
 
 def floors() -> list[list[str]]:
     """The parts from the top down, as the contract in pyproject.toml has them."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["name"] == "Floors")
-    return [[part.strip().split(".")[1] for part in layer.split("|")] for layer in layers]
+    return [[part.strip().split(".")[1] for part in layer.split(":")] for layer in layers]
 
 
 def imports() -> dict[str, set[str]]:
@@ -55,13 +56,15 @@ def draw() -> Figure:
     def all_below(part: str) -> set[str]:
         return below.get(part, set()).union(*(all_below(other) for other in below.get(part, set())))
 
-    figure = Figure(figsize=(7.5, 8), layout="constrained")
+    figure = Figure(figsize=(8, 8), layout="constrained")
     axes = figure.subplots()
     axes.axis("off")
     for level, floor in enumerate(floors()):
         name, what = (floor[0], WHAT[floor[0]]) if len(floor) == 1 else ("", "used by all: " + " · ".join(floor))
         axes.text(-HALF + 0.15, -level, name, va="center", fontsize=12, weight="bold")
-        axes.text(-HALF + 1.6 if name else 0, -level, what, va="center", ha="left" if name else "center", fontsize=10, color=GREY)
+        axes.text(
+            -HALF + 1.85 if name else 0, -level, what, va="center", ha="left" if name else "center", fontsize=10, color=GREY
+        )
         axes.add_patch(Rectangle((-HALF, -level - HEIGHT / 2), 2 * HALF, HEIGHT, fill=False, edgecolor=GREY))
     arrow = {"arrowstyle": "-|>", "color": BLUE, "shrinkA": 0, "shrinkB": 0}
     spans = set()

@@ -7,7 +7,7 @@ __version__ = "0.3.0"
 
 from . import training
 from .auto import AutoDrafter
-from .copies.memory import Memory
+from .copies import Memory
 from .decoding.loop import SpeculativeOutput
 from .drafters.autoregressive import AutoregressiveDrafter
 from .drafters.blocks.dflash2 import DFlash2Drafter

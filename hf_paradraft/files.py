@@ -274,3 +274,19 @@ def other_settings(made: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """
     names = [name for name in sorted({*made, *settings}) if made.get(name) != settings.get(name)]
     return "; ".join(f"{name}: {made.get(name)} there, {settings.get(name)} now" for name in names)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a text file."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write a JSON file."""
+    write_whole(file, json.dumps(value, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The hardware: its name, the number format that it is fast at, and how much memory was in use."""
+"""The hardware: its name, and the number format that it is fast at."""
 
 import platform
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ from time import perf_counter
 import torch
 from huggingface_hub.constants import HF_HOME
 
-PROCESS = Path("/proc/self")
 FASTER = 0.8  # of the seconds in float32: less is worth another format
 _choice, _choices = Lock(), list[bool]()  # of cuDNN's attention, before each of those that do without it now
 
@@ -91,26 +90,3 @@ def device_name(device: torch.device) -> str:
     amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
     bfloat16 = "bf16 instructions" if fast_dtype() == torch.bfloat16 else "no bf16 instructions"
     return f"CPU ({torch.backends.cpu.get_cpu_capability()}{amx}, {bfloat16}), {torch.get_num_threads()} threads"
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Forget what `peak_memory` would say; does nothing where the system does not allow it."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    elif PROCESS.exists():
-        with suppress(OSError):
-            (PROCESS / "clear_refs").write_text("5")  # the high-water mark of resident memory
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Read the most bytes in use since the reset: a GPU's allocations, or the process's resident memory on Linux, else None.
-
-    Where the system allows no reset it is the most since the process began.
-    """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        lines = (PROCESS / "status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)

@@ -10,8 +10,7 @@ from tiny import make_tokenizer, near_copy, tiny_model
 
 import hf_paradraft
 from hf_paradraft import files
-from hf_paradraft.files import local_folder, rows_of
-from hf_paradraft.whole_files import write_whole
+from hf_paradraft.files import local_folder, rows_of, write_whole
 
 
 def test_checkpoints_below_are_not_downloaded(hub, tmp_path):

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..decoding.latency import measure as measure_latency
 from ..decoding.tree_attention import attention_windows
 from ..report.tables import table
-from ..training.fingerprint import fingerprint
+from ..training.target import fingerprint
 from .measure import Settings, bench, check_equality
 from .methods import Method
 from .questions import Prompt

@@ -1,8 +1,9 @@
 """Run every method on every prompt, in turn, so that a machine whose speed drifts is fair to all."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -12,10 +13,10 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..chat import end_tokens, sampling, until_end
-from ..hardware import peak_memory, reset_peak_memory
 from .methods import Method
 from .questions import Prompt
 
+PROCESS = Path("/proc/self")
 OF_STATISTICS = ("draft_seconds", "verify_seconds", "attempts", "successes")  # of a `Measurement`, where ours are measured
 
 
@@ -270,3 +271,26 @@ def _in_float32(target: PreTrainedModel) -> Iterator[None]:
         for name, buffer in buffers.items():
             owner, _, leaf = name.rpartition(".")
             setattr(target.get_submodule(owner), leaf, buffer)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Forget what `peak_memory` would say; does nothing where the system does not allow it."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif PROCESS.exists():
+        with suppress(OSError):
+            (PROCESS / "clear_refs").write_text("5")  # the high-water mark of resident memory
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Read the most bytes in use since the reset: a GPU's allocations, or the process's resident memory on Linux, else None.
+
+    Where the system allows no reset it is the most since the process began.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        lines = (PROCESS / "status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), None)

@@ -13,9 +13,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from .. import __version__
-from ..files import other_settings, read_json
+from ..files import other_settings, read_json, write_json, write_whole
 from ..hardware import device_name
-from ..whole_files import write_json, write_whole
 from .measure import Measurement
 
 # What `Measurement` has that its record says already.

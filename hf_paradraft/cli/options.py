@@ -16,7 +16,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..auto import AutoDrafter
-from ..copies.memory import Memory
+from ..copies import Memory
 from ..demo import FAMILY
 from ..drafters.mtp.model import MtpDrafter
 from ..drafters.ngram import NgramDrafter

@@ -6,14 +6,24 @@ from transformers.utils import logging
 
 from ..protocol import Drafter
 from .lookup import PromptLookup
+from .memory import Memory
+
+__all__ = ["Memory", "PromptLookup", "copies_of"]
 
 logger = logging.get_logger(__name__)
 
 
-def copies_of(drafter: Drafter) -> PromptLookup | None:
-    """Make what copies for the sequences of a call; None where its drafter wants no copies."""
+def copies_of(drafter: Drafter, draws: bool) -> PromptLookup | None:
+    """Make what copies for the sequences of a call; None where its drafter wants no copies.
+
+    Args:
+        drafter: says so.
+        draws: whether the rule wants its drafts drawn, so that copies are no part of them.
+    """
     if not drafter.speculation_config.prompt_lookup and drafter.memory is None:
         return None
     if drafter.guesses_in_target:
         logger.warning_once(f"{type(drafter).__name__} has rows of its own in each draft: nothing is copied (prompt_lookup).")
+    if draws:
+        logger.warning_once("acceptance='rejection' wants its drafts drawn: nothing is copied (prompt_lookup).")
     return PromptLookup(memory=drafter.memory)

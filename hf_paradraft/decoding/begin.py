@@ -23,7 +23,6 @@ from ..names import (
     attention_of,
 )
 from ..protocol import Drafter, RoundStreamer, SpeculationConfig, SpeculationStats
-from .accept import Rule
 from .batch import Batch
 from .budget import Budget
 from .cache import CroppedCache, RaggedCache, cache_of_call, static_cache, use_plain_layers
@@ -106,7 +105,7 @@ def _begin(
     ]
     for sequence in sequences:  # what the cache held before has no features
         sequence.observed = max(0, begin - verifier.unread - sequence.padding)
-    _tell(model, used, config, rule, copies, verifier, ends.limit - max(padding), bool(features.keys) and verifier.unread < begin)
+    _tell(model, used, config, verifier, ends.limit - max(padding), bool(features.keys) and verifier.unread < begin)
     deepest = 0 if copies is None else copies.deepest
     budget_for = partial(_budget, terms, config, deepest, verifier.branches, verifier.row_counts)
     budget = budget_for(batch_size)
@@ -182,8 +181,6 @@ def _tell(
     model: PreTrainedModel,
     drafter: Drafter,
     config: SpeculationConfig,
-    rule: Rule,
-    copies: Any,
     verifier: Verifier,
     limit: int,
     lacks_features: bool,
@@ -200,8 +197,6 @@ def _tell(
             f"{type(drafter).__name__} reads the target's hidden states, and those of the tokens that the cache came with "
             "are not known: it drafts without them, and fewer of its guesses will be right."
         )
-    if copies is not None and rule.draws is not None:
-        logger.warning_once("acceptance='rejection' wants its drafts drawn: nothing is copied (prompt_lookup).")
     if config.tree_size is not None and not verifier.branches:
         logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
 

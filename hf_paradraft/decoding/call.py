@@ -25,9 +25,9 @@ from .sequence import Ends, Sequence, by_step, padded
 from .verify import Verifier
 
 
-def unshared_budget(decides: bool, depth: int, batch_size: int, row_counts: list[int] | None, *use: object) -> Budget:
-    """Make a budget that knows of no other call, and of no costs."""
-    return Budget(RowLatency([1], [1.0]), depth, batch_size, row_counts)
+def unshared_budget(decides: bool, *sizes: Any) -> Budget:
+    """Make a budget that knows of no other call, and of no costs; arguments as for `hf_paradraft.admission.budget_of`."""
+    return Budget(RowLatency([1], [1.0]), *sizes[:3])
 
 
 @dataclass(frozen=True)

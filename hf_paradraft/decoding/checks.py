@@ -1,4 +1,4 @@
-"""What is wrong with the inputs of a call, before any work; what kinds of call are served, `admission` says."""
+"""Checks of a call's inputs, before any work; which kinds of call are served, `admission` says."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

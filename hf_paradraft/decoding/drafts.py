@@ -83,7 +83,7 @@ class DraftBuilder:
         if self.asked:
             guesses = self._ask(drafting.propose, prefixes)
             self._check(guesses, prefixes)
-            drafts = self._drafts(guesses, prefixes, processors, branches, size, begun)
+            drafts = self._drafts(drafts, guesses, prefixes, processors, branches, size, begun)
         if copied:
             drafts = [self.copies.join_to(*given, size, self.budget) for given in zip(drafts, copied, strict=True)]
         return self._cut(drafts, size, None if self.asked else perf_counter() - begun)
@@ -127,6 +127,7 @@ class DraftBuilder:
 
     def _drafts(
         self,
+        drafts: list[Draft],
         guesses: Sequence[Guess],
         prefixes: list[Prefix],
         processors: Sequence[LogitsProcessorList],
@@ -134,8 +135,7 @@ class DraftBuilder:
         size: TreeSize,
         begun: float,
     ) -> list[Draft]:
-        """Make the drafts of a drafter's guesses."""
-        drafts = [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
+        """Make the drafts of a drafter's guesses, in the place of empty ones."""
         growing: dict[int, GrowingDraft] = {}
         for index, (guess, prefix, processor) in enumerate(zip(guesses, prefixes, processors, strict=True)):
             if prefix.room == 0:

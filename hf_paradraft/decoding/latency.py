@@ -11,10 +11,10 @@ import torch
 from huggingface_hub.constants import HF_HOME
 from transformers import DynamicCache, PreTrainedModel
 
+from ..files import write_json
 from ..hardware import device_name, input_device, without_cudnn_attention
 from ..names import attention_of, with_cache
 from ..notes import notes_on
-from ..whole_files import write_json
 from .budget import RowLatency
 from .cache import empty_cache
 from .recurrent import is_recurrent

@@ -11,9 +11,8 @@ from torch import LongTensor, Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..decoding.tree_attention import attention_windows, or_sdpa
-from ..files import refuse_missing, tensor_names
+from ..files import refuse_missing, tensor_names, write_json
 from ..protocol import Drafting, SpeculationConfig
-from ..whole_files import write_json
 from .causal import CausalRows, check_drafts, check_merged, logits_after, unwrapped
 from .drafter import SavedDrafter
 from .formats.folder import DrafterFolder

@@ -10,6 +10,7 @@ import torch
 from torch import BoolTensor, LongTensor, Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.utils import logging
 
 from ..decoding.cache import SLOTS, RaggedCache, empty_cache, replace_layers, static_cache, use_plain_layers
 from ..decoding.compiled import compiled_on
@@ -17,6 +18,8 @@ from ..hardware import input_device
 from ..names import StaticLayer, with_cache
 from ..notes import notes_on
 from ..protocol import GuessedLogits, Prefix
+
+logger = logging.get_logger(__name__)
 
 
 def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
@@ -185,3 +188,31 @@ def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]
     depths = torch.arange(size, device=padding.device) - padding
     itself = torch.eye(size, dtype=torch.bool, device=padding.device)
     return ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | itself, depths.clamp(min=0)
+
+
+def newer_halves(
+    rows: list[LongTensor], starts: list[int], count: int, prefixes: list[Prefix], context: int | None
+) -> tuple[int, list[int]]:
+    """Move on where texts begin to be read, once positions run out, and guess no more than there are positions for.
+
+    Args:
+        rows: the texts, int64 `(n,)` each.
+        starts: of each, the first token that is read so far.
+        count: distances that are wanted, K.
+        prefixes: with the room that is wanted behind each.
+        context: positions; None: no end is known.
+
+    Returns:
+        K, and the new starts.
+    """
+    if context is None:
+        return count, starts
+    count = min(count, context // 2)
+    room = max(count, min(max(prefix.room for prefix in prefixes), context // 2))
+    if all(len(ids) - start + room <= context for ids, start in zip(rows, starts, strict=True)):
+        return count, starts
+    logger.warning_once(
+        f"The text is longer than the {context} tokens that the drafter has positions for: it reads the newer half of them "
+        "alone, and fewer of its guesses may be right."
+    )
+    return count, [max(start, len(ids) - context // 2) for ids, start in zip(rows, starts, strict=True)]

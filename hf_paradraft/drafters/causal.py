@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import LongTensor, Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
 from ..admission import check_forgets
 from ..decoding.cache import empty_cache
 from ..decoding.recurrent import MOST_UNREAD, States, crop, is_recurrent
 from ..decoding.tree_attention import attention_windows, or_sdpa
+from ..files import INDEX, WHOLE, refuse_missing, tensor_files
 from ..names import DynamicLayer, stores_nothing, with_cache
 from ..outer_names import innermost
 from ..protocol import Prefix, SpeculationConfig
-from .cache import check_continues
-from .positions import newer_halves
+from .cache import check_continues, newer_halves
 from .reader import Reader, RowModel
 
 
@@ -204,3 +205,36 @@ class OneTextReader:
     def join(self, other: Any) -> bool:
         """Tell that another one's texts cannot be read beside its own."""
         return False
+
+
+def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict) -> Any:
+    """Load a model with exactly the weights that lie in a folder, of safetensors alone: pickles may lie beside them.
+
+    Args:
+        load: `from_pretrained` of its class.
+        name: of that class in transformers.
+        folder, config: of the drafter.
+        args, kwargs: for `load`.
+
+    Raises:
+        OSError: weights are missing.
+        ValueError: the config is another class's, or there are weights that the class has no place for.
+    """
+    if (wanted := config.architectures or []) and wanted[0] != name:
+        raise ValueError(
+            f"{folder} holds a {wanted[0]}, and its config is that of a {name}: it is no PARD drafter, which is a plain "
+            "causal LM."
+        )
+    if (folder / WHOLE).exists() and folder / WHOLE not in tensor_files(folder).values():
+        raise ValueError(
+            f"{folder} has weights in one piece and in several ({WHOLE}, {INDEX}), and transformers reads the former: remove "
+            "those that do not belong there."
+        )
+    drafter, info = load(folder, *args, config=config, output_loading_info=True, **{**kwargs, "use_safetensors": True})
+    refuse_missing(info, name, folder)
+    if more := sorted(info["unexpected_keys"]):
+        raise ValueError(
+            f"The {name} in {folder} has no place for {len(more)} of the model's weights ({', '.join(more[:3])}, …): it is no "
+            "PARD drafter, or another kind."
+        )
+    return drafter

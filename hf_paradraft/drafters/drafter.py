@@ -16,10 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..files import check_whole, drop_old_pieces, names_folder, share_weights, tensor_names
+from ..files import check_whole, drop_old_pieces, names_folder, share_weights, tensor_names, write_json
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
-from ..whole_files import write_json
 from .card import card_fields
 from .formats.files import check_files
 from .formats.folder import ADAPTER, DrafterFolder, find_folder

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
+from ..copies import Memory
 from ..copies.hash_chains import LONGEST
 from ..copies.lookup import PromptLookup, with_copied
-from ..copies.memory import Memory
 from ..protocol import Draft, Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
 

@@ -22,9 +22,8 @@ from ..decoding.joining import join_caches, join_masks, select_cache, select_mas
 from ..decoding.tree_attention import attention_windows
 from ..protocol import Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from .cache import Nodes, compiled_method, make_room, plain_cache, ragged_rows
+from .cache import Nodes, compiled_method, make_room, newer_halves, plain_cache, ragged_rows
 from .layers import StackMasks, last_position, run
-from .positions import newer_halves
 
 PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
 

@@ -14,8 +14,7 @@ from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 from transformers.utils import logging
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from ..files import BESIDE, PUBLISHED, check_whole, hub_name, read_json, shipped
-from ..whole_files import write_json, write_whole
+from ..files import BESIDE, PUBLISHED, check_whole, hub_name, read_json, shipped, write_json, write_whole
 from .card import CardFields, plot_bench, render_card
 
 logger = logging.get_logger(__name__)

@@ -91,17 +91,3 @@ class SpeculationConfig:
         if not self.compile:
             return None
         return [*([1, 17, 33] if self.tree_size == "auto" and most > 32 else [1]), 1 + most]
-
-    def rule(self, do_sample: bool) -> str:
-        """Choose the acceptance rule of a call, by its name.
-
-        Raises:
-            ValueError: a rule for sampling is asked for without sampling, or `greedy` with it.
-        """
-        if self.acceptance == "auto":
-            return "sample_match" if do_sample else "greedy"
-        if (self.acceptance == "greedy") == do_sample:
-            raise ValueError(
-                f"acceptance={self.acceptance!r} does not fit do_sample={do_sample}; use acceptance='auto', or change do_sample."
-            )
-        return self.acceptance

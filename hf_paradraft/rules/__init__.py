@@ -20,7 +20,9 @@ def rule_of(drafter: Drafter, generation_config: GenerationConfig) -> Rule:
     Raises:
         ValueError: the drafter's rule does not fit the call.
     """
-    try:
-        return RULES[drafter.speculation_config.rule(generation_config.do_sample)]()
-    except ValueError as error:
-        raise Refused(str(error)) from None
+    name, do_sample = drafter.speculation_config.acceptance, generation_config.do_sample
+    if name == "auto":
+        name = "sample_match" if do_sample else "greedy"
+    if (name == "greedy") == do_sample:
+        raise Refused(f"acceptance={name!r} does not fit do_sample={do_sample}; use acceptance='auto', or change do_sample.")
+    return RULES[name]()

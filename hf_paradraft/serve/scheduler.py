@@ -14,11 +14,10 @@ from torch import LongTensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..continuous import NoDrafter, begin, can_join, together
-from ..copies.memory import Memory
+from ..continuous import NoDrafter, begin, can_join, leave, together
+from ..copies import Memory
 from ..decoding.batch import Batch
 from ..decoding.call import Call
-from ..decoding.joining import leave
 from ..decoding.loop import step
 from ..drafters.ngram import NgramDrafter
 from ..names import decodes
@@ -107,9 +106,9 @@ class Scheduler:
     ):
         self.target, self.drafter, self.max_queue, self.lesson = target, drafter, max_queue, lesson
         self.places = max_batch_size if can_join(target, drafter) else 1
-        self.waiting: deque[Job] = deque()
+        self.waiting = deque[Job]()
         self.reading: Job | None = None  # its prompt is read, piece after piece
-        self.running: list[Job] = []
+        self.running = list[Job]()
         self.batch: Batch | None = None
         self.changed = Condition()
         self.stopping = False

@@ -30,8 +30,8 @@ from ..decoding.checks import Refused
 from ..protocol import Drafter
 from .caught_states import Catching
 from .data import tokenizer_hash
-from .fingerprint import fingerprint
 from .source import THOUGHTS
+from .target import fingerprint
 from .target_states import TargetStates
 
 logger = logging.get_logger(__name__)

@@ -8,10 +8,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import end_tokens, render_chat, until_end
-from ..files import rows_of
-from ..whole_files import write_json
-from .fingerprint import fingerprint
+from ..files import rows_of, write_json
 from .regenerate import check_same_run, cut_half_line
+from .target import fingerprint
 
 MARK = "\u241fWHAT THE USER SAYS\u241f"
 BARREN = 128  # turns in a row without a new prompt, behind which it is given up

@@ -15,8 +15,7 @@ from zipfile import is_zipfile
 from transformers import TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from ..files import PUBLISHED, names_of, other_settings, read_json
-from ..whole_files import write_json
+from ..files import PUBLISHED, names_of, other_settings, read_json, write_json
 
 logger = logging.get_logger(__name__)
 RUN = "run.json"  # in every whole checkpoint, written last: how its run was made

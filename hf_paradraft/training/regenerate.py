@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..chat import RefusedTurns
-from ..files import other_settings, read_json, rows_of
-from ..whole_files import write_json
+from ..files import other_settings, read_json, rows_of, write_json
 from .answers import Server, Target
 from .disjoint import WORDS, disjoint
 from .source import leave_out, load_rows, text_of, tools_of, turns_of

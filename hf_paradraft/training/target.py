@@ -1,5 +1,6 @@
 """Opening the causal LM that answers, and that drafters are trained for: a folder, a Hub id, or a `.gguf` file."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -171,3 +172,19 @@ def _reading(name: str | Path) -> Iterator[None]:
         raise ValueError(
             f"{name} cannot be read: it is damaged, or of an architecture that transformers has not ({error})."
         ) from error
+
+
+def fingerprint(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
+    """Hash the names and a few numbers of all weights: another model of the same shape has another hash.
+
+    Args:
+        model: some of its weights may be offloaded.
+        dtype: that they are rounded to first.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model.named_parameters():
+        digest.update(name.encode())
+        if tensor.device.type != "meta":
+            numbers = tensor.detach().flatten()[:: max(1, tensor.numel() // 8)][:8]
+            digest.update(numbers.to(dtype).float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

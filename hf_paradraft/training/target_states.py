@@ -20,11 +20,10 @@ from transformers.utils import logging
 from ..chat import learned_context
 from ..decoding.features import Features, decoder_of
 from ..decoding.target_head import TargetHead
-from ..files import other_settings, read_json
+from ..files import other_settings, read_json, write_json
 from ..protocol.drafter import FeatureKey
-from ..whole_files import write_json
-from .fingerprint import fingerprint
 from .rows import SHAPES
+from .target import fingerprint
 
 logger = logging.get_logger(__name__)
 RECORD = "target.json"  # in a folder of states: whose they are

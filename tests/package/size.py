@@ -29,25 +29,26 @@ NO_VERBS = {
     "Batches", "Both",
 }  # fmt: skip
 # Tokens of each folder, and of all: what is allowed, which only falls, and what is wanted. Whoever adds takes it from elsewhere
-# in the same folder.
+# in the same folder; a limit rises by nothing but what moved there from another folder, whose limit falls by as much.
 LIMITS = {
-    "protocol": (2_420, 2_000),
-    "decoding": (34_522, 22_000),
-    "drafters": (59_793, 48_000),
-    "training": (23_133, 17_000),
-    "integration": (7_282, 5_000),
-    "hub": (2_189, 2_000),
-    "serve": (7_793, 9_500),
-    "bench": (6_082, 6_500),
+    "protocol": (2_392, 2_000),
+    "decoding": (29_170, 22_000),
+    "copies": (3_973, 3_500),
+    "rules": (5_171, 4_500),
+    "drafters": (59_695, 48_000),
+    "training": (23_108, 17_000),
+    "integration": (7_241, 5_000),
+    "hub": (2_185, 2_000),
+    "serve": (7_791, 9_500),
+    "bench": (6_216, 6_500),
     "report": (2_838, 3_500),
     "cli": (6_719, 5_500),
     "demo": (2_037, 3_000),
-    "rules": (4_060, 3_500),
-    "elsewhere": (7_940, 8_000),
-    "loop files": (32, 26),
-    "loop tokens": (33_566, 25_000),
+    "elsewhere": (7_567, 7_000),
+    "loop files": (26, 26),
+    "loop tokens": (24_995, 25_000),
     "package files": (203, 160),
-    "package tokens": (166_808, 140_000),
+    "package tokens": (166_103, 140_000),
 }
 
 

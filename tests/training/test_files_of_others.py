@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from hf_paradraft import AutoDrafter, Eagle3Drafter, PardDrafter
 from hf_paradraft.cli import app
 from hf_paradraft.decoding.shortlist import Shortlist
+from hf_paradraft.files import write_whole
 from hf_paradraft.training.output import FORMER, NEW, Checkpoints, check_output, newest_checkpoint, replace_model
 from hf_paradraft.training.regenerate import only_writer
 from hf_paradraft.training.target import config_of, open_model, open_tokenizer
 from hf_paradraft.training.target_states import TargetStates
-from hf_paradraft.whole_files import write_whole
 
 
 @pytest.fixture

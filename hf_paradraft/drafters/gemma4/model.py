@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, PreTrainedMo
 from ...decoding.cache import RaggedCache
 from ...decoding.features import layers_of
 from ...decoding.tree_attention import additive
-from ...files import refuse_missing, tensor_names
+from ...files import refuse_missing, tensor_names, write_json
 from ...names import DynamicLayer
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
-from ...whole_files import write_json
 from ..drafter import SavedDrafter
 from ..feature_drafter import PADDING
 from ..formats.folder import DrafterFolder

@@ -17,7 +17,7 @@ from ...files import tensor_names
 from ...outer_names import MODEL_FOR_CAUSAL_LM_MAPPING
 from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..causal import CausalRows, check_drafts, check_merged, logits_after, unwrapped
+from ..causal import CausalRows, check_drafts, check_merged, load_whole, logits_after, unwrapped
 from ..drafter import SavedDrafter
 from ..formats.folder import ADAPTER, DrafterFolder
 from ..formats.identify import PARD2, refuse_foreign
@@ -25,7 +25,6 @@ from ..formats.values import provenance_of, transformers_config
 from ..pairs import last_target, remember_target
 from ..reading import ReadingDrafting
 from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
-from .load import load_whole
 from .pard2 import FILE, ProjectedFeatures, Projection
 
 

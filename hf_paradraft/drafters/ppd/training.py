@@ -11,13 +11,12 @@ from peft import PeftModel, get_peft_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
-from ...files import hub_name
+from ...files import hub_name, write_json
 from ...hardware import fast_dtype
 from ...training.epochs import CountEpochs, ResumableTrainer
 from ...training.losses import divergence
 from ...training.run import RunInputs, TrainingOptions, option
 from ...training.target import open_model, refuse_packed
-from ...whole_files import write_json
 from .calibration import calibrate
 from .config import PpdConfig
 from .guess import check_takes_masks, guess_at

@@ -19,19 +19,18 @@ from transformers import Cache, PreTrainedModel
 from ...decoding.cache import RaggedCache
 from ...decoding.features import layers_of
 from ...decoding.tree_attention import attention_windows, or_sdpa
-from ...files import names_of
+from ...files import names_of, write_json
 from ...names import with_cache
-from ...protocol import SpeculationConfig
+from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
-from ...whole_files import write_json
-from ..cache import plain_cache
+from ..cache import guesses_of, plain_cache
+from ..context import ContextDrafting
 from ..drafter import SavedDrafter
 from ..formats.folder import RECORD, DrafterFolder
 from ..layers import StackMasks
 from ..pairs import last_target, pair, remember_target
 from ..reading import logits_behind
 from .adapter import noise_at, with_adapter
-from .drafting import UnoDrafting
 
 WEIGHTS = "adapter_model.safetensors"
 DRAFTS = 5
@@ -227,3 +226,23 @@ def _shapes(model: PreTrainedModel) -> list[tuple[int, int, int]]:
     cache, token = plain_cache(model), torch.zeros((1, 1), dtype=torch.long, device=model.device)
     model(input_ids=token, use_cache=True, **with_cache(model, cache))
     return [(layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1]) for layer in cache.layers]
+
+
+class UnoDrafting(ContextDrafting):
+    """A row of noise for every token to be guessed but the first, behind what the target has read of each text.
+
+    Args:
+        drafter: beside its target; nothing of it changes.
+    """
+
+    @torch.no_grad()
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Guess the tokens after each row; nothing after a row whose features are not there."""
+        if self.cache is None:
+            return self.behind(prefixes, None)
+        self.inject()
+        count = max(1, *(prefix.room for prefix in prefixes))
+        last = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
+        logits = self.drafter.read(last, count, self.masks["rows"], self.ends(), self.cache)
+        self.cache.keep([[]] * len(prefixes), count)
+        return self.behind(prefixes, guesses_of(logits, prefixes))
