@@ -16,6 +16,7 @@ WHAT = {
     "demo": "what it shows",
     "bench": "measuring",
     "integration": "the doors into transformers",
+    "pearl": "drafting while the target verifies",
     "auto": "AutoDrafter",
     "drafters": "a folder for each kind",
     "hub": "cards and commits",

@@ -23,10 +23,10 @@ from .drafters.pard import PardDrafter
 from .drafters.ppd import PpdConfig
 from .drafters.ppd.model import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
-from .drafters.process import ProcessDrafter
 from .drafters.uno import UnoDrafter
 from .integration.hook import install, speculative_decoding
 from .integration.setting import set_drafter
+from .pearl import ProcessDrafter
 from .protocol import (
     Draft,
     Drafter,

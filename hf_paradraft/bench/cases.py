@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from ..drafters.autoregressive import AutoregressiveDrafter
 from ..drafters.ngram import NgramDrafter
 from ..drafters.pard.model import PardDrafter
-from ..drafters.process import ProcessDrafter
 from ..outer_names import ASSISTS_COMPILED
+from ..pearl import ProcessDrafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
 from .methods import Method, assisted, drafted, on_cores, plain, prompt_lookup

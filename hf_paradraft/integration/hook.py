@@ -18,11 +18,12 @@ from transformers.utils import logging
 
 from .. import protocol
 from ..admission import admit
-from ..decoding import loop, pearl
+from ..decoding import loop
 from ..decoding.checks import NOTES, STATES, Notes, Refused, give_time, more_than_ids
 from ..drafters.ppd.model import PpdDrafter
 from ..names import CACHE_NAMES, BaseStreamer, ChangedTransformers, GenerateDecoderOnlyOutput, cache_in
 from ..outer_names import WRAPPED, GenerationMode, plain_decoding, wrap_pipelines, wrapped_methods
+from ..pearl.loop import decoding_of
 from .look import check_more_than_text, check_reads
 from .pairing import check_same_tokenizer
 from .setting import drafter_on
@@ -96,7 +97,7 @@ def _decode(
     longest = input_ids[0] if mask is None else input_ids[int(mask.sum(-1).argmax())]
     check_reads(model, several, more_than_ids(kwargs), longest, generation_config.max_length)
     give_time(stopping_criteria or (), perf_counter() - begun)
-    decode = pearl.overlapped_decoding if pearl.may_overlap(drafter, model) else loop.speculative_decoding
+    decode = decoding_of(drafter, model)
     return decode(model, input_ids, *own, drafter, streamer, terms=terms, **kwargs)
 
 

@@ -15,9 +15,9 @@ from tiny import ARCHITECTURES, EOS, letters, near_copy, tiny_model, with_prompt
 from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft
-from hf_paradraft.decoding.pearl import below
 from hf_paradraft.decoding.trees import likely_path
 from hf_paradraft.integration.look import check_reads
+from hf_paradraft.pearl.loop import below
 
 TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
 MAKE = {

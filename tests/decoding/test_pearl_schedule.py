@@ -10,7 +10,7 @@ from tiny import ARCHITECTURES, near_copy, tiny_model
 import hf_paradraft
 from hf_paradraft.decoding import pearl
 from hf_paradraft.decoding.budget import Budget
-from hf_paradraft.decoding.schedule import OverlapSchedule
+from hf_paradraft.pearl.schedule import OverlapSchedule
 
 TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
 

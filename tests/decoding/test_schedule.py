@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from hf_paradraft.decoding.schedule import SEEN, Line, OverlapSchedule, overlapped_rates
+from hf_paradraft.pearl.schedule import SEEN, Line, OverlapSchedule, overlapped_rates
 
 
 def plain_rates(right, draft, verify):

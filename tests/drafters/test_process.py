@@ -15,9 +15,9 @@ from tiny import EOS, near_copy, tiny_model
 
 import hf_paradraft
 from hf_paradraft.decoding.budget import Budget
-from hf_paradraft.decoding.schedule import OverlapSchedule
-from hf_paradraft.drafters.process.drafter import ProcessDrafting
-from hf_paradraft.drafters.process.worker import keep_to_last_cores
+from hf_paradraft.pearl.process import ProcessDrafting
+from hf_paradraft.pearl.schedule import OverlapSchedule
+from hf_paradraft.pearl.worker import keep_to_last_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("process")]
 OPTIONS = {"max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None}

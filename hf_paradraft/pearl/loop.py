@@ -22,19 +22,19 @@ import torch
 from torch import LongTensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
+from ..decoding.batch import Batch
+from ..decoding.begin import begin_call
+from ..decoding.cache import cache_of_call
+from ..decoding.call import Call, Terms
+from ..decoding.group import Group
+from ..decoding.loop import SpeculativeOutput, output, speculative_decoding, step
+from ..decoding.recurrent import is_recurrent
+from ..decoding.trees import likely_path, part
 from ..hardware import input_device, without_cudnn_attention
 from ..names import BaseStreamer
 from ..notes import of_pair
 from ..protocol import Draft, Drafter, Prefix
-from .batch import Batch
-from .begin import begin_call
-from .cache import cache_of_call
-from .call import Call, Terms
-from .group import Group
-from .loop import SpeculativeOutput, output, step
-from .recurrent import is_recurrent
 from .schedule import OverlapSchedule, check_overlap
-from .trees import likely_path, part
 
 
 def device_of(drafter: Any) -> torch.device | None:
@@ -49,14 +49,15 @@ def schedule_of(target: PreTrainedModel, drafter: Drafter) -> OverlapSchedule:
     return of_pair(target, drafter).setdefault(key, OverlapSchedule(config.num_draft_tokens))
 
 
-def may_overlap(drafter: Drafter, target: PreTrainedModel) -> bool:
-    """Tell whether drafting may overlap verification: `overlap` is set, and either it may save time or `never_slower` is off.
+def decoding_of(drafter: Drafter, target: PreTrainedModel) -> Callable[..., SpeculativeOutput | LongTensor]:
+    """Choose the loop of a pair: an overlapped one if `overlap` is set, and it may save time or `never_slower` is off.
 
     In one process on one device there is nothing to win.
     """
     config = drafter.speculation_config
     apart = drafter.apart is not None or device_of(drafter) not in (None, input_device(target))
-    return config.overlap and (apart or not config.never_slower)
+    overlaps = config.overlap and (apart or not config.never_slower)
+    return overlapped_decoding if overlaps else speculative_decoding
 
 
 def below(draft: Draft, token: int) -> Draft:

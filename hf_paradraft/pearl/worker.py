@@ -16,12 +16,12 @@ import torch
 from torch import LongTensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from ...decoding.accept import Greedy
-from ...decoding.budget import Budget, RowLatency
-from ...decoding.drafts import DraftBuilder
-from ...decoding.pearl import device_of
-from ...hardware import without_cudnn_attention
-from ...protocol import Drafter, Drafting, Observation, Prefix, SpeculationConfig
+from ..decoding.accept import Greedy
+from ..decoding.budget import Budget, RowLatency
+from ..decoding.drafts import DraftBuilder
+from ..hardware import without_cudnn_attention
+from ..protocol import Drafter, Drafting, Observation, Prefix, SpeculationConfig
+from .loop import device_of
 
 WHOLE_TREE = 32  # nodes that are sent where the engine chooses how many of them are verified
 

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ...decoding.pearl import device_of
-from ...decoding.target_head import TargetHead
-from ...protocol import Drafter, Drafting, GuessedTokens, Observation, Prefix, SpeculationConfig
+from ..decoding.target_head import TargetHead
+from ..protocol import Drafter, Drafting, GuessedTokens, Observation, Prefix, SpeculationConfig
+from .loop import device_of
 from .worker import serve
 
 NAME = "paradraft-drafter"

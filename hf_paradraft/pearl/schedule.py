@@ -14,8 +14,8 @@ import numpy
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from ..decoding.checks import Refused
 from ..protocol import Drafter
-from .checks import Refused
 
 Seconds = Callable[[NDArray], NDArray]
 
