@@ -55,37 +55,19 @@ def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
     assert not {"embed_tokens.weight"} & load_file(tmp_path / "model.safetensors").keys() or drafter.embedding is not None
 
 
-def test_an_anchor_that_is_not_written_is_probed(load, caplog, tmp_path):
+@pytest.mark.parametrize(("proposed", "fill_in"), [(None, False), (6, False), (5, True)])
+def test_an_anchor_that_is_not_written_follows_from_what_is_proposed(load, proposed, fill_in):
+    """A block whose newest token guesses nothing proposes a token less than it has rows."""
     config, tensors = LAYOUTS["speculators DSpark"]()
     del config["sample_from_anchor"]
+    config["block_size"] = 6
+    if proposed is not None:
+        methods = [{"proposal_type": "greedy", "speculative_tokens": proposed}]
+        config["speculators_config"] = {"algorithm": "dspark", "proposal_methods": methods}
     drafter = load((config, tensors), attach=False)
-    assert drafter.block.fill_in is None
-    said = TARGET.generate(torch.tensor([[1]]), do_sample=False, max_new_tokens=48, min_new_tokens=48)[0]
-    counts = (said[:, None] == drafter.vocabulary).sum(0)
-    one_hot = torch.eye(len(counts))
-    drafter.draft_logits = lambda *args: one_hot[counts.argmax() if drafter.block.fill_in else counts.argmin()].expand(1, 2, -1)
-    drafter.attach(TARGET)
-    assert drafter.block.fill_in is True
-    assert any("probed" in value for _, value in drafter.notes)
-    verdict = drafter.block.fill_in
-    drafter.save_pretrained(tmp_path)
-    assert hf_paradraft.AutoDrafter.from_pretrained(tmp_path).block.fill_in is verdict
-
-
-def test_a_probe_that_decides_nothing_is_not_saved(load, caplog, tmp_path):
-    """And the target's own options for generation do not disturb it."""
-    config, tensors = LAYOUTS["speculators DSpark"]()
-    del config["sample_from_anchor"]
-    drafter, target = load((config, tensors), attach=False), copy.deepcopy(TARGET)
-    target.generation_config.return_dict_in_generate, target.generation_config.num_beams = True, 2
-    nothing = torch.zeros(1, 2, drafter.num_guesses)
-    nothing[..., -1] = 1  # never right
-    drafter.draft_logits = lambda *args: nothing
-    drafter.vocabulary[-1] = 31
-    drafter.attach(target)
-    assert "decides nothing" in caplog.text
-    drafter.save_pretrained(tmp_path)
-    assert hf_paradraft.AutoDrafter.from_pretrained(tmp_path).block.fill_in is None
+    assert drafter.block.fill_in is fill_in
+    assert drafter.most_drafts == 6 - fill_in
+    assert dict(drafter.notes)["anchor"].startswith("not in the config")
 
 
 def test_layers_named_at_the_top(load):

@@ -11,8 +11,10 @@ from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
 from ..formats import deepspec, speculators, transformers, zlab
-from ..formats.identify import ASSISTANT, DEEPSPEC
+from ..formats.layout import matching
 from ..layers import sizes_of
+
+LAYOUTS = (speculators.BLOCK_LAYOUT, transformers.BLOCK_LAYOUT, deepspec.BLOCK_LAYOUT, zlab.BLOCK_LAYOUT)
 
 
 @dataclass
@@ -25,9 +27,7 @@ class BlockConfig:
         features: what it reads.
         block_size: B, rows of a block, the newest token's included.
         mask_token_id: of the other rows.
-        fill_in: row `k` guesses the token at its own place, so the first guesses none; else the one behind it. None: the
-            file does not say, and the target's own output has to decide.
-        assumed: the value of `fill_in` that was taken where the target's output left it open; it is not saved.
+        fill_in: row `k` guesses the token at its own place, so the first guesses none; else the one after it.
         target_hidden_size: d_t.
         target_layers: L, if it is written.
         causal: kinds of layers whose rows see only those before them in the block.
@@ -48,7 +48,7 @@ class BlockConfig:
     features: tuple[FeatureKey, ...]
     block_size: int
     mask_token_id: int
-    fill_in: bool | None
+    fill_in: bool
     target_hidden_size: int
     target_layers: int | None = None
     in_pairs: bool = False
@@ -70,13 +70,12 @@ class BlockConfig:
     embedding_scale: float = 1.0
     logit_scale: float | None = None
     layout: str = "speculators"
-    assumed: bool | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def num_drafts(self) -> int:
         """Tokens that a block guesses."""
-        return self.block_size - 1 if self.fill_in is not False else self.block_size
+        return self.block_size - 1 if self.fill_in else self.block_size
 
     @classmethod
     def for_target(cls, target: PreTrainedModel, num_layers: int, num_features: int, **options: Any) -> BlockConfig:
@@ -116,15 +115,4 @@ def block_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConf
     Raises:
         ValueError: something is missing that may not be assumed, or a variant that is not served.
     """
-    first = (config.get("architectures") or [""])[0]
-    # Which name their layers at the top in some exports.
-    zlabs = first in ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3XPressModel")
-    if config.get("speculators_model_type") is not None:
-        read = speculators.blocks
-    elif config.get("model_type") == ASSISTANT:
-        read = transformers.blocks
-    elif first in DEEPSPEC or ("target_layer_ids" in config and "dflash_config" not in config and not zlabs):
-        read = deepspec.blocks
-    else:
-        read = zlab.blocks
-    return BlockConfig(**read(config, list(tensors)))
+    return BlockConfig(**matching(LAYOUTS, config).read(config, tensors))

@@ -20,13 +20,12 @@ from ...protocol import GuessedLogits, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..cache import compiled_method, make_room, plain_cache
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
-from ..formats.common import neighbours_to_halves
 from ..formats.files import check_size, check_width, load_strictly, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.identify import DFLASH
-from ..formats.keys import without
+from ..formats.layout import without
 from ..formats.speculators import blocks_config
-from ..formats.tensors import BLOCKS, published, renamed
+from ..formats.tensors import BLOCKS, neighbours_to_halves, published, renamed
 from ..layers import GEMMA4, QWEN35, StackMasks, decoder_stack, embedding_of, run, turns
 from .config import BlockConfig, block_config
 from .drafting import BlockDrafting
@@ -134,12 +133,12 @@ class DFlashDrafter(FeatureDrafter):
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
         """List what its files say, as (name, value) pairs."""
         block = block_config(config, names)
-        readings = {True: "fills masks in", False: "guesses from the newest token on", None: "probed when attached"}
+        reading = "fills masks in" if block.fill_in else "guesses from the newest token on"
         head = f"{block.markov_type}, rank {block.markov_rank}" if block.markov_rank else "none"
         return [
             ("layout", block.layout),
             ("reads", feature_names(block.features)),
-            ("block", f"{block.block_size} rows, {block.num_drafts} guesses: {readings[block.fill_in]}"),
+            ("block", f"{block.block_size} rows, {block.num_drafts} guesses: {reading}"),
             ("own layers", f"{block.layers.num_hidden_layers} × {block.layers.hidden_size}"),
             ("mask token", block.mask_token_id),
             ("guesses ids", f"{block.draft_vocab_size or block.vocab_size} of {block.vocab_size}"),
@@ -152,14 +151,6 @@ class DFlashDrafter(FeatureDrafter):
     def most_drafts(self) -> int:  # type: ignore[override]
         """The tokens that a block guesses."""
         return self.block.num_drafts
-
-    def attach(self, target: PreTrainedModel) -> None:
-        """Implement `FeatureDrafter.attach`; a file that does not say which token its rows guess is settled here, once."""
-        super().attach(target)
-        if self.block.fill_in is None:
-            from .probe import settle
-
-            settle(self, target)
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> BlockDrafting:
         """Implement `FeatureDrafter.drafting`; arguments as for `BlockDrafting`."""

@@ -90,7 +90,7 @@ class XPressDrafter(SequentialDrafter):
         """Implement `SequentialDrafter.bias_behind`: a node's memory is its block's `a` so far."""
         refiner, rows = self.refiner, self.refiner.rows(states)
         first = rows.new_zeros(len(rows), refiner.mix_l.shape[0])
-        if skipped := int(bool(self.block.fill_in)):  # the newest token's own row stands behind the token before it
+        if skipped := int(self.block.fill_in):  # the newest token's own row stands behind the token before it
             first[0] = refiner.enter(rows[:1], text[-2:][:1])[0]
 
         @torch.no_grad()

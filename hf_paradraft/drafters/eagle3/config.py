@@ -11,7 +11,10 @@ from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
 from ..formats import deepspec, safeai, speculators
+from ..formats.layout import matching
 from ..layers import sizes_of
+
+LAYOUTS = (speculators.EAGLE3_LAYOUT, deepspec.EAGLE3_LAYOUT, safeai.EAGLE3_LAYOUT)
 
 
 @dataclass
@@ -122,8 +125,4 @@ def eagle3_config(config: Mapping[str, Any], tensors: Iterable[str]) -> Eagle3Co
     Raises:
         ValueError: something is missing that may not be assumed, or a variant that is not served.
     """
-    if config.get("transformer_layer_config") is not None:
-        read = speculators.eagle3
-    else:
-        read = safeai.eagle3 if config.get("target_layer_ids") is None else deepspec.eagle3
-    return Eagle3Config(**read(config, list(tensors)))
+    return Eagle3Config(**matching(LAYOUTS, config).read(config, tensors))

@@ -18,14 +18,13 @@ from ...names import with_cache
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
-from ..formats.common import neighbours_to_halves
 from ..formats.files import check_size, check_width, load_strictly, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.identify import EAGLE3, PEAGLE
-from ..formats.keys import without
+from ..formats.layout import without
 from ..formats.speculators import eagle3_config as saved_config
 from ..formats.tensors import EAGLE3 as NAMES
-from ..formats.tensors import published, renamed
+from ..formats.tensors import neighbours_to_halves, published, renamed
 from ..layers import GEMMA4, behind_attention, decoder_stack, embedding_of, turns
 from ..pairs import pair
 from ..reader import RowModel

@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .deepspec import CLASSES
+from .transformers import MODEL_TYPE
+
 DFLASH, DSPARK, EAGLE3, PEAGLE = "DFlash drafter", "DSpark drafter", "EAGLE-3 drafter", "P-EAGLE drafter"
 PARD2, MTP = "PARD-2 drafter", "MTP drafter"
 DFLASH2, XPRESS = "DFlash2 drafter", "XPress drafter"
@@ -31,8 +34,6 @@ ARCHITECTURES = {
     "Qwen35DSparkModel": DSPARK,
     "LiLiCorrDraftModel": "LiLiCorr drafter",
 }
-DEEPSPEC = ("Qwen3DSparkModel", "Gemma4DSparkModel", "Qwen35DSparkModel")
-ASSISTANT = "muse_glimmer_assistant"  # transformers' own DFlash
 
 
 def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
@@ -57,11 +58,11 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
         return by_tensors
     if first in ARCHITECTURES:
         return DSPARK if ARCHITECTURES[first] == DFLASH and by_tensors == DSPARK else ARCHITECTURES[first]
-    if first in DEEPSPEC:
+    if first in CLASSES:
         return DSPARK if config.get("markov_rank") else DFLASH
     if first.endswith("Eagle3Model"):
         return EAGLE3
-    if config.get("model_type") == ASSISTANT or "dflash_config" in config:
+    if config.get("model_type") == MODEL_TYPE or "dflash_config" in config:
         return DFLASH
     return by_tensors or ("EAGLE-type drafter" if "eagle_config" in config or "eagle" in first.lower() else None)
 

@@ -6,55 +6,11 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..layers import GEMMA4, QWEN35
-from .common import NO_LAYERS, block_parts, eagle3_parts, feature_keys
-from .keys import SPECULATORS
+from .fields import BLOCKS, EAGLE3, NO_LAYERS, proposed_tokens
+from .layout import Layout, Said, outputs, required
 
 VERSION = "0.9.0"
 SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-BLOCK_KEYS = f"{SPECULATORS} aux_hidden_state_layer_ids sample_from_anchor sliding_window_non_causal"
-EAGLE3_KEYS = f"{SPECULATORS} eagle_aux_hidden_state_layer_ids vocab_size"
-
-
-def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Read the arguments of a `BlockConfig` from a config in the speculators layout.
-
-    Raises:
-        ValueError: something is missing that may not be assumed.
-    """
-    parts = block_parts(config, {}, names, layers_of(config), BLOCK_KEYS)
-    dspark = config["speculators_model_type"] == "dspark"
-    features = feature_keys(config.get("aux_hidden_state_layer_ids"), -1)
-    if features is None:
-        raise ValueError("This speculators drafter names no layers (aux_hidden_state_layer_ids), and there is no default.")
-    said = config.get("sample_from_anchor")
-    kinds = getattr(parts["layers"], "layer_types", None) or ["full_attention"]
-    both_ways = config.get("sliding_window_non_causal", config["speculators_model_type"] == "dflash2")
-    sliding = "sliding_attention" in kinds and not both_ways
-    note = "not in the config: settled on the target's own output" if dspark else "not in the config: fill-in"
-    return {
-        **parts,
-        "features": features,
-        "fill_in": (None if dspark else True) if said is None else not said,
-        "causal": ("sliding_attention",) if sliding else (),
-        "window_from_anchor": True,
-        "layout": "speculators",
-        "notes": [("anchor", note)] if said is None else [],
-    }
-
-
-def eagle3(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Read the arguments of an `Eagle3Config` from a config in the speculators layout.
-
-    Raises:
-        ValueError: as for `eagle3_parts`.
-    """
-    inputs = config.get("eagle_aux_hidden_state_layer_ids")
-    return {
-        **eagle3_parts(config, {}, names, layers_of(config), EAGLE3_KEYS),
-        "features": feature_keys(inputs, -1),
-        "layout": "speculators",
-        "notes": [NO_LAYERS] if inputs is None else [],
-    }
 
 
 def layers_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -67,6 +23,61 @@ def layers_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(described, Mapping):
         raise ValueError("A speculators config describes its layers under transformer_layer_config, and this one does not.")
     return described
+
+
+def _fill_in(said: Said) -> bool:
+    """Tell whether masks guess their own places; a DSpark drafter that does not say so proposes a token less than it has rows."""
+    anchor, size = said("sample_from_anchor"), said("block_size", default=0)
+    if anchor is None:
+        anchor = _is(said, "dspark") and proposed_tokens(said) != size - 1
+    return not anchor
+
+
+def _is(said: Said, kind: str) -> bool:
+    return said.config["speculators_model_type"] == kind
+
+
+def _causal(said: Said) -> tuple[str, ...]:
+    both_ways = said("sliding_window_non_causal", default=_is(said, "dflash2"))
+    return ("sliding_attention",) if "sliding_attention" in said.kinds and not both_ways else ()
+
+
+def _notes(said: Said) -> list[tuple[str, str]]:
+    reading = "fill-in" if _fill_in(said) else "the newest token guesses too"
+    return [("anchor", f"not in the config: {reading}")] if said("sample_from_anchor") is None else []
+
+
+def _is_speculators(config: Mapping[str, Any]) -> bool:
+    return config.get("speculators_model_type") is not None or config.get("transformer_layer_config") is not None
+
+
+BLOCK_LAYOUT = Layout(
+    "speculators",
+    _is_speculators,
+    {
+        **BLOCKS,
+        "features": required(
+            outputs("aux_hidden_state_layer_ids", offset=-1),
+            "This speculators drafter names no layers (aux_hidden_state_layer_ids), and there is no default.",
+        ),
+        "fill_in": _fill_in,
+        "causal": _causal,
+        "window_from_anchor": True,
+        "notes": _notes,
+    },
+    described=layers_of,
+)
+INPUTS = "eagle_aux_hidden_state_layer_ids"
+EAGLE3_LAYOUT = Layout(
+    "speculators",
+    _is_speculators,
+    {
+        **EAGLE3,
+        "features": outputs(INPUTS, offset=-1),
+        "notes": lambda said: [NO_LAYERS] if said(INPUTS) is None else [],
+    },
+    described=layers_of,
+)
 
 
 def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
@@ -105,7 +116,7 @@ def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
         "aux_hidden_state_layer_ids": [key + 1 for key in block.features if isinstance(key, int)],
         "block_size": block.block_size,
         "mask_token_id": block.mask_token_id,
-        **({} if block.fill_in in (None, block.assumed) else {"sample_from_anchor": not block.fill_in}),
+        "sample_from_anchor": not block.fill_in,
         "sliding_window_non_causal": "sliding_attention" in kinds and "sliding_attention" not in block.causal,
         "draft_vocab_size": num_guesses,
         "target_hidden_size": block.target_hidden_size,

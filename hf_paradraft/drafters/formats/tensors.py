@@ -1,7 +1,9 @@
 """Names of published drafters' tensors, as each publisher writes them, and as they are called here."""
 
+import re
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 # Statistics, masks over the vocabulary's padding and copies of the target's are no weights of a drafter's.
@@ -59,3 +61,18 @@ def published(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[s
 def _with_prefix(name: str, table: Mapping[str, str]) -> str:
     prefix = next((prefix for prefix in table if name.startswith(prefix)), None)
     return name if prefix is None else table[prefix] + name.removeprefix(prefix)
+
+
+def neighbours_to_halves(tensors: Mapping[str, Tensor], head_dim: int) -> dict[str, Tensor]:
+    """Turn weights whose rotary embedding turns neighbours into such as give the same scores where it turns halves.
+
+    Args:
+        tensors: of a drafter; the rows of each head's queries and keys, and of their norms, change places.
+        head_dim: numbers of a head.
+    """
+    order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])
+    turned = re.compile(r"self_attn\.(q|k)_(proj|norm)\.(weight|bias)$")
+    return {
+        name: tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1) if turned.search(name) else tensor
+        for name, tensor in tensors.items()
+    }

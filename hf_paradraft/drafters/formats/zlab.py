@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from .common import block_parts, feature_keys, guesses_from_anchor
+from .fields import BLOCKS, MARKOV, from_anchor
+from .layout import Layout, Said, outputs
 
-KEYS = (
-    "dflash_config projector_type target_layer_ids use_swa swa_window_size is_causal causal final_logit_softcapping "
-    "input_embedding_scale output_multiplier use_aux_hidden_state logits_start sample_from_anchor"
-)
-PROJECTORS = (None, "dflash", "dspark")
+PART = "dflash_config"
 
 
 def spread(count: int, layers: int) -> tuple[int, ...]:
@@ -19,46 +16,74 @@ def spread(count: int, layers: int) -> tuple[int, ...]:
     return tuple(round(1 + index * (layers - 4) / (count - 1)) for index in range(count))
 
 
-def blocks(config: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Read the arguments of a `BlockConfig` from a config in z-lab's or SpecForge's layout.
+def _described(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Describe the layers, all with windows where `use_swa` says so and none has one of its own."""
+    nested = config.get(PART) or {}
+    if not _windowed(config):
+        return config
+    window = nested.get("swa_window_size") or config.get("sliding_window")
+    kinds = ["sliding_attention"] * config.get("num_hidden_layers", 0)
+    return {**config, "layer_types": kinds, "sliding_window": window, "use_sliding_window": True}
+
+
+def _windowed(config: Mapping[str, Any]) -> bool:
+    return bool((config.get(PART) or {}).get("use_swa")) and "sliding_attention" not in (config.get("layer_types") or ())
+
+
+def _causal(said: Said) -> tuple[str, ...]:
+    """List the kinds of layers whose rows see only those before them; by itself each that slides, but by `use_swa`."""
+    said.only(PART, "use_swa", "swa_window_size")
+    values = said.only("", "is_causal"), said.only(PART, "causal", "causal_head")
+    if (causal := next((value for value in values if value is not None), None)) is not None:
+        return said.kinds if causal else ()
+    return () if _windowed(said.config) else tuple(kind for kind in said.kinds if kind == "sliding_attention")
+
+
+def _features(said: Said) -> Any:
+    if (listed := outputs("target_layer_ids")(said)) is not None:
+        return listed
+    count, total = said.config.get("num_hidden_layers"), said("num_target_layers")
+    if count is None or total is None:
+        raise ValueError("This DFlash drafter names neither its layers (target_layer_ids) nor num_target_layers.")
+    return spread(count, total)
+
+
+def _dspark(said: Said) -> bool:
+    return said.only(PART, "projector_type") == "dspark" or said.has(*MARKOV) or "DSpark" in said.architecture
+
+
+def _fill_in(said: Said) -> bool:
+    anchor = from_anchor(said)
+    return not (_dspark(said) if anchor is None else anchor)
+
+
+def _window(said: Said) -> bool:
+    """Refuse windows shorter than a block, which bound what rows see after them too.
 
     Raises:
-        ValueError: something is missing that may not be assumed, or a relative that is not served.
+        ValueError: there are some.
     """
-    nested = config.get("dflash_config") or {}
-    projector = nested.get("projector_type")
-    if projector not in PROJECTORS:
-        raise ValueError(f"A relative of DFlash (projector_type {projector!r}) that is not served.")
-    described = dict(config)
-    windowed = bool(nested.get("use_swa")) and not config.get("layer_types")
-    if windowed:
-        described["layer_types"] = ["sliding_attention"] * config.get("num_hidden_layers", 0)
-        described["sliding_window"] = nested.get("swa_window_size") or config.get("sliding_window")
-    parts = block_parts(config, nested, names, described, KEYS)
-    kinds = tuple(dict.fromkeys(getattr(parts["layers"], "layer_types", None) or ["full_attention"]))
-    said = next((value for value in (config.get("is_causal"), nested.get("causal")) if value is not None), None)
-    if said is None:
-        causal = tuple(kind for kind in kinds if kind == "sliding_attention" and not windowed)
-    else:
-        causal = kinds if said else ()
-    features, notes = feature_keys(nested.get("target_layer_ids", config.get("target_layer_ids"))), []
-    if features is None:
-        count, total = config.get("num_hidden_layers"), parts["target_layers"]
-        if count is None or total is None:
-            raise ValueError("This DFlash drafter names neither its layers (target_layer_ids) nor num_target_layers.")
-        features = spread(count, total)
-        notes.append(("layers", "default: none are named"))
-    dspark = projector == "dspark" or any(name.startswith(("markov_head.", "logit_head.")) for name in names)
-    dspark = dspark or "DSpark" in (config.get("architectures") or [""])[0]
-    from_anchor = guesses_from_anchor({**config, **nested})
-    return {
-        **parts,
-        "features": features,
-        "fill_in": not (dspark if from_anchor is None else from_anchor),
-        "causal": causal,
-        "softcap": nested.get("final_logit_softcapping"),
-        "embedding_scale": nested.get("input_embedding_scale") or 1.0,
-        "logit_scale": nested.get("output_multiplier"),
-        "layout": "SpecForge" if dspark else "z-lab",
-        "notes": notes,
-    }
+    window = getattr(said.layers, "sliding_window", None) if "sliding_attention" in said.kinds else None
+    if window is not None and window < said("block_size", default=0) and not _causal(said):
+        raise ValueError(f"This DFlash drafter has windows of {window} tokens, shorter than its blocks, which are not served.")
+    return False
+
+
+BLOCK_LAYOUT = Layout(
+    "z-lab",
+    lambda config: True,
+    {
+        **BLOCKS,
+        "features": _features,
+        "fill_in": _fill_in,
+        "causal": _causal,
+        "window_from_anchor": _window,
+        "softcap": lambda said: said.only(PART, "final_logit_softcapping"),
+        "embedding_scale": lambda said: said.only(PART, "input_embedding_scale") or 1.0,
+        "logit_scale": lambda said: said.only(PART, "output_multiplier"),
+        "layout": lambda said: "SpecForge" if _dspark(said) else "z-lab",
+        "notes": lambda said: [] if said("target_layer_ids") else [("layers", "default: none are named")],
+    },
+    part=PART,
+    described=_described,
+)

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from ...outer_names import experts_of
-from ..formats.keys import SPECULATORS, check_keys
+from ..formats.layout import check_described
 from ..formats.speculators import layers_of
 from ..formats.values import transformers_config
 from ..layers import describe_layers
@@ -55,7 +55,7 @@ def mtp_config(config: Mapping[str, Any]) -> MtpConfig:
         ValueError: it describes no layers, or several, or has a key that nothing obeys.
     """
     described = layers_of(config)
-    check_keys(config, f"{SPECULATORS} num_nextn_predict_layers draft_vocab_size", None)
+    check_described(config, {"num_nextn_predict_layers", "draft_vocab_size"})
     if (count := config.get("num_nextn_predict_layers", 1)) != 1:
         raise ValueError(f"An MTP folder has one layer, and this one speaks of {count}.")
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or []

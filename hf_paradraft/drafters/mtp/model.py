@@ -24,7 +24,7 @@ from ..feature_drafter import FeatureDrafter
 from ..formats.files import check_size, vocabulary_of, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.identify import MTP
-from ..formats.keys import without
+from ..formats.layout import without
 from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_counts, unscaled
 from ..formats.speculators import mtp_config as saved_config
 from ..layers import decoder_stack
