@@ -85,18 +85,28 @@ class TargetHead:
             )
         notes_on(target)["known head"] = True
 
-    def embed(self, ids: LongTensor) -> Tensor:
-        """Compute embeddings `(…, hidden)` as the target's first layer reads them; ids that it does not have count as 0."""
-        ids = ids.where((ids >= 0) & (ids < len(self.embedding.weight)), 0)  # adapted ones have no other number of rows
-        return self.embedding(ids.to(self._device_of(self.embedding))) * self.multiplier
-
-    def logits(self, states: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
-        """Compute logits `(…, V')` of normed states, scaled and capped as the target's.
+    def embed(self, ids: LongTensor, raw: bool = False) -> Tensor:
+        """Compute embeddings `(…, hidden)` as the target's first layer reads them; ids that it does not have count as 0.
 
         Args:
-            states: `(…, hidden)`.
-            softcap, scale: instead of the target's.
+            ids: int64 `(…,)`.
+            raw: as the table has them, without a scale of the target's.
         """
+        ids = ids.where((ids >= 0) & (ids < len(self.embedding.weight)), 0)  # adapted ones have no other number of rows
+        if raw:
+            with align_module_device(self.embedding):  # an offloaded target's is fetched
+                table = self.embedding.weight
+                return torch.nn.functional.embedding(ids.to(table.device), table)
+        return self.embedding(ids.to(self._device_of(self.embedding))) * self.multiplier
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the target neither scales its embedding nor scales or caps its logits."""
+        first = torch.zeros(1, dtype=torch.long, device=self.device)
+        return self.softcap is None and self.scale == 1 and torch.equal(self.embed(first), self.embed(first, raw=True))
+
+    def logits(self, states: Tensor, softcap: float | None = None, scale: float | None = None, raw: bool = False) -> Tensor:
+        """Compute logits `(…, V')` of normed states `(…, hidden)`; the rest as for `finished`."""
         weight = getattr(self.head, "weight", None)
         if self.vocabulary is not None and type(self.head) is torch.nn.Linear and not weight.is_meta:
             rows, bias = self._rows(weight)
@@ -104,12 +114,12 @@ class TargetHead:
                 self.steps = self.steps or self.shortlist.steps(rows)
                 ids, logits = chosen(states.to(rows).flatten(0, -2), self.steps, rows, bias)
                 others = logits.new_full((len(logits), len(rows)), -torch.inf)
-                return others.scatter_(1, ids, self.finished(logits, softcap, scale)).view(*states.shape[:-1], -1)
+                return others.scatter_(1, ids, self.finished(logits, softcap, scale, raw)).view(*states.shape[:-1], -1)
             logits = torch.nn.functional.linear(states.to(rows), rows, bias)
         else:
             logits = self._all_logits(states)
             logits = logits if self.vocabulary is None else logits[..., self.vocabulary.to(logits.device)]
-        return self.finished(logits, softcap, scale)
+        return self.finished(logits, softcap, scale, raw)
 
     def _all_logits(self, states: Tensor) -> Tensor:
         """Run the head itself: logits `(…, V)`."""
@@ -138,9 +148,15 @@ class TargetHead:
         tensors = (*part.parameters(), *part.buffers())
         return next((tensor.device for tensor in tensors if not tensor.is_meta), self.device)
 
-    def finished(self, logits: Tensor, softcap: float | None = None, scale: float | None = None) -> Tensor:
-        """Scale and then cap the logits of a head as the target does."""
-        return finished(logits, softcap or self.softcap, scale or self.scale)
+    def finished(self, logits: Tensor, softcap: float | None = None, scale: float | None = None, raw: bool = False) -> Tensor:
+        """Scale and then cap the logits of a head.
+
+        Args:
+            logits: of a head itself.
+            softcap, scale: instead of the target's.
+            raw: without the target's, where none is given.
+        """
+        return finished(logits, softcap or (None if raw else self.softcap), scale or (1.0 if raw else self.scale))
 
     def __deepcopy__(self, memo: Any) -> TargetHead:
         return self

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -17,12 +19,16 @@ from ..decoding.target_head import TargetHead, final_norm, final_scale, finished
 from ..protocol import Drafting, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .drafter import SavedDrafter
-from .formats.files import offset_tables, vocabulary_of
+from .formats.files import check_size, check_width, load_strictly, offset_tables, vocabulary_of, weights_in
 from .formats.folder import DrafterFolder
+from .formats.layout import without
 from .formats.speculators import proposal
+from .formats.tensors import neighbours_to_halves, renamed
+from .layers import embedding_of
 from .pairs import pair
 
 logger = logging.get_logger(__name__)
+PADDED = "head.weight", "markov.after.weight"  # tables that may have more rows than the target has ids
 PADDING = 512  # rows by which tables of one vocabulary differ, padded to this or that multiple
 
 
@@ -31,6 +37,8 @@ class FeatureDrafter(nn.Module, SavedDrafter):
 
     Attributes:
         known_as: what `identify` calls its folders.
+        names: of published tensors, and ours, as for `renamed`.
+        read_config: reads a published config, and the names of tensors, into the kind's own.
         stack: its layers, from `decoder_stack`.
         features: what it reads, in the order in which its first matrix wants them.
         hidden_size: d, of its own layers.
@@ -41,12 +49,16 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         embedding, head: its own, or None.
         vocabulary: int64 `(V',)`, or None.
         softcap, logit_scale: of its logits, instead of the target's.
+        raw_target: the target's table and head are used as they are, without the target's own scales and cap.
         shortlist: the tokens whose logits are computed, of the target's head for its vocabulary; None: all of them.
         notes: what was understood of its files, for people.
     """
 
     about = "reads the target's hidden states, shares its embedding and head, and guesses several tokens"
     known_as: ClassVar[tuple[str, ...]]
+    names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    read_config: ClassVar[Any]
+    raw_target: bool = False
     stack: PreTrainedModel
 
     def __init__(
@@ -72,6 +84,51 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         self.speculation_config = SpeculationConfig()
         self.notes: list[tuple[str, Any]] = []
 
+    def take_parts(self, config: Any, own_embedding: bool, own_head: bool) -> None:
+        """Make the parts that a published drafter may have of its own; arguments as for the kind."""
+        if own_embedding:
+            self.embedding = embedding_of(config.layers, config.vocab_size)
+        if own_head:
+            self.head = nn.Linear(self.hidden_size, self.num_guesses, bias=False)
+        self.softcap, self.raw_target, self.notes = config.softcap, config.raw_target, list(config.notes)
+
+    @classmethod
+    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> Self:
+        """Implement `SavedDrafter.read_folder`, for every published layout of the kind."""
+        tensors = weights_in(folder.path)
+        weights = renamed(tensors, cls.names)
+        config = cls.read_config(without(folder.config, ignore_keys), [*weights, *tensors])
+        check_size(weights, config.layers)
+        if config.in_pairs:
+            weights = neighbours_to_halves(weights, config.layers.head_dim)
+        vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder.path)
+        for name in PADDED if vocabulary is None else ():  # with ids that mean nothing
+            if name in weights:
+                weights[name] = weights[name][: config.vocab_size]
+        cls.mend(weights)
+        check_width(weights, config.num_features, config.target_hidden_size, cls.title)
+        make: Any = cls
+        drafter = make(config, vocabulary, "embedding.weight" in weights, "head.weight" in weights)
+        load_strictly(drafter, weights, f"The {cls.title} in {folder}")
+        return drafter
+
+    @classmethod
+    def mend(cls, weights: dict[str, Tensor]) -> None:
+        """Bring published weights into our form, where a kind's differ by more than names. Most do nothing."""
+
+    @classmethod
+    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
+        """List what its files say, as (name, value) pairs."""
+        read = cls.read_config(config, names)
+        return [
+            ("layout", read.layout),
+            ("reads", "default layers" if read.features is None else feature_names(read.features)),
+            ("own layers", f"{read.layers.num_hidden_layers} × {read.layers.hidden_size}"),
+            ("guesses ids", f"{read.draft_vocab_size or read.vocab_size} of {read.vocab_size}"),
+            *read.particulars(),
+            *read.notes,
+        ]
+
     @abstractmethod
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Make the config and the tensors as other engines read them."""
@@ -91,6 +148,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         if self.vocabulary is not None:
             tensors |= offset_tables(self.vocabulary, self.target_vocab_size)
         trained = self.paradraft.get("training") or {}
+        plain = self.target_head is not None and self.target_head.is_plain
+        if self.names and not plain and self.raw_target == bool(trained):  # what is trained here scales and caps as targets do
+            self.paradraft = {**self.paradraft, "raw_target": self.raw_target}
         config["speculators_config"] = proposal(
             config["speculators_model_type"], self.speculation_config.num_draft_tokens, trained.get("target")
         )
@@ -245,16 +305,16 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         if self.embedding is not None:
             inside = ids.where(ids < self.embedding.num_embeddings, 0)
             return self.embedding(inside.to(self.device))
-        return self.shared.embed(ids).to(self.device, self.dtype)
+        return self.shared.embed(ids, self.raw_target).to(self.device, self.dtype)
 
     def logits(self, states: Tensor) -> Tensor:
         """Compute logits `(…, V')` of normed states by its own head, scale and softcap, or by the target's where it has none."""
         if self.head is None:
-            return self.shared.logits(states, self.softcap, self.logit_scale)
+            return self.shared.logits(states, self.softcap, self.logit_scale, self.raw_target)
         logits = self.head(states)
         if self.target_head is None:
             return finished(logits, self.softcap, self.logit_scale or 1.0)
-        return self.target_head.finished(logits, self.softcap, self.logit_scale)
+        return self.target_head.finished(logits, self.softcap, self.logit_scale, self.raw_target)
 
     @property
     def shared(self) -> TargetHead:

@@ -84,6 +84,17 @@ REFUSED = {
     "markov_rank=0": (lambda: without("speculators DSpark", config={"markov_rank": 0}), ValueError),
     "no block_size": (lambda: zlab({"block_size": None}), ValueError),
     "use_aux_hidden_state": (lambda: safeai(eagle_config={"use_aux_hidden_state": False}), ValueError),
+    "obeys: output_multiplier": (lambda: zlab(output_multiplier=2.0), ValueError),
+    "obeys: input_embedding_scale": (lambda: zlab(input_embedding_scale=2.0), ValueError),
+    "obeys: final_logit_softcapping": (lambda: zlab(final_logit_softcapping=2.0), ValueError),
+    "dflash_config.use_aux_hidden_state = False": (lambda: zlab({"use_aux_hidden_state": False}), ValueError),
+    "use_sliding_window false": (
+        lambda: zlab(layer_types=["sliding_attention"] * 2, sliding_window=7, use_sliding_window=False),
+        ValueError,
+    ),
+    "windows of 3 tokens, shorter": (lambda: zlab({"use_swa": True, "swa_window_size": 3}), ValueError),
+    "norm_before_fc=False": (lambda: without("speculators EAGLE-3, gpt-oss", config={"norm_before_fc": False}), ValueError),
+    "fc_norm=False": (lambda: without("speculators EAGLE-3.1", config={"fc_norm": False}), ValueError),
     "EAGLE-1 or EAGLE-2": (lambda: ({"architectures": ["X"]}, {"fc.weight": torch.zeros(D, 2 * D)}), ValueError),
 }
 
@@ -93,6 +104,14 @@ def test_unsupported_folders_are_refused_on_loading(message, load):
     made, error = REFUSED[message]
     with pytest.raises(error, match=message):
         load(made(), attach=False)
+
+
+def test_keys_that_count_are_obeyed_where_their_publisher_reads_them(load):
+    """JetSpec's causal head; and z-lab's windows on layers that are said to be full, as vLLM has it."""
+    assert load(zlab({"causal_head": True}), attach=False).block.causal == ("full_attention",)
+    swa = load(zlab({"use_swa": True, "swa_window_size": 7}, layer_types=["full_attention"] * 2), attach=False)
+    assert swa.windows == {"sliding_attention": 7}
+    assert swa.block.causal == ()
 
 
 SPECULATORS_MTP = {"speculators_model_type": "mtp", "transformer_layer_config": tiny_model("llama").config.to_dict()}

@@ -4,10 +4,10 @@ import pytest
 import torch
 from layouts import LAYOUTS
 from layouts.eagle import safeai
-from layouts.parts import MASK
+from layouts.parts import LAYERS, MASK, D, V
 from published import EXPECTED, LENGTH, TARGET, features_behind, features_of
 from reference import block_logits, eagle_logits, gemma4_block_logits, gemma4_eagle_logits
-from transformers import MuseGlimmerAssistantConfig
+from transformers import Gemma2Config, Gemma2ForCausalLM, MuseGlimmerAssistantConfig
 from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
 
 import hf_paradraft
@@ -257,3 +257,40 @@ def test_the_normed_last_layer_instead_of_the_raw_one_changes_logits(name, load)
     torch.testing.assert_close(TARGET.model.norm(features[7]), normed)
     wrong = {**features, 7: normed}
     assert (drafter.draft_logits(ids, features, 3) - drafter.draft_logits(ids, wrong, 3)).abs().max() > 0.05
+
+
+@torch.no_grad()
+def test_whose_embedding_and_whose_cap_is_said_by_the_layout(load, tmp_path):
+    """speculators copies the table of its verifier as it is, and caps nothing; others ask the target's own module."""
+    config = Gemma2Config(
+        vocab_size=V,
+        hidden_size=D,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        final_logit_softcapping=2.0,
+    )
+    target, ids, states = Gemma2ForCausalLM(config).eval(), torch.arange(6), torch.randn(3, D)
+    scaled, raw = target.get_input_embeddings()(ids), target.get_input_embeddings().weight[ids]
+    assert not torch.allclose(scaled, raw)
+    for name, embedded, softcap in (
+        ("speculators DFlash", raw, None),
+        ("speculators DFlash2", raw, None),
+        ("speculators EAGLE-3", raw, None),
+        ("z-lab DFlash2", raw, None),
+        ("z-lab", scaled, 2.0),
+    ):
+        drafter = load(name, attach=False)
+        drafter.attach(target)
+        head = drafter.head or target.get_output_embeddings()
+        for again in range(2):
+            close(drafter.embed(ids), embedded)
+            plain, cap = head(states) * (drafter.logit_scale or 1), drafter.softcap or softcap
+            expected = plain if cap is None else cap * torch.tanh(plain / cap)
+            close(drafter.logits(states)[:, : expected.shape[1]], expected)
+            if again == 0 and name != "z-lab DFlash2":  # whose windows no other layout can say
+                drafter.save_pretrained(tmp_path / name)
+                drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / name)
+                drafter.attach(target)

@@ -40,6 +40,7 @@ class BlockConfig:
         selector_rank, selector_top_k: of its selector, and the tokens that it chooses among.
         refiner_rank, refiner_size: of XPress's refiner, and of its SwiGLU.
         softcap, embedding_scale, logit_scale: of its own, instead of the target's.
+        raw_target: the target's table and head are used as they are, without the target's own scales and cap.
         layout: whose it is.
         notes: what was assumed.
     """
@@ -69,6 +70,7 @@ class BlockConfig:
     softcap: float | None = None
     embedding_scale: float = 1.0
     logit_scale: float | None = None
+    raw_target: bool = False
     layout: str = "speculators"
     notes: list[tuple[str, str]] = field(default_factory=list)
 
@@ -76,6 +78,27 @@ class BlockConfig:
     def num_drafts(self) -> int:
         """Tokens that a block guesses."""
         return self.block_size - 1 if self.fill_in else self.block_size
+
+    @property
+    def num_features(self) -> int:
+        """m."""
+        return len(self.features)
+
+    def particulars(self) -> list[tuple[str, Any]]:
+        """List what blocks alone have, as (name, value) pairs."""
+        reading = "fills masks in" if self.fill_in else "guesses from the newest token on"
+        pairs: list[tuple[str, Any]] = [
+            ("block", f"{self.block_size} rows, {self.num_drafts} guesses: {reading}"),
+            ("mask token", self.mask_token_id),
+            ("head for the token before", f"{self.markov_type}, rank {self.markov_rank}" if self.markov_rank else "none"),
+            ("confidences", "yes" if self.confidence else "no"),
+        ]
+        if self.selector_rank:
+            pairs.append(("convolutions", f"{self.conv_kernel_size} taps, groups of {self.conv_group_size}"))
+            pairs.append(("selector", f"rank {self.selector_rank}, among {self.selector_top_k} tokens"))
+        if self.refiner_rank:
+            pairs.append(("refiner", f"rank {self.refiner_rank}, {self.refiner_size} wide inside"))
+        return pairs
 
     @classmethod
     def for_target(cls, target: PreTrainedModel, num_layers: int, num_features: int, **options: Any) -> BlockConfig:

@@ -11,7 +11,7 @@ from torch import LongTensor, Tensor, nn
 
 from ...protocol.guess import Bias
 from ..formats.identify import DFLASH2
-from .config import BlockConfig, block_config
+from .config import BlockConfig
 from .sequential import SequentialDrafter
 
 
@@ -133,16 +133,6 @@ class DFlash2Drafter(SequentialDrafter):
         self.stack.layers = nn.ModuleList(ConvolvedLayer(layer, *sizes) for layer in self.stack.layers)
         self.selector = CandidateSelector(config.vocab_size, self.hidden_size, config.selector_rank)
         self.eval()
-
-    @classmethod
-    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List what its files say, as (name, value) pairs."""
-        block = block_config(config, names)
-        return [
-            *super().details(config, names),
-            ("convolutions", f"{block.conv_kernel_size} taps, groups of {block.conv_group_size}"),
-            ("selector", f"rank {block.selector_rank}, among {block.selector_top_k} tokens"),
-        ]
 
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
         """Implement `SequentialDrafter.bias_behind`: only tokens that the logits have among their best are guessed."""

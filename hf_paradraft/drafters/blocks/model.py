@@ -6,7 +6,6 @@ they pass no layer themselves. The block `[newest token, mask, …, mask]` atten
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Self
 
 import torch
@@ -19,14 +18,11 @@ from ...outer_names import apply_rotary_pos_emb
 from ...protocol import GuessedLogits, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..cache import compiled_method, make_room, plain_cache
-from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
-from ..formats.files import check_size, check_width, load_strictly, weights_in
-from ..formats.folder import DrafterFolder
+from ..feature_drafter import FeatureDrafter
 from ..formats.identify import DFLASH
-from ..formats.layout import without
 from ..formats.speculators import blocks_config
-from ..formats.tensors import BLOCKS, neighbours_to_halves, published, renamed
-from ..layers import GEMMA4, QWEN35, StackMasks, decoder_stack, embedding_of, run, turns
+from ..formats.tensors import BLOCKS, published
+from ..layers import GEMMA4, QWEN35, StackMasks, decoder_stack, run, turns
 from .config import BlockConfig, block_config
 from .drafting import BlockDrafting
 
@@ -43,6 +39,8 @@ class DFlashDrafter(FeatureDrafter):
     kind = "dflash"
     title = "DFlash drafter"
     known_as = (DFLASH,)
+    names = BLOCKS
+    read_config = staticmethod(block_config)
     training_options = "DFlashTraining"
 
     def __init__(
@@ -62,13 +60,9 @@ class DFlashDrafter(FeatureDrafter):
         self.windows = attention_windows(self.stack) or {}
         if len(self.windows) > 1 and layers.model_type == "llama":
             raise ValueError(f"This {self.title} has layers of Llama with and without windows, which are not served together.")
-        if own_embedding:
-            self.embedding = embedding_of(layers, layers.vocab_size)
-        if own_head:
-            self.head = nn.Linear(layers.hidden_size, self.num_guesses, bias=False)
-        self.softcap, self.logit_scale = config.softcap, config.logit_scale
+        self.take_parts(config, own_embedding, own_head)
+        self.logit_scale = config.logit_scale
         self.speculation_config = SpeculationConfig(config.num_drafts)
-        self.notes = list(config.notes)
         self.eval()
 
     @classmethod
@@ -106,46 +100,9 @@ class DFlashDrafter(FeatureDrafter):
         config = BlockConfig.for_target(target, num_layers, num_features, draft_vocab_size=size, **options)
         return cls(config, vocabulary).started_beside(target)
 
-    @classmethod
-    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> DFlashDrafter:
-        """Implement `FeatureDrafter.read_folder`; every layout that `BlockConfig` knows."""
-        tensors = weights_in(folder.path)
-        config = block_config(without(folder.config, ignore_keys), tensors)
-        weights = renamed(tensors, BLOCKS)
-        check_size(weights, config.layers)
-        if config.in_pairs:
-            weights = neighbours_to_halves(weights, config.layers.head_dim)
-        vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder.path)
-        if vocabulary is None:  # padded heads guess the target's ids, and more that mean nothing
-            for name in ("head.weight", "markov.after.weight"):
-                if name in weights:
-                    weights[name] = weights[name][: config.vocab_size]
-        check_width(weights, len(config.features), config.target_hidden_size, cls.title)
-        drafter = cls(config, vocabulary, "embedding.weight" in weights, "head.weight" in weights)
-        load_strictly(drafter, weights, f"The {cls.title} in {folder}")
-        return drafter
-
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `FeatureDrafter.written`, in the speculators layout."""
         return blocks_config(self.block, self.kind, self.num_guesses), published(self.state_dict(), BLOCKS)
-
-    @classmethod
-    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List what its files say, as (name, value) pairs."""
-        block = block_config(config, names)
-        reading = "fills masks in" if block.fill_in else "guesses from the newest token on"
-        head = f"{block.markov_type}, rank {block.markov_rank}" if block.markov_rank else "none"
-        return [
-            ("layout", block.layout),
-            ("reads", feature_names(block.features)),
-            ("block", f"{block.block_size} rows, {block.num_drafts} guesses: {reading}"),
-            ("own layers", f"{block.layers.num_hidden_layers} × {block.layers.hidden_size}"),
-            ("mask token", block.mask_token_id),
-            ("guesses ids", f"{block.draft_vocab_size or block.vocab_size} of {block.vocab_size}"),
-            ("head for the token before", head),
-            ("confidences", "yes" if block.confidence else "no"),
-            *block.notes,
-        ]
 
     @property
     def most_drafts(self) -> int:  # type: ignore[override]

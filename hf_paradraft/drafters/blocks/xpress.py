@@ -14,7 +14,7 @@ from torch import LongTensor, Tensor, nn
 
 from ...protocol.guess import Bias
 from ..formats.identify import XPRESS
-from .config import BlockConfig, block_config
+from .config import BlockConfig
 from .sequential import SequentialDrafter
 
 
@@ -78,12 +78,6 @@ class XPressDrafter(SequentialDrafter):
         sizes = (self.hidden_size, config.block_size, config.refiner_rank, config.refiner_size)
         self.refiner = Refiner(config.vocab_size, self.num_guesses, *sizes)
         self.eval()
-
-    @classmethod
-    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List what its files say, as (name, value) pairs."""
-        block = block_config(config, names)
-        return [*super().details(config, names), ("refiner", f"rank {block.refiner_rank}, {block.refiner_size} wide inside")]
 
     @torch.no_grad()
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:

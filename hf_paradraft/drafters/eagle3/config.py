@@ -37,6 +37,7 @@ class Eagle3Config:
         num_draft_tokens: K as trained, if it is written.
         softcap: of its own logits.
         in_pairs: the file's rotary embedding turns neighbours; what is loaded turns halves, as `neighbours_to_halves` has it.
+        raw_target: the target's table and head are used as they are, without the target's own scales and cap.
         layout: whose it is.
         notes: what was assumed.
     """
@@ -56,6 +57,7 @@ class Eagle3Config:
     num_draft_tokens: int | None = None
     softcap: float | None = None
     in_pairs: bool = False
+    raw_target: bool = False
     layout: str = "speculators"
     notes: list[tuple[str, str]] = field(default_factory=list)
 
@@ -68,6 +70,12 @@ class Eagle3Config:
     def parallel(self) -> bool:
         """Whether it is P-EAGLE."""
         return self.mask_token_id is not None
+
+    def particulars(self) -> list[tuple[str, Any]]:
+        """List what these drafters alone have, as (name, value) pairs."""
+        flags = [name for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output") if getattr(self, name)]
+        masks = [("mask token", self.mask_token_id)] if self.parallel else []
+        return [("flags", ", ".join(flags) or "none"), *masks]
 
     def features_for(self, layers: int) -> tuple[FeatureKey, ...]:
         """Choose the features that it reads of a target of so many layers.

@@ -6,7 +6,6 @@ the drafter's own state of the row before. P-EAGLE feeds masks there instead, al
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Self
 
 import torch
@@ -17,15 +16,12 @@ from ...decoding.features import layers_of
 from ...names import with_cache
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..feature_drafter import FeatureDrafter, feature_names, guessed_ids
-from ..formats.files import check_size, check_width, load_strictly, weights_in
-from ..formats.folder import DrafterFolder
+from ..feature_drafter import FeatureDrafter
 from ..formats.identify import EAGLE3, PEAGLE
-from ..formats.layout import without
 from ..formats.speculators import eagle3_config as saved_config
 from ..formats.tensors import EAGLE3 as NAMES
-from ..formats.tensors import neighbours_to_halves, published, renamed
-from ..layers import GEMMA4, behind_attention, decoder_stack, embedding_of, turns
+from ..formats.tensors import published
+from ..layers import GEMMA4, behind_attention, decoder_stack, turns
 from ..pairs import pair
 from ..reader import RowModel
 from ..reading import ReadingDrafting
@@ -44,6 +40,8 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
     kind = "eagle3"
     title = "EAGLE-3 drafter"
     known_as = (EAGLE3, PEAGLE)
+    names = NAMES
+    read_config = staticmethod(eagle3_config)
     training_options = "Eagle3Training"
     shift = 1
 
@@ -72,14 +70,9 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         norms = [norm(config.target_hidden_size, layers.rms_norm_eps) for _ in range(config.num_features)]
         self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, width)) if config.parallel else None
-        if own_embedding:
-            self.embedding = embedding_of(layers, config.vocab_size)
-        if own_head:
-            self.head = nn.Linear(layers.hidden_size, self.num_guesses, bias=False)
-        self.softcap = config.softcap
+        self.take_parts(config, own_embedding or config.parallel, own_head)
         self.speculation_config = SpeculationConfig(config.num_draft_tokens or (8 if config.parallel else 5))
         self.settled: set[tuple[FeatureKey, ...]] = {()}  # what targets' numbers of layers decided
-        self.notes = list(config.notes)
         self.eval()
 
     @classmethod
@@ -106,43 +99,15 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         return cls(config, vocabulary).started_beside(target)
 
     @classmethod
-    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> Eagle3Drafter:
-        """Implement `FeatureDrafter.read_folder`; every layout that `Eagle3Config` knows."""
-        tensors = weights_in(folder.path)
-        weights = renamed(tensors, NAMES)
-        config = eagle3_config(without(folder.config, ignore_keys), [*weights, *tensors])
-        check_size(weights, config.layers)
-        if config.in_pairs:
-            weights = neighbours_to_halves(weights, config.layers.head_dim)
-        vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder.path)
+    def mend(cls, weights: dict[str, Tensor]) -> None:
+        """Implement `FeatureDrafter.mend`: masks come in several shapes."""
         if (mask := weights.get("mask_hidden")) is not None:
             weights["mask_hidden"] = mask.reshape(1, 1, -1)
-        check_width(weights, config.num_features, config.target_hidden_size, cls.title)
-        drafter = cls(config, vocabulary, config.parallel or "embedding.weight" in weights, "head.weight" in weights)
-        if drafter.head is not None and (head := weights["head.weight"]).shape[0] > drafter.head.out_features:
-            drafter.head = nn.Linear(drafter.hidden_size, head.shape[0], bias=False)  # padded: the engine cuts what is too much
-        load_strictly(drafter, weights, f"The {'P-EAGLE' if config.parallel else 'EAGLE-3'} drafter in {folder}")
-        return drafter
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `FeatureDrafter.written`, in the speculators layout."""
         config = saved_config(self.eagle, self.features, self.num_guesses, self.embedding is not None)
         return config, published(self.state_dict(), NAMES)
-
-    @classmethod
-    def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List what its files say, as (name, value) pairs."""
-        eagle = eagle3_config(config, names)
-        flags = [name for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output") if getattr(eagle, name)]
-        return [
-            ("layout", eagle.layout),
-            ("reads", "default layers" if eagle.features is None else feature_names(eagle.features)),
-            ("own layers", f"{eagle.layers.num_hidden_layers} × {eagle.layers.hidden_size}"),
-            ("guesses ids", f"{eagle.draft_vocab_size or eagle.vocab_size} of {eagle.vocab_size}"),
-            ("flags", ", ".join(flags) or "none"),
-            *([("mask token", eagle.mask_token_id)] if eagle.parallel else []),
-            *eagle.notes,
-        ]
 
     def attach(self, target: PreTrainedModel) -> None:
         """Implement `FeatureDrafter.attach`; layers that a file does not name are settled here."""

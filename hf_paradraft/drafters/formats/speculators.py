@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 from ..layers import GEMMA4, QWEN35
 from .fields import BLOCKS, EAGLE3, NO_LAYERS, proposed_tokens
 from .layout import Layout, Said, outputs, required
+from .values import provenance_of
 
 VERSION = "0.9.0"
 SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
@@ -51,6 +52,12 @@ def _is_speculators(config: Mapping[str, Any]) -> bool:
     return config.get("speculators_model_type") is not None or config.get("transformer_layer_config") is not None
 
 
+def _raw_target(said: Said) -> bool:
+    """Tell whether the target's table is copied as it is, and nothing capped: in all files but those that are made here."""
+    made = provenance_of(said.config)
+    return bool(made.get("raw_target", not made["training"]))
+
+
 BLOCK_LAYOUT = Layout(
     "speculators",
     _is_speculators,
@@ -63,6 +70,7 @@ BLOCK_LAYOUT = Layout(
         "fill_in": _fill_in,
         "causal": _causal,
         "window_from_anchor": True,
+        "raw_target": _raw_target,
         "notes": _notes,
     },
     described=layers_of,
@@ -74,6 +82,7 @@ EAGLE3_LAYOUT = Layout(
     {
         **EAGLE3,
         "features": outputs(INPUTS, offset=-1),
+        "raw_target": _raw_target,
         "notes": lambda said: [NO_LAYERS] if said(INPUTS) is None else [],
     },
     described=layers_of,

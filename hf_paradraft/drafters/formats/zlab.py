@@ -80,6 +80,8 @@ BLOCK_LAYOUT = Layout(
         "window_from_anchor": _window,
         "softcap": lambda said: said.only(PART, "final_logit_softcapping"),
         "embedding_scale": lambda said: said.only(PART, "input_embedding_scale") or 1.0,
+        # vLLM scales raw rows of the target's by it; z-lab's own classes without one ask transformers' scaled module.
+        "raw_target": lambda said: said.only(PART, "input_embedding_scale") is not None or said.has("candidate_selector."),
         "logit_scale": lambda said: said.only(PART, "output_multiplier"),
         "layout": lambda said: "SpecForge" if _dspark(said) else "z-lab",
         "notes": lambda said: [] if said("target_layer_ids") else [("layers", "default: none are named")],
