@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Self
 import torch
 from huggingface_hub import CommitInfo
 from safetensors.torch import save_file
-from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, QuantoConfig, TorchAoConfig
 
 from ..files import check_whole, drop_old_pieces, names_folder, share_weights, tensor_names, write_json
 from ..hub.push import push_drafter
@@ -40,6 +40,7 @@ class SavedDrafter(Drafter, ABC):
         training_options: the dataclass of its run's options, by name, in `training.py` beside its class; None: it is not trained
             here. Who has one is an `nn.Module`.
         paradraft: how it was trained.
+        packed: whether its matrices are quantised, so that they cannot be saved.
     """
 
     template: ClassVar[str] = "drafter.jinja"
@@ -50,6 +51,7 @@ class SavedDrafter(Drafter, ABC):
     fits: ClassVar[str] = "transformers with hf_paradraft, attached to its target"
     training_options: ClassVar[str | None] = None
     paradraft: Mapping[str, Any] = MappingProxyType({})
+    packed: bool = False
 
     @classmethod
     @abstractmethod
@@ -114,6 +116,7 @@ class SavedDrafter(Drafter, ABC):
         device_map: Any = None,
         speculation_config: SpeculationConfig | None = None,
         attn_implementation: str | None = None,
+        quantization_config: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Set its dtype, device, attention and options as a caller wants them, and return it.
@@ -123,6 +126,7 @@ class SavedDrafter(Drafter, ABC):
             device_map: a device, or `"auto"`.
             speculation_config: how to use it; default: as saved.
             attn_implementation: `sdpa` or `eager`.
+            quantization_config: a `QuantoConfig` or `TorchAoConfig` of transformers, for its matrices.
             kwargs: `torch_dtype`, and what makes no difference here.
 
         Raises:
@@ -153,7 +157,10 @@ class SavedDrafter(Drafter, ABC):
             device = None if device_map is None else torch.device(device_map)
         except (RuntimeError, TypeError):
             raise ValueError(f"There is no device {device_map!r}: pass 'cpu', 'cuda:0', 'auto' or the like.") from None
-        return self.to(device=device, dtype=dtype).eval()
+        self.to(device=device, dtype=dtype).eval()
+        if quantization_config is not None:
+            quantise(self, quantization_config)
+        return self
 
     def remember(self, record: dict[str, Any]) -> None:
         """Keep how it was trained; `write` puts that into `config.json`, as `{"paradraft": {"training": record}}`."""
@@ -179,6 +186,8 @@ class SavedDrafter(Drafter, ABC):
             ValueError: it has something that its layout has no place for, or the folder holds an adapter.
         """
         folder = Path(save_directory)
+        if self.packed:
+            raise ValueError(f"This {self.title} was packed when it was loaded: load it without quantization_config to save it.")
         if not self.is_adapter and (folder / ADAPTER).exists():
             raise ValueError(f"{folder} holds an adapter, which would be loaded in the place of this {self.title}: give another.")
         folder.mkdir(parents=True, exist_ok=True)
@@ -237,6 +246,27 @@ class SavedDrafter(Drafter, ABC):
         """
         check_files(folder.path, cls.has_tokenizer)
         tensor_names(folder.path)
+
+
+def quantise(drafter: nn.Module, config: Any) -> None:
+    """Pack a loaded drafter's matrices as a config of transformers says.
+
+    Raises:
+        ImportError: the library that packs is not there.
+        ValueError: another one's config; the message says which are served.
+    """
+    if isinstance(config, QuantoConfig):
+        from optimum import quanto
+
+        quanto.quantize(drafter, weights=getattr(quanto, f"q{config.weights}"))
+        quanto.freeze(drafter)
+    elif isinstance(config, TorchAoConfig):
+        from torchao.quantization import quantize_
+
+        quantize_(drafter, config.get_apply_tensor_subclass())
+    else:
+        raise ValueError(f"A {type(config).__name__} does not pack this drafter: pass a QuantoConfig or a TorchAoConfig.")
+    drafter.packed = True
 
 
 def load_drafter(kind_of: Callable[[DrafterFolder], type[SavedDrafter]], repo_or_dir: str | Path, kwargs: dict[str, Any]) -> Any:
