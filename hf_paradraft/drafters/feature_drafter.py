@@ -24,7 +24,7 @@ from .formats.folder import DrafterFolder
 from .formats.layout import without
 from .formats.speculators import proposal
 from .formats.tensors import neighbours_to_halves, renamed
-from .layers import embedding_of
+from .layers import decoder_stack, embedding_of
 from .pairs import pair
 
 logger = logging.get_logger(__name__)
@@ -84,12 +84,22 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         self.speculation_config = SpeculationConfig()
         self.notes: list[tuple[str, Any]] = []
 
-    def take_parts(self, config: Any, own_embedding: bool, own_head: bool) -> None:
-        """Make the parts that a published drafter may have of its own; arguments as for the kind."""
+    def begin_as(self, config: Any, vocabulary: LongTensor | None, own_embedding: bool, own_head: bool) -> None:
+        """Begin as a published drafter does: with a first matrix, layers and a norm, and what else it has of its own.
+
+        Args:
+            config, vocabulary, own_embedding, own_head: as for the kind.
+        """
+        layers = config.layers
+        sizes = (layers.hidden_size, config.target_hidden_size, config.target_layers, config.vocab_size)
+        FeatureDrafter.__init__(self, config.features or (), *sizes, vocabulary, config.mask_token_id)
+        self.fc = nn.Linear(config.num_features * config.target_hidden_size, layers.hidden_size, bias=False)
+        self.stack = decoder_stack(layers)
+        self.hidden_norm = type(self.stack.norm)(layers.hidden_size, layers.rms_norm_eps)
         if own_embedding:
-            self.embedding = embedding_of(config.layers, config.vocab_size)
+            self.embedding = embedding_of(layers, config.vocab_size)
         if own_head:
-            self.head = nn.Linear(self.hidden_size, self.num_guesses, bias=False)
+            self.head = nn.Linear(layers.hidden_size, self.num_guesses, bias=False)
         self.softcap, self.raw_target, self.notes = config.softcap, config.raw_target, list(config.notes)
 
     @classmethod

@@ -11,8 +11,11 @@ from layouts.parts import DRAFTED, LAYERS, TABLES, D, V
 from tiny import tiny_model
 
 import hf_paradraft
+from hf_paradraft.drafters.blocks.config import LAYOUTS as LAYOUTS_OF_BLOCKS
 from hf_paradraft.drafters.blocks.config import block_config
 from hf_paradraft.drafters.eagle3.config import eagle3_config
+from hf_paradraft.drafters.formats.fields import BLOCKS
+from hf_paradraft.drafters.formats.layout import Layout, key, outputs
 from hf_paradraft.drafters.mtp.config import mtp_config
 
 
@@ -112,6 +115,28 @@ def test_keys_that_count_are_obeyed_where_their_publisher_reads_them(load):
     swa = load(zlab({"use_swa": True, "swa_window_size": 7}, layer_types=["full_attention"] * 2), attach=False)
     assert swa.windows == {"sliding_attention": 7}
     assert swa.block.causal == ()
+
+
+ACME = Layout(
+    "Acme",
+    when=lambda config: "acme" in config,
+    fields={**BLOCKS, "features": outputs("taps", offset=-1), "block_size": key("rows"), "fill_in": True},
+    part="acme",
+)
+
+
+def test_a_layout_is_one_object(monkeypatch, load):
+    """As docs/add-a-drafter.md has it: the drafter is z-lab's, word for word in another's words."""
+    monkeypatch.setattr("hf_paradraft.drafters.blocks.config.LAYOUTS", (ACME, *LAYOUTS_OF_BLOCKS))
+    made, tensors = zlab()
+    nested = made.pop("dflash_config")
+    acme = {"rows": nested["block_size"], "taps": [2, 4, 6], "mask_token_id": nested["mask_token_id"]}
+    drafter, same = load(({**made, "acme": acme}, tensors)), load("z-lab")
+    ids, features = torch.arange(9)[None], {key: torch.randn(1, 8, D) for key in same.features}
+    assert (drafter.features, drafter.block.layout) == (same.features, "Acme")
+    assert torch.equal(drafter.draft_logits(ids, features), same.draft_logits(ids, features))
+    with pytest.raises(ValueError, match=r"that nothing here obeys: acme\.turns = 3"):
+        load(({**made, "acme": {**acme, "turns": 3}}, tensors))
 
 
 SPECULATORS_MTP = {"speculators_model_type": "mtp", "transformer_layer_config": tiny_model("llama").config.to_dict()}

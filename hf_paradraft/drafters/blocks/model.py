@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
-from torch import LongTensor, Tensor, nn
+from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel
 
 from ...decoding.cache import RaggedCache
@@ -22,7 +22,7 @@ from ..feature_drafter import FeatureDrafter
 from ..formats.identify import DFLASH
 from ..formats.speculators import blocks_config
 from ..formats.tensors import BLOCKS, published
-from ..layers import GEMMA4, QWEN35, StackMasks, decoder_stack, run, turns
+from ..layers import GEMMA4, QWEN35, StackMasks, run, turns
 from .config import BlockConfig, block_config
 from .drafting import BlockDrafting
 
@@ -50,17 +50,11 @@ class DFlashDrafter(FeatureDrafter):
         own_embedding: bool = False,
         own_head: bool = False,
     ):
-        layers = config.layers
-        sizes = (layers.hidden_size, config.target_hidden_size, config.target_layers, config.vocab_size)
-        super().__init__(config.features, *sizes, vocabulary, config.mask_token_id)
+        self.begin_as(config, vocabulary, own_embedding, own_head)
         self.block = config
-        self.fc = nn.Linear(len(config.features) * config.target_hidden_size, layers.hidden_size, bias=False)
-        self.stack = decoder_stack(layers)
-        self.hidden_norm = type(self.stack.norm)(layers.hidden_size, layers.rms_norm_eps)
         self.windows = attention_windows(self.stack) or {}
-        if len(self.windows) > 1 and layers.model_type == "llama":
+        if len(self.windows) > 1 and config.layers.model_type == "llama":
             raise ValueError(f"This {self.title} has layers of Llama with and without windows, which are not served together.")
-        self.take_parts(config, own_embedding, own_head)
         self.logit_scale = config.logit_scale
         self.speculation_config = SpeculationConfig(config.num_drafts)
         self.eval()

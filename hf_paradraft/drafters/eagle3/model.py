@@ -21,7 +21,7 @@ from ..formats.identify import EAGLE3, PEAGLE
 from ..formats.speculators import eagle3_config as saved_config
 from ..formats.tensors import EAGLE3 as NAMES
 from ..formats.tensors import published
-from ..layers import GEMMA4, behind_attention, decoder_stack, turns
+from ..layers import GEMMA4, behind_attention, turns
 from ..pairs import pair
 from ..reader import RowModel
 from ..reading import ReadingDrafting
@@ -52,25 +52,18 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         own_embedding: bool = False,
         own_head: bool = False,
     ):
-        layers = config.layers
-        sizes = (layers.hidden_size, config.target_hidden_size, config.target_layers, config.vocab_size)
-        super().__init__(config.features or (), *sizes, vocabulary, config.mask_token_id)
-        self.eagle = config
-        width = config.num_features * config.target_hidden_size
-        self.fc = nn.Linear(width, layers.hidden_size, bias=False)
-        self.stack = decoder_stack(layers)
-        norm = type(self.stack.norm)
+        self.begin_as(config, vocabulary, own_embedding or config.parallel, own_head)
+        self.eagle, layers, norm = config, config.layers, type(self.stack.norm)
+        width = self.fc.in_features
         first = self.stack.layers[0].self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
             if (linear := getattr(first, name)) is None:  # Gemma 4's values may be its keys
                 continue
             setattr(first, name, nn.Linear(2 * layers.hidden_size, linear.out_features, bias=linear.bias is not None))
-        self.hidden_norm = norm(layers.hidden_size, layers.rms_norm_eps)
         self.input_norm = norm(width, layers.rms_norm_eps) if config.norm_before_fc else None
         norms = [norm(config.target_hidden_size, layers.rms_norm_eps) for _ in range(config.num_features)]
         self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, width)) if config.parallel else None
-        self.take_parts(config, own_embedding or config.parallel, own_head)
         self.speculation_config = SpeculationConfig(config.num_draft_tokens or (8 if config.parallel else 5))
         self.settled: set[tuple[FeatureKey, ...]] = {()}  # what targets' numbers of layers decided
         self.eval()

@@ -47,6 +47,7 @@ NO_DIFFERENCE = set(
     "speculators_model_type speculators_config transformer_layer_config parallel_drafting_mask draft_num_hidden_layers".split()
 )
 NO_DIFFERENCE |= PreTrainedConfig().to_dict().keys() | GenerationConfig().to_dict().keys()
+PARTS = ("dflash_config", "eagle_config")  # of configs, beside the one that describes layers
 KINDS_OF_LAYERS = {"full_attention", "sliding_attention"}  # which may turn heads differently
 ROPE_KEYS = set(
     "rope_theta rope_type type factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale "
@@ -208,14 +209,15 @@ def check_keys(said: Said) -> None:
     config = without(said.config, gated)
     described = config.get("transformer_layer_config")
     of_layers = ROPE | WINDOWS | FULL_LAYERS | type(said.layers)().to_dict().keys()
-    everywhere = NO_DIFFERENCE | PAIRED.keys() | {"dflash_config", "eagle_config"}
+    parts = {*PARTS, said.layout.part} - {""}
+    everywhere = NO_DIFFERENCE | PAIRED.keys() | parts
     top = everywhere | said.asked.get("", set())
     if isinstance(described, Mapping):
         _check(described, top | of_layers | _copied(described), "transformer_layer_config.")
     else:
         top |= of_layers | _copied(config)
     _check(config, top, "")
-    for name in ("dflash_config", "eagle_config"):
+    for name in parts:
         _check(config.get(name) or {}, everywhere | said.asked.get(name, set()), f"{name}.")
     check_rope(config)
     check_rope(described or {})
