@@ -10,7 +10,7 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, Pr
 from .copies import copies_of
 from .decoding.budget import Budget, RowLatency
 from .decoding.call import Terms
-from .decoding.checks import ALONE, NOTES, STATES, Notes, Refused
+from .decoding.checks import ALONE, ASKED, STATES, Asked, Refused
 from .decoding.latency import row_latency
 from .names import BaseStreamer, DynamicLayer, EosTokenCriteria, MaxLengthCriteria, cache_argument, is_foreign, treats_rows_alike
 from .notes import of_pair
@@ -104,15 +104,15 @@ def admit(
         raise Refused(f"A streamer shows one text, but there are {input_ids.shape[0]} prompts: leave the streamer out.")
     if input_ids.shape[1] == 0:
         raise Refused(
-            "The drafter reads token ids and got none: pass input_ids beside inputs_embeds, or generate without a drafter."
+            "The drafter reads token ids and got none: pass input_ids with inputs_embeds, or generate without a drafter."
         )
     if generation_config.num_beams > 1:
         raise Refused(f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}.")
     if synced_gpus:
         raise Refused("Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation).")
-    notes: Notes = getattr(generation_config, NOTES, Notes())
-    asked = notes.wants_states and generation_config.return_dict_in_generate
-    if asked and any(getattr(generation_config, name) for name in STATES):
+    asked: Asked = getattr(generation_config, ASKED, Asked())
+    wanted = asked.wants_states and generation_config.return_dict_in_generate
+    if wanted and any(getattr(generation_config, name) for name in STATES):
         raise Refused(
             "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
         )

@@ -27,7 +27,7 @@ ROOM = 64  # tokens more than there are, whenever a cache is copied
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values with room behind them, so that a round writes its own alone: transformers' layer copies all of them.
+    """Keys and values with room after them, so that a round writes its own alone: transformers' layer copies all of them.
 
     Args:
         layer: what it goes on with.

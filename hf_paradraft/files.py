@@ -26,7 +26,7 @@ PUBLISHED = (
     "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt",
 )  # fmt: skip
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
-BESIDE = ("warp_model.safetensors", "shortlist.safetensors")  # loaded with the weights where they lie beside them
+EXTRAS = ("warp_model.safetensors", "shortlist.safetensors")  # loaded with the weights where they lie next to them
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
@@ -99,13 +99,13 @@ def hub_name(name: str | None) -> str | None:
 
 
 def shipped(name: str) -> Path:
-    """Find a folder that lies beside the package in a clone, and inside it where it is installed."""
+    """Find a folder that lies next to the package in a clone, and inside it where it is installed."""
     inside = Path(__file__).parent / name
     return inside if inside.is_dir() else Path(__file__).parents[1] / name
 
 
 def share_weights(folder: Path) -> None:
-    """Let all read a folder's weights who may read the config beside them: safetensors writes them for their owner alone."""
+    """Let all read a folder's weights who may read the config next to them: safetensors writes them for their owner alone."""
     for config in [*folder.glob("*config.json")][:1]:
         for file in folder.glob("*.safetensors"):
             copymode(config, file)
@@ -131,7 +131,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     """Find the file that holds each tensor of a folder, as transformers finds it.
 
     Of files in several pieces the index decides, and what it does not name is not read: a file of an older epoch may lie there.
-    An index none of whose pieces is left says nothing: transformers leaves it behind where a whole file takes their place.
+    An index none of whose pieces is left says nothing: transformers leaves it where a whole file takes their place.
 
     Raises:
         OSError: there are no safetensors, a piece is missing, or a file is truncated or damaged.

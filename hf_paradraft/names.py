@@ -133,7 +133,7 @@ _BY_ROW = (  # of transformers' own processors those that know which row of a ba
 
 
 def treats_rows_alike(processor: Any) -> bool:
-    """Tell whether a logits processor does the same to each row of a batch, by itself: of all others nobody can know it."""
+    """Tell whether a logits processor does the same to each row of a batch, by itself: of all others it cannot be known."""
     own = type(processor).__module__ == TemperatureLogitsWarper.__module__
     return own and not isinstance(processor, _BY_ROW)
 

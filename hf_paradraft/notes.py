@@ -1,4 +1,4 @@
-"""Notes on an object, kept beside it while it lives, so that its copies, pickles and saved folders have nothing of them."""
+"""Notes on an object, kept apart from it while it lives, so that its copies, pickles and saved folders have nothing of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 
 
 class Notes(dict[Hashable, Any]):
-    """A table, and tables of further objects beside the one that it is about."""
+    """A table, and tables of further objects next to the one that it is about."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.beside: WeakKeyDictionary[Any, Notes] = WeakKeyDictionary()
+        self.deeper: WeakKeyDictionary[Any, Notes] = WeakKeyDictionary()
 
 
 _everything = Notes()
@@ -26,7 +26,7 @@ def notes_on(*owners: Any) -> Notes:
     """
     notes = _everything
     for owner in owners:
-        notes = notes.beside.setdefault(owner, Notes())
+        notes = notes.deeper.setdefault(owner, Notes())
     return notes
 
 

@@ -105,7 +105,7 @@ def _inside(mine: list[Measurement]) -> dict[str, Any]:
 
 
 class Unfinished:
-    """The measurements of a run that is not done yet, beside the file that it will write: `results.json.part`.
+    """The measurements of a run that is not done yet, next to the file that it will write: `results.json.part`.
 
     Args:
         file: the results, or None to keep nothing.

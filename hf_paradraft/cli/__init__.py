@@ -17,7 +17,7 @@ from .options import err_console
 
 
 class Paradraft(TyperGroup):
-    """The command; `--output-dir=~/d` means the home folder, which shells leave alone behind `=`."""
+    """The command; `--output-dir=~/d` means the home folder, which shells leave alone after `=`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a line with its home folders written out."""

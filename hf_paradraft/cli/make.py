@@ -102,7 +102,7 @@ def regenerate(
 
 
 def layers_read(drafter: Drafter | None, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-    """Choose the layers whose states are kept, beside the last: the drafter's, or those of a new EAGLE-3 layer."""
+    """Choose the layers whose states are kept, in addition to the last: the drafter's, or those of a new EAGLE-3 layer."""
     read = () if drafter is None else tuple(key for key in drafter.needs(target) if not isinstance(key, KeyValues))
     try:
         return read or Eagle3Config.for_target(target, 1).features or ()

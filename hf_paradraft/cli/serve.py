@@ -38,7 +38,7 @@ def serve(
     grace: Annotated[int, typer.Option(min=0, help="Seconds for running requests when it is stopped.")] = 5,
     follow: Annotated[
         Path | None,
-        typer.Option(help="The drafter learns from what is asked when nobody waits, and is saved in this folder."),
+        typer.Option(help="The drafter learns from what is asked when no request waits, and is saved in this folder."),
     ] = None,
 ) -> None:
     """Answer OpenAI clients, several at a time, each with the text that the target writes alone."""

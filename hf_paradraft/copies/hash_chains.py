@@ -28,7 +28,7 @@ class HashChains:
         self.end = 0  # how many places were written
 
     def append(self, token: int) -> None:
-        """Write a token behind the others."""
+        """Write a token after the others."""
         slot, before = self.end % self.capacity, -1
         if (bucket := self._bucket(self.last(self.run))) is not None:
             before, self.newest[bucket] = self.newest[bucket], self.end

@@ -19,8 +19,8 @@ from .hash_chains import LONGEST, HashChains
 
 Copy = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
 COPIED, GROWTH, DEEPEST = 10, 2, 48  # tokens that are copied at most: 10, twice as many as match, and in all
-REALIGNED = 0  # instead of a match's length: the copy goes on behind a token that was another one
-# How often a copied token was right behind a match of 1, 2, 3, and 4 or more tokens: the first one, and one behind a right one.
+REALIGNED = 0  # instead of a match's length: the copy goes on after a token that was another one
+# How often a copied token was right after a match of 1, 2, 3, and 4 or more tokens: the first one, and one after a right one.
 # Measured in a chat model's answers to 400 prompts (SmolLM2-135M-Instruct); where each call begins to learn its own.
 FIRST, ONWARD = (0.3, 0.5, 0.5, 0.7), (0.5, 0.6, 0.65, 0.8)
 CLASSES = (REALIGNED, 1, 2, 3, 4, 8, 16, LONGEST)  # matches up to each of these lengths are believed alike
@@ -34,7 +34,7 @@ class Copied:
     place: int  # of the first token in the source
     tokens: list[int]
     length: int  # of the match
-    share: float = 1.0  # how often its first token followed such a match, beside the one that did most often
+    share: float = 1.0  # how often its first token followed such a match, relative to the one that did most often
 
     @property
     def kind(self) -> int:
@@ -148,7 +148,7 @@ class PromptLookup:
             return draft
         if size is not None:
             if draft.acceptance is None and len(draft):
-                return draft  # tokens of which nobody says how likely they are
+                return draft  # tokens whose chances are not known
             return with_copied(draft, copies, MAX_TREE if size == "auto" else int(size))
         tokens, chances = copies[0]
         guessed = draft.path_probability or numpy.cumprod(budget.acceptance[1 : 1 + len(draft)])
@@ -190,7 +190,7 @@ class PromptLookup:
         """Find what can be copied for a sequence: the copy that promises most first.
 
         One follows the longest match in the text itself, one or two the longest in the memory; where a token was not the copied
-        one, the copy goes on behind it too, for most edits change a token.
+        one, the copy goes on after it too, for most edits change a token.
 
         Args:
             sequence: whose text it is.

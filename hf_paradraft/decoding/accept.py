@@ -126,7 +126,7 @@ def accept(
     Args:
         draft: `N` nodes.
         logits: `(at least N + 1, V)`; row 0 follows the known prefix, row `i + 1` follows node `i`.
-        buffer: int64 `(1, at least length + N + 1)`; its first `length` ids are the prefix. Each token is written behind it
+        buffer: int64 `(1, at least length + N + 1)`; its first `length` ids are the prefix. Each token is written after it
             before it is yielded.
         length: of the prefix.
         logits_processor: the target's.

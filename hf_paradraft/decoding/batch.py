@@ -16,7 +16,7 @@ from .sequence import Accepted, Sequence, advance
 
 
 class Batch:
-    """The sequences that are verified in one forward. A call of `generate` is a batch that nobody joins.
+    """The sequences that are verified in one forward. A call of `generate` is a batch that none joins.
 
     Until it is closed it watches what drafters read of the target, in the thread that has made it.
 

@@ -27,7 +27,7 @@ from .batch import Batch
 from .budget import Budget
 from .cache import CroppedCache, RaggedCache, cache_of_call, static_cache, use_plain_layers
 from .call import Call, Terms
-from .checks import ALONE, NOTES, Notes, Refused, check_lengths, give_time, left_padding, more_than_ids
+from .checks import ALONE, ASKED, Asked, Refused, check_lengths, give_time, left_padding, more_than_ids
 from .drafts import DraftBuilder
 from .features import Features
 from .group import Group
@@ -68,8 +68,8 @@ def _begin(
 ) -> Batch:
     begun = perf_counter()
     rule, copies = terms.rule, terms.copies
-    notes: Notes = getattr(generation_config, NOTES, Notes())
-    used = _with_own_length(drafter, notes.num_assistant_tokens)
+    asked: Asked = getattr(generation_config, ASKED, Asked())
+    used = _with_own_length(drafter, asked.num_assistant_tokens)
     vocab_size = num_logits(model)
     if copies is not None:
         copies.begin(vocab_size)
@@ -83,7 +83,7 @@ def _begin(
     padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
     features = Features(model, used.needs(model))
     cache = cache_of_call(model_kwargs)
-    if notes.callers_cache and cache.layers and all(type(layer) is StaticSlidingWindowLayer for layer in cache.layers):
+    if asked.callers_cache and cache.layers and all(type(layer) is StaticSlidingWindowLayer for layer in cache.layers):
         raise Refused(
             "This static cache holds windows alone, which drafts replace, and does not say how long it may become: leave cache "
             "(past_key_values) unset, or pass a DynamicCache."
@@ -92,7 +92,7 @@ def _begin(
     check_lengths(model, begin, ends.limit, unread, generation_config, model_kwargs)
     processors = processors_of_sequences(logits_processor, batch_size)
     verifier = make_verifier(model, input_ids, ends.limit, used, model_kwargs, features)  # which may change the cache's layers
-    hands_back = generation_config.return_dict_in_generate or notes.callers_cache
+    hands_back = generation_config.return_dict_in_generate or asked.callers_cache
     if criteria and hands_back and batch_size > 1 and verifier.states is not None:
         raise Refused(
             "A criterion may take tokens back, and a recurrent state cannot: where such a target's cache is handed back, call "

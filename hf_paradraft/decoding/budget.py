@@ -72,7 +72,7 @@ class Budget:
         self.latency, self.batch_size, self.row_counts = latency, batch_size, row_counts
         self.factor = Recent(1.0)  # seconds of verifying ÷ the table's
         self.draft = Recent(0.25 * float(latency(1)))  # seconds
-        self.overhead = Recent(0.0)  # seconds of a round beside drafting and verifying
+        self.overhead = Recent(0.0)  # seconds of a round without drafting and verifying
         self.plain = Recent(1.0)  # seconds of plain rounds ÷ those that this model of the cost gives them
         self.step = Recent(0.0)  # seconds of one more level of a growing tree
         self.kept_promises = deque[float]([1.0], maxlen=33)  # tokens that such levels brought ÷ those that were expected

@@ -175,12 +175,12 @@ class RaggedCache:
         self.shrink(end)
 
     def shrink(self, written: int) -> None:
-        """Let the cache end, which it did at slot `written`, where the longest row does: nothing behind is of use."""
+        """Let the cache end, which it did at slot `written`, where the longest row does: nothing after it is of use."""
         for layer in self.layers():
             if isinstance(layer, StaticLayer):
                 layer.cumulative_length.fill_(self.end)
             else:
-                DynamicLayer.crop(layer, self.end - written)  # not what a recurrent layer has beside it
+                DynamicLayer.crop(layer, self.end - written)  # not what a recurrent layer has in addition
 
     def layers(self) -> Iterator[DynamicLayer | StaticLayer]:
         """Yield the layers that hold keys and values of their own."""

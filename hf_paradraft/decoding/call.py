@@ -162,14 +162,14 @@ class Call:
         ]
 
     def break_off(self) -> None:
-        """Leave the cache of a batch in which something raised even, as in plain decoding, where somebody may see it."""
+        """Leave the cache of a batch in which something raised even, as in plain decoding, where it may be seen."""
         if self.hands_back and len(self.sequences) > 1:
             lengths = self.verifier.cache.lengths
             end = min(*lengths, max(self.begin, self.judged - 1)) if self.criteria else min(lengths)
             self.verifier.cache.forget([length - end for length in lengths])
 
     def finish(self) -> None:
-        """Leave the cache as plain decoding does, where somebody will see it."""
+        """Leave the cache as plain decoding does, where it will be seen."""
         if self.hands_back:
             longest = max(sequence.length for sequence in self.sequences)
             self.verifier.finish(padded(self.sequences, self.buffer, longest, self.generation_config))

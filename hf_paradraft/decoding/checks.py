@@ -23,19 +23,19 @@ class Refused(ValueError):
     told = False
 
 
-NOTES = "_paradraft_notes"  # where the hook on `generate` leaves them, in the call's `GenerationConfig`
+ASKED = "_paradraft_asked"  # where the hook on `generate` leaves them, in the call's `GenerationConfig`
 ALONE = (StopStringCriteria, MaxTimeCriteria)  # criteria without a memory, which look at each sequence by itself
 STATES = "output_attentions", "output_hidden_states"
 
 
 @dataclass(frozen=True)
-class Notes:
+class Asked:
     """Arguments of a call of `generate` that its defaults hide later.
 
     Attributes:
         num_assistant_tokens: K, of this call; None: as the drafter says.
         callers_cache: whether the cache is the caller's own, who will see it again.
-        wants_states: whether the caller asks for attentions or hidden states, which a saved config may do for nobody.
+        wants_states: whether the caller asks for attentions or hidden states, which a saved config may do for no caller.
     """
 
     num_assistant_tokens: int | None = None

@@ -66,7 +66,7 @@ class DraftBuilder:
             prefixes: of the sequences.
             processors: of the sequences, the target's.
             branches: whether trees can be verified in this round.
-            spaces: how deep what is copied may be in a tree; default: as deep as guesses, behind a text of which some may be
+            spaces: how deep what is copied may be in a tree; default: as deep as guesses, after a text of which some may be
                 taken back, or for a drafter that has to be asked every time.
 
         Raises:

@@ -56,7 +56,7 @@ class Group:
         return verifier.may_draft and all(call.drafts_first and not self.features.keys for call in self.calls if call.first)
 
     def draft(self, verifier: Verifier) -> None:
-        """Give each sequence a draft; an empty one where nobody has room, or the round is a plain one."""
+        """Give each sequence a draft; an empty one where none has room, or the round is a plain one."""
         first = any(call.first for call in self.calls)
         rests = self.builder.may_rest and not first and self.budget.rest()
         depth = self.builder.config.num_draft_tokens if self.may_draft(verifier) and not rests else 0

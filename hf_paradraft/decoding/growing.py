@@ -105,7 +105,7 @@ class GrowingDraft(GrowingTree):
     """One sequence's draft, growing from the last known token.
 
     Args:
-        guess: with a bias, or with `extend`, which wants the logits behind the last token alone.
+        guess: with a bias, or with `extend`, which wants the logits after the last token alone.
         prefix: of the sequence.
         processor: the target's.
         size: nodes of the tree; None for a chain.
@@ -134,7 +134,7 @@ class GrowingDraft(GrowingTree):
         self.guess, self.prefix, self.processor, self.vocab_size, self.draws = guess, prefix, processor, vocab_size, draws
         self.ranks = size or 1
         self.q: dict[int, Tensor] = {}  # what a node's children were drawn from, float32 (V,)
-        self.states: dict[int, Any] = {-1: None}  # the bias's; None behind nothing
+        self.states: dict[int, Any] = {-1: None}  # the bias's; None after nothing
         self.indices: dict[int, int] = {ROOT: -1}  # of nodes that the drafter has read, in its order
 
     @property

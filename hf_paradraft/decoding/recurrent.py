@@ -80,7 +80,7 @@ def check_roll_back(cache: Cache) -> None:
         ValueError: a static one, or one that has read something already.
     """
     if any(isinstance(layer, StaticLayer) for layer in cache.layers):
-        raise ValueError("Static caches beside recurrent layers cannot roll back: leave cache_implementation unset.")
+        raise ValueError("Static caches with recurrent layers cannot roll back: leave cache_implementation unset.")
     linear = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
     if any(any(layer.has_previous_state.values()) for layer in linear):
         raise ValueError("A recurrent state cannot be continued with a drafter: leave cache (past_key_values) unset.")

@@ -45,7 +45,7 @@ class Sequence:
         padding: tokens before the prompt.
         rule: of acceptance.
         finished: whether it has ended.
-        ended: its length, where it has ended and goes on with padding beside others, as in plain decoding; None before.
+        ended: its length, where it has ended and goes on with padding while others go on, as in plain decoding; None before.
         asked: tokens of the last prefix that the drafter was asked about, without padding.
         observed: its tokens before this one have been shown to the drafter with their features, without padding.
         scores, logits: `(1, V)` float32 for each new token, where they are asked for.
@@ -89,7 +89,7 @@ class Sequence:
 
     @property
     def end(self) -> int:
-        """Tokens of its text so far, without padding behind its end."""
+        """Tokens of its text so far, without padding after its end."""
         return self.length if self.ended is None else self.ended
 
     def end_at(self, length: int, begin: int) -> None:
@@ -109,9 +109,9 @@ class Ends:
         limit: tokens at most.
         tokens: ids that end a text.
         criteria: of transformers' own, asked after every token of a sequence, about it alone.
-        pads: whether sequences end one by one, with padding behind them; otherwise all go on until all are done.
+        pads: whether sequences end one by one, with padding after them; otherwise all go on until all are done.
         keep_scores, keep_logits: what the caller wants back of every token.
-        put: shows a streamer every token, as plain decoding does, behind the criteria.
+        put: shows a streamer every token, as plain decoding does, after the criteria.
     """
 
     limit: int
@@ -166,7 +166,7 @@ class Processors(LogitsProcessorList):
     """A list of processors, run in order. transformers' own inspects each one's signature at every token, which takes longer."""
 
     def __call__(self, input_ids: LongTensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        """Compute the processed scores `(1, V)` behind ids `(1, n)`."""
+        """Compute the processed scores `(1, V)` after ids `(1, n)`."""
         for processor in self:
             scores = processor(input_ids, scores)
         return scores
@@ -204,7 +204,7 @@ def _copied(processor: Any) -> Any:
 def collect(
     sequences: list[Sequence], buffer: LongTensor, generation_config: GenerationConfig
 ) -> tuple[LongTensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-    """Collect ids `(B, longest)`, padded behind sequences that ended early, then scores and logits, `(B, V)` per new token.
+    """Collect ids `(B, longest)`, padded after sequences that ended early, then scores and logits, `(B, V)` per new token.
 
     Sequences that have no token there any more have zeros as scores.
     """
@@ -224,7 +224,7 @@ def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...]:
 
 
 def padded(sequences: list[Sequence], buffer: LongTensor, length: int, generation_config: GenerationConfig) -> LongTensor:
-    """Copy the first `length` tokens of a call's buffer, as plain decoding has them: padded behind sequences that have ended."""
+    """Copy the first `length` tokens of a call's buffer, as plain decoding has them: padded after sequences that have ended."""
     ids, pad_token = buffer[:, :length].clone(), pad_token_of(generation_config)
     for index, sequence in enumerate(sequences):
         if sequence.length < length and pad_token is not None:

@@ -43,7 +43,7 @@ class Shortlist:
 
     @classmethod
     def read(cls, folder: Path, hidden_size: int) -> Shortlist | None:
-        """Read the one that lies beside a drafter's weights; None: there is none.
+        """Read the one that lies next to a drafter's weights; None: there is none.
 
         Raises:
             OSError: it is damaged.
@@ -63,7 +63,7 @@ class Shortlist:
         return cls(down, up)
 
     def save(self, folder: Path) -> None:
-        """Write it beside a drafter's weights."""
+        """Write it next to a drafter's weights."""
         save_file({"down": self.down.contiguous(), "up": self.up.contiguous()}, folder / FILE)
 
     def serves(self, states: Tensor) -> bool:

@@ -170,7 +170,7 @@ def _nothing() -> None:
 
 
 def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
-    """Look up the norm behind a decoder's last layer.
+    """Look up the norm after a decoder's last layer.
 
     Raises:
         ValueError: it is not where models of transformers have it.

@@ -31,7 +31,7 @@ def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[s
 
     Args:
         model: the target, or a drafter.
-        recurrent: whether layers with a recurrent state may stand beside them; these see no mask.
+        recurrent: whether layers with a recurrent state may stand among them; these see no mask.
 
     Returns:
         The window by the kind's name in `config.layer_types`, None for full attention; or None instead of the dict if the model
@@ -121,12 +121,12 @@ class TreeAttention:
     def inputs(
         self, lengths: list[int], sees: BoolTensor, depths: LongTensor, num_slots: int | None = None
     ) -> tuple[Tensor | dict[str, Tensor] | None, LongTensor]:
-        """Make mask and positions for M new rows behind the longest row's end and C - M others there that are not kept yet.
+        """Make mask and positions for M new rows after the longest row's end and C - M others there that are not kept yet.
 
         Args:
             lengths: of the B rows, in slots.
-            sees: bool `(B, M, C)`, what each new row sees of what stands behind the end, the new ones last.
-            depths: int64 `(B, C)`, how far behind its row's end each of these stands.
+            sees: bool `(B, M, C)`, what each new row sees of what stands after the end, the new ones last.
+            depths: int64 `(B, C)`, how far after its row's end each of these stands.
             num_slots: the width of a static cache.
 
         Returns:

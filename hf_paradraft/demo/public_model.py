@@ -93,7 +93,7 @@ def get_public(output: Path | None = None) -> Path:
     """Find the model's folder, and fetch the model if it is not there yet.
 
     Args:
-        output: where; default: where `make public` puts it, if it is there, else beside the Hub's own cache.
+        output: where; default: where `make public` puts it, if it is there, else next to the Hub's own cache.
 
     Raises:
         OSError: neither the Hub nor a package index has it, or the folder has files of something else.

@@ -1,4 +1,4 @@
-"""All kinds of drafters. A new one is a folder beside this file, and one line here; their order means nothing."""
+"""All kinds of drafters. A new one is a folder next to this file, and one line here; their order means nothing."""
 
 from ..outer_names import CONFIG_MAPPING_NAMES
 from .autoregressive import AutoregressiveDrafter

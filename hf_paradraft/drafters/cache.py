@@ -1,4 +1,4 @@
-"""A drafter's own cache: every layer keeps every token, and behind the text stand guessed tokens, each seeing its path."""
+"""A drafter's own cache: every layer keeps every token, and after the text stand guessed tokens, each seeing its path."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
 
 
 def make_room(cache: RaggedCache, count: int) -> None:
-    """Let a static cache hold `count` entries behind the longest row's end; a longer one takes its place if it has to."""
+    """Let a static cache hold `count` entries after the longest row's end; a longer one takes its place if it has to."""
     if cache.num_slots is None or cache.end + count <= (old_slots := cache.num_slots):
         return
     num_slots = -(-(cache.end + count) // SLOTS) * SLOTS
@@ -58,7 +58,7 @@ def compiled_method(method: Any, compiled: bool) -> Any:
 
 
 def guesses_of(logits: Iterable[Tensor | None], prefixes: Sequence[Prefix], **options: Any) -> list[GuessedLogits]:
-    """Make the guesses behind each prefix, as many as there is room for; none where it has no logits.
+    """Make the guesses after each prefix, as many as there is room for; none where it has no logits.
 
     Args:
         logits: `(K, V')` of each.
@@ -74,7 +74,7 @@ def guesses_of(logits: Iterable[Tensor | None], prefixes: Sequence[Prefix], **op
 
 @torch.no_grad()
 def check_continues(model: PreTrainedModel) -> None:
-    """Try once whether `model` reads several tokens behind a state as it reads them one after the other; not all can.
+    """Try once whether `model` reads several tokens after a state as it reads them one after the other; not all can.
 
     Args:
         model: a drafter.
@@ -99,13 +99,13 @@ def check_continues(model: PreTrainedModel) -> None:
             model.train(training)
     if not notes["continues"]:
         raise ValueError(
-            f"{type(model).__name__} does not read several tokens behind its recurrent state as it does one by one, so it can "
+            f"{type(model).__name__} does not read several tokens after its recurrent state as it does one by one, so it can "
             "not draft: use another one."
         )
 
 
 def _read_in_parts(model: PreTrainedModel, sizes: tuple[int, ...]) -> Tensor:
-    """Compute logits `(1, n, V)` float32 of some tokens, read behind each other in parts of these sizes."""
+    """Compute logits `(1, n, V)` float32 of some tokens, read after each other in parts of these sizes."""
     cache = DynamicCache(config=model.config.get_text_config())
     parts = []
     for part in torch.arange(sum(sizes), device=input_device(model))[None].split(sizes, dim=1):
@@ -116,12 +116,12 @@ def _read_in_parts(model: PreTrainedModel, sizes: tuple[int, ...]) -> Tensor:
 
 @dataclass
 class Node:
-    """A guessed token that was read behind a row's text.
+    """A guessed token that was read after a row's text.
 
     Attributes:
         token: its id.
         parent: index into the row's nodes, -1 for the text's last token.
-        columns: where the entries of its ancestors and its own stand in the cache, behind the longest row's end.
+        columns: where the entries of its ancestors and its own stand in the cache, after the longest row's end.
     """
 
     token: int
@@ -165,7 +165,7 @@ class Nodes:
         return torch.from_numpy(sees), torch.from_numpy(depths)
 
     def path(self, row: int, tokens: Sequence[int]) -> list[int]:
-        """Find the columns of the nodes that `tokens`, in a row behind the text, have become."""
+        """Find the columns of the nodes that `tokens`, in a row after the text, have become."""
         nodes, last = self.rows[row], -1
         for token in tokens:
             match = next((i for i, node in enumerate(nodes) if node.parent == last and node.token == token), None)
@@ -176,7 +176,7 @@ class Nodes:
 
 
 def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:
-    """Make the mask and depths of texts' new tokens and masks behind: each sees its text up to itself; padding, only itself.
+    """Make the mask and depths of texts' new tokens and masks after: each sees its text up to itself; padding, only itself.
 
     Args:
         padding: int64 `(B, 1)`, how many of the rows stand before each text's first.
@@ -199,7 +199,7 @@ def newer_halves(
         rows: the texts, int64 `(n,)` each.
         starts: of each, the first token that is read so far.
         count: distances that are wanted, K.
-        prefixes: with the room that is wanted behind each.
+        prefixes: with the room that is wanted after each.
         context: positions; None: no end is known.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A causal LM that drafts: its texts, with masks behind, as a `Reader` runs it; and without one, where it takes no masks."""
+"""A causal LM that drafts: its texts, with masks after them, as a `Reader` runs it; and without one, where it takes no masks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_drafts(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def logits_after(model: PreTrainedModel, input_ids: LongTensor, masks: Sequence[int]) -> Tensor:
-    """Compute logits behind each prefix and each mask, by one forward without caches; what caches are tested against.
+    """Compute logits after each prefix and each mask, by one forward without caches; what caches are tested against.
 
     Args:
         model: a causal LM.
@@ -66,13 +66,13 @@ def logits_after(model: PreTrainedModel, input_ids: LongTensor, masks: Sequence[
     Returns:
         `(B, K, V')` in the model's dtype.
     """
-    behind = input_ids.new_tensor([list(masks)]).expand(len(input_ids), -1)
-    fed = torch.cat([input_ids, behind], dim=1).to(model.device)
+    masked = input_ids.new_tensor([list(masks)]).expand(len(input_ids), -1)
+    fed = torch.cat([input_ids, masked], dim=1).to(model.device)
     return model(input_ids=fed, use_cache=False, logits_to_keep=len(masks) + 1).logits
 
 
 class CausalRows(RowModel):
-    """A causal LM's texts by their ids, and masks behind (PARD, section 3.2).
+    """A causal LM's texts by their ids, and masks after them (PARD, section 3.2).
 
     Args:
         model: shared with other calls; nothing of it changes.
@@ -115,17 +115,17 @@ class CausalRows(RowModel):
 
 
 def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks: Sequence[int], unknown: int) -> Tensor:
-    """Compute logits behind a prefix and each mask; the cache then holds `ids`, or fewer of them where layers are recurrent.
+    """Compute logits after a prefix and each mask; the cache then holds `ids`, or fewer of them where layers are recurrent.
 
     Args:
-        model: run once, or twice where many tokens wait to be read behind a recurrent state.
+        model: run once, or twice where many tokens wait to be read after a recurrent state.
         ids: int64 `(1, n)` on the model's device, the whole prefix.
         cache: holds fewer than `n` leading tokens of it, and no masks.
         masks: ids of the K - 1 places to be guessed.
         unknown: stands for ids that the model has no embedding of.
 
     Returns:
-        `(K, V')` in the model's dtype; row `d` guesses the token at distance `d + 1`. `(1, V')` behind a recurrent drafter's
+        `(K, V')` in the model's dtype; row `d` guesses the token at distance `d + 1`. `(1, V')` after a recurrent drafter's
         very first token.
     """
     vocab_size = model.get_input_embeddings().num_embeddings
@@ -191,7 +191,7 @@ class OneTextReader:
         return [read_with_masks(network, ids[None, self.start :], self.cache, masks, model.unknown)]
 
     def _forget(self, length: int) -> None:
-        """Drop what was read behind so many tokens; where that is not in the cache alone, all is read anew."""
+        """Drop what was read after so many tokens; where that is not in the cache alone, all is read anew."""
         self.length = min(self.length, length)
         more = self.start + self.cache.get_seq_length() - self.length
         if self.length < self.start:
@@ -203,12 +203,12 @@ class OneTextReader:
                 self.cache = empty_cache(self.model.stack)
 
     def join(self, other: Any) -> bool:
-        """Tell that another one's texts cannot be read beside its own."""
+        """Tell that another one's texts cannot be read with its own."""
         return False
 
 
 def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict) -> Any:
-    """Load a model with exactly the weights that lie in a folder, of safetensors alone: pickles may lie beside them.
+    """Load a model with exactly the weights that lie in a folder, of safetensors alone: pickles may lie next to them.
 
     Args:
         load: `from_pretrained` of its class.

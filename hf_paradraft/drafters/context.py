@@ -63,8 +63,8 @@ class ContextDrafting(Drafting):
         for mask in self.masks.values():
             select_masks(mask, rows)
 
-    def behind(self, prefixes: list[Prefix], guesses: Iterable[GuessedLogits] | None) -> list[GuessedLogits]:
-        """Keep guesses behind rows of which all but the newest token has been read; nothing behind others, or without guesses."""
+    def where_read(self, prefixes: list[Prefix], guesses: Iterable[GuessedLogits] | None) -> list[GuessedLogits]:
+        """Keep guesses after rows of which all but the newest token has been read; nothing after others, or without guesses."""
         nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
         if guesses is None:
             return [nothing] * len(prefixes)

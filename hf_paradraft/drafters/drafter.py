@@ -32,12 +32,12 @@ class SavedDrafter(Drafter, ABC):
 
     Attributes:
         template: of its model card, in `hub_cards/`.
-        about: what it does, for that card: behind "it".
+        about: what it does, for that card: after "it".
         made_from: what the record of its training calls the model that it came of.
-        has_tokenizer: whether a tokenizer lies beside it.
+        has_tokenizer: whether a tokenizer lies next to it.
         is_adapter: whether it is one of PEFT's, with a config of that name.
         fits: what its folder works with.
-        training_options: the dataclass of its run's options, by name, in `training.py` beside its class; None: it is not trained
+        training_options: the dataclass of its run's options, by name, in `training.py` next to its class; None: it is not trained
             here. Who has one is an `nn.Module`.
         paradraft: how it was trained.
         packed: whether its matrices are quantised, so that they cannot be saved.
@@ -88,7 +88,7 @@ class SavedDrafter(Drafter, ABC):
 
     @classmethod
     def read_description(cls, folder: DrafterFolder) -> dict[str, Any]:
-        """Read the config beside its weights."""
+        """Read the config next to its weights."""
         return folder.adapter if cls.is_adapter else folder.config
 
     @classmethod

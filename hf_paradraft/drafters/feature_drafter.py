@@ -174,7 +174,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
 
     @classmethod
     def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> Self:
-        """Implement `SavedDrafter.load_folder`, with the shortlist that lies beside."""
+        """Implement `SavedDrafter.load_folder`, with the shortlist in its folder."""
         drafter = super().load_folder(folder, **kwargs)
         drafter.shortlist = Shortlist.read(folder.path, drafter.hidden_size)
         return drafter
@@ -240,7 +240,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
                 f"{who} guesses {most} tokens at most, but num_draft_tokens is "
                 f"{self.speculation_config.num_draft_tokens}: lower it."
             )
-        target_head = self.beside(target).target_head
+        target_head = self.view_of(target).target_head
         if target_head is None or target_head.head is not target.get_output_embeddings():
             target_head = TargetHead(target, None if self.head is not None else self.vocabulary, self.shortlist)
         if self.head is None and target_head.embedding.weight.shape[-1] != self.hidden_size:
@@ -275,23 +275,23 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         self.to(target.get_input_embeddings().weight.device).attach(target)
         return self
 
-    def beside(self, target: PreTrainedModel) -> Self:
+    def view_of(self, target: PreTrainedModel) -> Self:
         """Look up its view of `target`, whatever else it was attached to since."""
         return pair(self, target)
 
     @abstractmethod
     def drafting(self, config: SpeculationConfig, max_length: int) -> Any:
-        """Begin one call's drafting beside the target that it was attached to last; arguments as for `ReadingDrafting`."""
+        """Begin one call's drafting with the target that it was attached to last; arguments as for `ReadingDrafting`."""
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own."""
         window = getattr(self.stack.config, "max_position_embeddings", None)
         if window is not None and max_length > window:
             logger.warning_once(
-                f"This call may reach {max_length} tokens, and the {self.title} has positions for {window}: behind them fewer of "
+                f"This call may reach {max_length} tokens, and the {self.title} has positions for {window}: after them fewer of "
                 "its guesses may be right."
             )
-        return self.beside(target).drafting(self.speculation_config, max_length)
+        return self.view_of(target).drafting(self.speculation_config, max_length)
 
     def draft_logits(
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
@@ -305,7 +305,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
 
         Returns:
             `(B, K, V')`; row `d` guesses the token at distance `d + 1`. Where it guesses one token after the other, each stands
-            behind the most probable ones before.
+            after the most probable ones before.
         """
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
         return self.drafting(SpeculationConfig(), 0).logits_behind(input_ids.to(self.device), features, count)

@@ -155,7 +155,7 @@ def last_position(stack: PreTrainedModel) -> int | None:
 
 
 def run(stack: PreTrainedModel, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
-    """Compute normed states `(B, M, hidden)` behind `inputs`, whose keys and values are added to `cache`.
+    """Compute normed states `(B, M, hidden)` after `inputs`, whose keys and values are added to `cache`.
 
     Args:
         stack: from `decoder_stack`.

@@ -1,4 +1,4 @@
-"""A drafter beside a target: what the two share, for as long as both live."""
+"""A drafter and a target: what the two share, for as long as both live."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..notes import notes_on
 
 
 def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
-    """Look up or make a drafter's view beside one target: the same weights, and what that target alone shares with it.
+    """Look up or make a drafter's view of one target: the same weights, and what that target alone shares with it.
 
     Args:
         drafter: a module; its copies and pickles hold nothing of a target.

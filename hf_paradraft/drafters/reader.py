@@ -1,7 +1,7 @@
 """The one ragged reader: texts token by token, by their ids alone or each with the target's features of the token before it.
 
 The newest token has no feature yet, but the one before it has. So row `t` is made of token `t` and of what is known of token
-`t - 1` (EAGLE-3, P-EAGLE, ParallelSpec, PARD-2), or of token `t` alone (a causal LM). Behind the text stand masks, or guessed
+`t - 1` (EAGLE-3, P-EAGLE, ParallelSpec, PARD-2), or of token `t` alone (a causal LM). After the text stand masks, or guessed
 tokens, whose "feature" is the drafter's own state.
 """
 
@@ -53,7 +53,7 @@ class RowModel(ABC):
         """Make inputs `(B, M, hidden)` of tokens `(B, M)`, with what is kept of those before, `(B, M, F)`; or ids `(B, M)`."""
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
-        """Make inputs of `count` masks, or of all that it has, behind a text whose last row had `fused` `(B, F)`; as `text`."""
+        """Make inputs of `count` masks, or of all that it has, after a text whose last row had `fused` `(B, F)`; as `text`."""
         raise NotImplementedError(f"{type(self).__name__} guesses one token at a time.")
 
     def logits(self, states: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class RowModel(ABC):
         return torch.zeros((size, width), device=self.stack.device, dtype=self.stack.dtype)
 
     def reads_like(self, other: RowModel) -> bool:
-        """Tell whether another one's texts may be read beside its own, in one forward."""
+        """Tell whether another one's texts may be read with its own, in one forward."""
         return other.stack is self.stack
 
     def reader(self, config: SpeculationConfig, max_length: int) -> Any:
@@ -94,7 +94,7 @@ class Reader:
 
     Args:
         model: shared with other calls; nothing of it changes.
-        config: how it is used; where it says so, rounds behind the prompt are compiled.
+        config: how it is used; where it says so, rounds after the prompt are compiled.
         max_length: tokens of a row at most, for these.
 
     Attributes:
@@ -143,7 +143,7 @@ class Reader:
 
     @torch.no_grad()
     def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:
-        """Read what is new of each text, and masks behind; the cache keeps the texts alone.
+        """Read what is new of each text, and masks after it; the cache keeps the texts alone.
 
         Args:
             prefixes: of the rows.
@@ -192,7 +192,7 @@ class Reader:
         self.nodes = Nodes(len(self.starts))
 
     def join(self, other: Reader) -> bool:
-        """Read another one's rows too, behind these, and tell whether it can be: both have begun, alike."""
+        """Read another one's rows too, after these, and tell whether it can be: both have begun, alike."""
         if not self.model.reads_like(other.model) or self.compiled_width or self.cache is None or other.cache is None:
             return False
         for reader in (self, other):
@@ -219,19 +219,19 @@ class Reader:
         return [start + count for start, count in zip(self.starts, self.cache.lengths, strict=True)]
 
     def _forget(self, lengths: list[int]) -> None:
-        """Drop what was read behind so many tokens; their features went with them, and ids before the start are read anew."""
+        """Drop what was read after so many tokens; their features went with them, and ids before the start are read anew."""
         if not self.model.reads_features and any(after < start for after, start in zip(lengths, self.starts, strict=True)):
             return self._begin([0] * len(lengths))
         dropped = [
             max(0, before - max(after, start)) for before, after, start in zip(self.lengths, lengths, self.starts, strict=True)
         ]
         if any(dropped):
-            self._settle_nodes()  # nodes behind what is forgotten are no part of any text
+            self._settle_nodes()  # nodes after what is forgotten are no part of any text
             self.cache.forget(dropped)
             self.fused = [fused[:0] if count else fused for fused, count in zip(self.fused, dropped, strict=True)]
 
     def _run(self, rows: list[LongTensor], count: int, rooms: list[int]) -> Tensor:
-        """Read `rows`, each the next tokens of its text, and up to `count - 1` masks behind; logits `(B, k, V')`.
+        """Read `rows`, each the next tokens of its text, and up to `count - 1` masks after them; logits `(B, k, V')`.
 
         Args:
             rows: int64 `(m,)` each.
@@ -253,7 +253,7 @@ class Reader:
         size = inputs.shape[1]
         make_room(self.cache, size)
         mask, positions = self.attention.inputs(self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots)
-        # What nobody reads, masks beyond a row's own room and padding, stays where the model may have a position.
+        # What is not read, masks beyond a row's own room and padding, stays where the model may have a position.
         lasts = [
             length + len(row) - 1 + max(0, room - 1) for length, row, room in zip(self.cache.lengths, rows, rooms, strict=True)
         ]
@@ -273,7 +273,7 @@ class Reader:
     def read_nodes(
         self, tokens: list[LongTensor], parents: list[list[int]], states: Sequence[Sequence[Tensor]] | None = None
     ) -> list[Tensor]:
-        """Read guessed tokens behind the texts; as `Extend`.
+        """Read guessed tokens after the texts; as `Extend`.
 
         Args:
             tokens, parents: as there.

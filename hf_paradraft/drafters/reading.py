@@ -1,4 +1,4 @@
-"""One call's drafting by a reader: what is new of each text in every round, and guesses behind it."""
+"""One call's drafting by a reader: what is new of each text in every round, and guesses after it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ReadingDrafting(Drafting):
         return self.reader.read_nodes(tokens, parents)
 
     def logits_behind(self, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int) -> Tensor:
-        """Compute logits `(B, count, V')` behind whole texts; arguments as for the function of that name."""
+        """Compute logits `(B, count, V')` after whole texts; arguments as for the function of that name."""
         return logits_behind(self, ids, features, count, self.vocabulary, self.reader.model.reads_features)
 
 
@@ -79,9 +79,9 @@ def logits_behind(
     vocabulary: LongTensor | None = None,
     reads_features: bool = True,
 ) -> Tensor:
-    """Compute logits `(B, count, V')` behind whole texts of equal length, by a drafting that has read nothing yet.
+    """Compute logits `(B, count, V')` after whole texts of equal length, by a drafting that has read nothing yet.
 
-    Where it goes on from tokens, each guess stands behind the most probable ones before.
+    Where it goes on from tokens, each guess stands after the most probable ones before.
 
     Args:
         drafting: has `extend`, if its guesses are fewer than `count`.

@@ -40,7 +40,7 @@ class CardFields:
 
 
 def _plain(values: Any) -> Any:
-    """Keep numbers and single words: texts of somebody else's config could be anything in a card's Markdown."""
+    """Keep numbers and single words: texts of a foreign config could be anything in a card's Markdown."""
     if isinstance(values, Mapping):
         plain = {name: _plain(value) for name, value in values.items()}
         return {name: value for name, value in plain.items() if value is not None}
@@ -121,7 +121,7 @@ def _bench(folder: Path) -> list[dict[str, Any]] | None:
 
 
 def plot_bench(folder: Path) -> Path | None:
-    """Draw τ by task from the folder's `bench.json`, as `tau.png` beside it; None where there is nothing to draw."""
+    """Draw τ by task from the folder's `bench.json`, as `tau.png` next to it; None where there is nothing to draw."""
     if (rows := _bench(folder)) is None:
         return None
     from ..report.figures import tau_by_task  # matplotlib is an extra

@@ -14,7 +14,7 @@ from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 from transformers.utils import logging
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from ..files import BESIDE, PUBLISHED, check_whole, hub_name, read_json, shipped, write_json, write_whole
+from ..files import EXTRAS, PUBLISHED, check_whole, hub_name, read_json, shipped, write_json, write_whole
 from .card import CardFields, plot_bench, render_card
 
 logger = logging.get_logger(__name__)
@@ -24,8 +24,8 @@ ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 MEASURED = ("bench.json", "tau.png")  # of former weights
 SPACE = ("README.md", "requirements.txt", "*.py")
 NO_CACHES = shutil.ignore_patterns("__pycache__", ".*")
-MARK = "<!-- rendered: {} -->"  # behind a card of ours, with its hash: whoever changes it keeps it
-PEFT_BLANK, MANY_BLANKS = "[More Information Needed]", 20  # in what PEFT writes beside every adapter, and nobody has filled in
+MARK = "<!-- rendered: {} -->"  # after a card of ours, with its hash: who changes it keeps it
+PEFT_BLANK, MANY_BLANKS = "[More Information Needed]", 20  # in what PEFT writes next to every adapter, and what is left blank
 
 
 def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: str | None = None, **options: Any) -> CommitInfo:
@@ -48,7 +48,7 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
     folder = Path(folder)
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name)
-        # An adapter may lie beside its base, whose weights are not ours to publish.
+        # An adapter may lie next to its base, whose weights are not ours to publish.
         left_out = BASE if fields.relation == "adapter" else ADAPTER
         for pattern in {*PUBLISHED} - {*left_out}:
             for file in folder.glob(pattern):
@@ -75,8 +75,8 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
                 raise ValueError(f"{folder / 'README.md'} does not begin with YAML that can be read: {error}") from None
             model_card.data.license = license
             model_card.save(card)
-        stale = [*BESIDE, *MEASURED]
-        if any(whole.glob("model*.safetensors")):  # a base may lie beside an adapter
+        stale = [*EXTRAS, *MEASURED]
+        if any(whole.glob("model*.safetensors")):  # a base may lie next to an adapter
             stale += [*MODEL, *ADAPTER]
         return upload(whole, repo_id, "model", **{"commit_message": "Upload drafter", **options}, without=stale)
 
@@ -104,7 +104,7 @@ def _is_edited(repo_id: str, revision: str | None, token: str | bool | None) -> 
     except (HTTPError, OSError, RuntimeError) as error:
         raise _unpublished(repo_id, error) from error
     body, mark, rest = text.rpartition(MARK.partition("{")[0])
-    if not mark:  # of a version that left no mark, or of somebody else
+    if not mark:  # of a version that left no mark, or of others
         return "\n- paradraft\n" not in text
     return rest.strip() != MARK.format(_hash(body)).removeprefix(mark)
 
@@ -123,7 +123,7 @@ def upload(
 ) -> CommitInfo:
     """Make the repository if need be, and commit a folder to it.
 
-    One commit, where `HfApi.upload_folder` makes several of a long upload: nobody finds half of it. Files that fit patterns of
+    One commit, where `HfApi.upload_folder` makes several of a long upload: half of it is never found. Files that fit patterns of
     `without` and were left by an earlier commit are taken away.
 
     Args:
@@ -167,7 +167,7 @@ def upload(
             revision=revision,
             create_pr=create_pr,
         )
-    except BaseException as error:  # whoever stops it; the client's own RuntimeError hides what an upload died of
+    except BaseException as error:  # also what stops it; the client's own RuntimeError hides what an upload died of
         if new and _is_empty(api, repo_id, repo_type):
             with suppress(HTTPError, RuntimeError):  # the Hub may be gone for this, too
                 api.delete_repo(repo_id, repo_type=repo_type, missing_ok=True)
@@ -198,7 +198,7 @@ def push_recipe(repo_id: str, private: bool | None = None, token: str | bool | N
 
 
 def push_space(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
-    """Publish the demo Space, with this very library beside it; of the Space's folder only what belongs to it."""
+    """Publish the demo Space, with this very library next to it; of the Space's folder only what belongs to it."""
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name)
         for pattern in SPACE:

@@ -42,7 +42,7 @@ def export_features(kind: Any, folder: DrafterFolder, output: Path, engine: str,
             "reads where it serves that kind, and transformers needs no export."
         )
     if target is None:
-        raise ValueError(f"This {kind.title} guesses by rows of its target's head, which vLLM wants beside it: pass --target.")
+        raise ValueError(f"This {kind.title} guesses by rows of its target's head, which vLLM wants with it: pass --target.")
     drafter.attach(open_model(target, dtype=drafter.dtype))
     with torch.no_grad():
         rows = drafter.shared.head.weight[drafter.vocabulary].clone()

@@ -2,7 +2,7 @@
 
 Four methods of `GenerationMixin` are wrapped, and do as before unless the assistant is a drafter: it has `start_drafting`, or is
 a model with prompt tokens. `generate` itself takes the drafter that is set on the model; another one notes what the caller passed
-and nobody can tell later. If this transformers has changed them, nothing is wrapped, and `custom_generate=` is the door.
+and what cannot be told later. If this transformers has changed them, nothing is wrapped, and `custom_generate=` is the door.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from transformers.utils import logging
 from .. import protocol
 from ..admission import admit
 from ..decoding import loop
-from ..decoding.checks import NOTES, STATES, Notes, Refused, give_time, more_than_ids
+from ..decoding.checks import ASKED, STATES, Asked, Refused, give_time, more_than_ids
 from ..drafters.ppd.model import PpdDrafter
 from ..names import CACHE_NAMES, BaseStreamer, ChangedTransformers, GenerateDecoderOnlyOutput, cache_in
 from ..outer_names import WRAPPED, GenerationMode, plain_decoding, wrap_pipelines, wrapped_methods
@@ -46,7 +46,7 @@ def install() -> bool:
     except ChangedTransformers as error:
         warnings.warn(f"{error} Until then pass custom_generate=hf_paradraft.speculative_decoding, drafter=….", stacklevel=2)
         return False
-    for name, wrap in zip(WRAPPED, (_with_our_loop, _with_our_checks, _with_our_notes, _with_set_drafters), strict=True):
+    for name, wrap in zip(WRAPPED, (_with_our_loop, _with_our_checks, _with_what_was_asked, _with_set_drafters), strict=True):
         wrapped = wrap(originals[name])
         wrapped.paradraft = True
         setattr(GenerationMixin, name, wrapped)
@@ -116,7 +116,7 @@ def _with_our_loop(original):
         tokenizers = [kwargs.pop(name, None) for name in ("tokenizer", "assistant_tokenizer")]
         try:
             made = _decode(self, input_ids, *args, drafter=drafter, tokenizers=tokenizers, **kwargs)
-            if isinstance(assistant_model, _Set) and isinstance(made, loop.SpeculativeOutput):  # nobody expects one field more
+            if isinstance(assistant_model, _Set) and isinstance(made, loop.SpeculativeOutput):  # one field more is not expected
                 return GenerateDecoderOnlyOutput(**{name: value for name, value in made.items() if name != "speculation"})
             return made
         except (Refused, ChangedTransformers) as reason:
@@ -144,16 +144,16 @@ def _with_our_checks(original):
     return validate_generation_mode
 
 
-def _with_our_notes(original):
+def _with_what_was_asked(original):
     @wraps(original)
     def prepare_generation_config(self, generation_config, **kwargs):
-        before = getattr(generation_config, NOTES, generation_config)  # a pipeline's is prepared already, and has every default
+        before = getattr(generation_config, ASKED, generation_config)  # a pipeline's is prepared already, and has every default
         length = kwargs.get("num_assistant_tokens", getattr(before, "num_assistant_tokens", None))
         cache = cache_in(kwargs) is not None
         asks = (*STATES, "return_dict_in_generate")
         wants = any(kwargs.get(name, getattr(generation_config, name, None)) for name in asks)
         prepared, model_kwargs = original(self, generation_config, **kwargs)
-        setattr(prepared, NOTES, Notes(length, cache, wants))
+        setattr(prepared, ASKED, Asked(length, cache, wants))
         return prepared, model_kwargs
 
     return prepare_generation_config

@@ -32,7 +32,7 @@ from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConf
 from ..rules.noise import generator_of
 from .setting import plainly
 
-NEW = 4  # tokens: two of a draft behind the prompt, and two of a tree
+NEW = 4  # tokens: two of a draft after the prompt, and two of a tree
 NEW_OF_OTHERS = 16  # tokens, for a target with code of others: drafts are as wide as a call's
 TEXT = 128, 512  # tokens of a text that such a target is looked at with, at least and at most
 PROMPT = (11, 17, 23, 13, 19, 29, 12)  # ids that few tokenizers keep for something special
@@ -63,7 +63,7 @@ def _file(model: PreTrainedModel, several: bool) -> Path:
 
 
 class OracleDrafter(Drafter, Drafting):
-    """A drafter that guesses what is known to follow, beside tokens that do not.
+    """A drafter that guesses what is known to follow, among tokens that do not.
 
     Args:
         texts: int64 `(B, n)`, without padding but on the left.
@@ -111,8 +111,8 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
     changed: list[tuple] = []
     strange = set(filter(is_foreign, kinds))
     everywhere = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
-    beside = [function for function in (attention_function(model), plain_decoding(model)) if function is not None]
-    others = any(map(is_foreign, (*everywhere.values(), *beside)))
+    functions = [function for function in (attention_function(model), plain_decoding(model)) if function is not None]
+    others = any(map(is_foreign, (*everywhere.values(), *functions)))
     for index, part in enumerate(model.modules()):
         own, hooks = vars(part), {**part._forward_pre_hooks, **part._forward_hooks}
         hooks = {handle: hook for handle, hook in hooks.items() if not getattr(hook, "__module__", "").startswith(OURS)}
@@ -123,7 +123,7 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
             changed.append((index, tuple(hooks), identities, part.training, _switches(own) if foreign else ()))
         others |= foreign
     forwards = {kind: _identity(kind.forward) for kind in kinds}
-    how = frozenset(forwards.items()), tuple(everywhere), tuple(changed), tuple(map(_identity, beside))
+    how = frozenset(forwards.items()), tuple(everywhere), tuple(changed), tuple(map(_identity, functions))
     others |= any(is_foreign(kind.forward) for kind in kinds)
     return how, bool(changed or everywhere or others or any(map(_is_patched, kinds))), others
 
@@ -190,7 +190,7 @@ def check_reads(
     if how not in faults:
         file = None if changed else _file(model, several)
         if any(hooks for _, hooks, *_ in called[2]):
-            logger.warning_once("This target has hooks of somebody else: they see a short text too, by which it is looked at.")
+            logger.warning_once("This target has hooks of others: they see a short text too, by which it is looked at.")
         fault = "" if file is not None and file.exists() else _fault(model, several, text)
         if fault is None:
             return
@@ -241,7 +241,7 @@ def check_more_than_text(model: PreTrainedModel, drafter: Drafter) -> None:
     """Refuse a call with images, or the like, whose target or drafter cannot serve them.
 
     Raises:
-        ValueError: the target's cache holds an image's keys beside the text's, as Mllama's does, which drafts would crop; or it
+        ValueError: the target's cache holds an image's keys with the text's, as Mllama's does, which drafts would crop; or it
             has several positions a token (M-RoPE), and the drafter one.
     """
     config = model.config.get_text_config()

@@ -1,4 +1,4 @@
-"""A drafter that stays: every `target.generate` drafts with it, whoever calls it (TRL, evaluation, pipelines, agents)."""
+"""A drafter that stays: every `target.generate` drafts with it, from any caller (TRL, evaluation, pipelines, agents)."""
 
 from __future__ import annotations
 

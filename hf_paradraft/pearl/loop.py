@@ -1,7 +1,7 @@
 """Draft while verifying (PEARL, section 3): the drafter works on the next window while the target looks at this one.
 
-The drafter guesses behind the window that is being verified, as if all of it were accepted. If it is, and the target's own next
-token is one of the guesses, what was guessed behind that one is the next window: nobody has waited (*post-verify*). If not, the
+The drafter guesses after the window that is being verified, as if all of it were accepted. If it is, and the target's own next
+token is one of the guesses, what was guessed after that one is the next window: no time was lost (*post-verify*). If not, the
 guesses are dropped, and the target reads its newest token alone while the drafter writes a new window (*pre-verify*); or the
 drafter writes first, where it was seen to be so much faster than the target that this brings more.
 
@@ -72,7 +72,7 @@ def below(draft: Draft, token: int) -> Draft:
 
 
 class DrafterThread:
-    """The drafter's thread, one job at a time: it begins with a verification and is waited for behind it.
+    """The drafter's thread, one job at a time: it begins with a verification and is waited for after it.
 
     What belongs to a thread alone is set in it: no gradients, inference mode, autocast, a stream of its own on a GPU, and half of
     the CPU threads where both sides share the cores.
@@ -108,8 +108,8 @@ class DrafterThread:
                 self.ended = perf_counter()
 
     @contextmanager
-    def beside(self, job: Callable[[], Any]) -> Iterator[Future]:
-        """Do `job` in the thread while the block runs; behind the block it is over, whatever happens on either side."""
+    def meanwhile(self, job: Callable[[], Any]) -> Iterator[Future]:
+        """Do `job` in the thread while the block runs; after the block it is over, whatever happens on either side."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         future = self.executor.submit(self._work, job)
@@ -141,12 +141,12 @@ class Windows:
         self.call, self.group, self.thread, self.schedule, self.adapts = call, group, thread, schedule, adapts
         self.nothing = group.nothing
         self.windows = [self.nothing] * len(call.sequences)  # of each sequence, what is verified next
-        self.ahead = self.windows  # of each sequence, what was guessed behind what is being verified
+        self.ahead = self.windows  # of each sequence, what was guessed after what is being verified
         self.paths: list[list[int]] = []  # of each sequence, the nodes that the drafter takes for accepted
         self.texts = [sequence.ids[0, :0] for sequence in call.sequences]  # what the drafter was asked about last
         self.size = 0  # tokens guessed in this round, at most
         self.drafted_first = False  # in this round
-        self.waited = self.hidden = 0.0  # seconds of this round: behind the verification, and during it
+        self.waited = self.hidden = 0.0  # seconds of this round: after the verification, and during it
 
     def ready(self) -> None:
         """Give each sequence its window; where none has one, draft now, if that pays, but not before the prompt is read."""
@@ -163,7 +163,7 @@ class Windows:
             sequence.draft = window if prefix.room else self.nothing
 
     def _shape(self, prefixes: list[Prefix]) -> list[Draft]:
-        """Make drafts behind `prefixes`, telling the drafter how many of their first tokens it was asked about before."""
+        """Make drafts after `prefixes`, telling the drafter how many of their first tokens it was asked about before."""
         asked = []
         for index, (before, prefix) in enumerate(zip(self.texts, prefixes, strict=True)):
             most = min(len(before), prefix.ids.shape[1])
@@ -173,7 +173,7 @@ class Windows:
         return self.group.shape(asked, self.call.verifier.branches)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def drafting_ahead(self) -> Iterator[None]:
         """Let the drafter guess on while the block verifies its windows, as if each were accepted as far as it goes."""
         call = self.call
         self.waited = self.hidden = 0.0
@@ -190,14 +190,14 @@ class Windows:
             self.size = 0
             yield
             return
-        with self.thread.beside(lambda: self._shape(hoped)) as future:
+        with self.thread.meanwhile(lambda: self._shape(hoped)) as future:
             yield
             verified = perf_counter()
         self.ahead, end = future.result(), self.thread.ended
         self.hidden, self.waited = max(0.0, min(end, verified) - self.thread.begun), max(0.0, end - verified)
 
     def settle(self) -> None:
-        """Keep what was guessed behind sequences that went as expected; drop the rest."""
+        """Keep what was guessed after sequences that went as expected; drop the rest."""
         begin = 0 if self.drafted_first else 1  # a window's first was the target's own token
         self.windows = []
         for sequence, likely, ahead in zip(self.call.sequences, self.paths, self.ahead, strict=True):
@@ -214,7 +214,7 @@ class Windows:
                 self.schedule.observe_guess(0, any(ahead.token_ids[node] == new[-1] for node in ahead.children(-1)))
 
     def observe(self, seconds: float, verify_seconds: float) -> None:
-        """Learn what a round took behind what was drafted first, unless it read the prompt."""
+        """Learn what a round took after what was drafted first, unless it read the prompt."""
         if self.size and not self.call.first:
             drafted = max(len(sequence.draft) for sequence in self.call.sequences)
             self.schedule.judged += drafted > 0
@@ -276,11 +276,11 @@ def overlapped_decoding(
 
 
 def overlapped_step(batch: Batch, windows: Windows) -> None:
-    """Take one round of a batch of one call: the drafter works beside the verification."""
+    """Take one round of a batch of one call: the drafter works during the verification."""
     begun = perf_counter()
     windows.ready()
     drafted = perf_counter()
-    with windows.beside():
+    with windows.drafting_ahead():
         clock = perf_counter()
         logits, choices = batch.verify()
         verified = perf_counter()

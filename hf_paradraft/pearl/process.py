@@ -1,4 +1,4 @@
-"""A drafter in a process of its own: beside an overlapped verification no interpreter is shared, only ids cross.
+"""A drafter in a process of its own: next to an overlapped verification no interpreter is shared, only ids cross.
 
 Threads of one process take turns at the interpreter, which small eager forwards need most of the time; two processes do not.
 """
@@ -59,7 +59,7 @@ class ProcessDrafter(Drafter):
     """A drafter that runs another one, which works on its own, in a process with threads of its own; made for `overlap=True`.
 
     The process starts with the first call, takes a copy of the drafter, and ends with `close`, with the `with` block, or when
-    nobody holds this object any more. As with all spawned processes, a script that starts one needs `if __name__ == "__main__":`.
+    this object is held no more. As with all spawned processes, a script that starts one needs `if __name__ == "__main__":`.
     Under `rejection` its drafts count as certain, for distributions do not cross.
 
     Args:
@@ -133,7 +133,7 @@ class ProcessDrafter(Drafter):
             self.served = target.config
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """Begin a `generate` call that does not overlap: the drafter is still here too, where nobody has to be woken."""
+        """Begin a `generate` call that does not overlap: the drafter is still here too, where no process has to be woken."""
         here = object.__new__(type(self.drafter))  # with the same weights, and options of its own
         here.__dict__.update(vars(self.drafter), speculation_config=self.speculation_config)
         return here.start_drafting(target, max_length)

@@ -25,7 +25,7 @@ LOOK = 64  # of them, between two that are as long as they may be
 NEARLY = 0.98  # of the best promise is enough for a larger window, which needs a lucky guess less often
 BLOCK = 16  # rounds that go one way, at least
 SLOWLY = 0.998  # of a round's weight, where the two ways are compared: tokens of single rounds differ much
-SHARE = 0.25  # of the seconds are spent overlapped while nobody knows whether that is faster
+SHARE = 0.25  # of the seconds are spent overlapped while it is not known whether that is faster
 
 
 def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> None:

@@ -54,7 +54,7 @@ class Worker:
         """Draft for each sequence: tokens, parents, acceptance.
 
         Args:
-            changes: of each sequence, since it was asked about last: how many leading tokens stay, those behind them, and `room`
+            changes: of each sequence, since it was asked about last: how many leading tokens stay, those after them, and `room`
                 as in `Prefix`.
         """
         before = self.sequences or [torch.empty(0, dtype=torch.long, device=self.device)] * len(changes)

@@ -9,7 +9,7 @@ logger = logging.get_logger(__name__)
 
 TreeSize = int | Literal["auto"] | None  # None: a chain
 MAX_TREE = 64  # nodes of a tree that chooses its own size
-MOST = 1024  # tokens or nodes of a draft: a number beyond it is a mistake, or somebody else's joke
+MOST = 1024  # tokens or nodes of a draft: a number beyond it is a mistake, or a joke
 ACCEPTANCE_RULES = ("auto", "greedy", "sample_match", "rejection", "typical")
 
 

@@ -29,7 +29,7 @@ class Draft:
         tokens: int64 `(N,)`, parents before children. `N = 0` means: just decode one token.
         parents: `N` indices into `tokens`, -1 for a child of the last known token.
         q: float32 `(N, V)`, the distribution each token was sampled from; None: they were not sampled, and count as certain.
-        acceptance: `N` chances that a node is accepted if its parent is; None where nobody says.
+        acceptance: `N` chances that a node is accepted if its parent is; None where it is not known.
         prompt_rows: of PPD; None for none.
     """
 
@@ -78,7 +78,7 @@ class Draft:
 
     @cached_property
     def path_probability(self) -> list[float]:
-        """Compute the chance that each node is accepted with all above it; empty if nobody says."""
+        """Compute the chance that each node is accepted with all above it; empty if they are not known."""
         chances: list[float] = []
         for chance, parent in zip(self.acceptance or [], self.parents, strict=False):
             chances.append(min(1.0, chance) * (chances[parent] if parent >= 0 else 1.0))

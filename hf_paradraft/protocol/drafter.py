@@ -70,7 +70,7 @@ class Drafting:
     def propose(self, prefixes: list[Prefix]) -> Sequence[Guess]:
         """Guess what follows each prefix, at least where there is room. Logits for more than that are cut, tokens refused.
 
-        A prefix need not extend the last one of its sequence: what was read behind `prefix.kept` tokens has to be forgotten.
+        A prefix need not extend the last one of its sequence: what was read after `prefix.kept` tokens has to be forgotten.
         """
         raise NotImplementedError(f"{type(self).__name__} has no propose(prefixes), which gives a guess for each sequence.")
 
@@ -85,7 +85,7 @@ class Drafting:
         """Learn what a forward of the target brought each sequence; None for one that had ended before. Most do nothing."""
 
     def join(self, other: "Drafting") -> bool:
-        """Take another call's sequences, which have begun, behind these, and tell whether it did: then both are asked at once.
+        """Take another call's sequences, which have begun, after these, and tell whether it did: then both are asked at once.
 
         Who joins has `select` too.
         """
@@ -106,7 +106,7 @@ class Drafter:
         last_stats: of the last `generate` call it assisted, or None.
         name_or_path: where its tokenizer lies, if it has one of its own.
         found_under: the `revision` and `subfolder` there.
-        guesses_in_target: whether it guesses in the target's own forward (PPD), and so cannot work beside it.
+        guesses_in_target: whether it guesses in the target's own forward (PPD), and so cannot work meanwhile.
         most_drafts: tokens that it guesses at most; None: any number.
         memory: texts that drafts are copied from, a `Memory`; None: none. With one, copies of the text itself join too.
         listener: is told each text of a call that has ended, int64 `(n,)`, and how many of its tokens were the prompt's.
@@ -127,7 +127,7 @@ class Drafter:
 
     @property
     def max_rows(self) -> int:
-        """The most query rows that its drafts have in the target's forward, beside the last token's."""
+        """The most query rows that its drafts have in the target's forward, without the last token's."""
         return self.speculation_config.max_nodes
 
     def attach(self, target: PreTrainedModel) -> None:

@@ -28,7 +28,7 @@ def _first_group(rows: Sequence[Record]) -> list[Record]:
 
 
 def _plain(name: str) -> str:
-    """Let matplotlib write a dollar as a dollar, and not read mathematics behind it."""
+    """Let matplotlib write a dollar as a dollar, and not read mathematics after it."""
     return printable(name).replace("$", r"\$")
 
 

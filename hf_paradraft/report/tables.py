@@ -9,7 +9,7 @@ from rich.table import Table
 
 from .records import Record
 
-COLUMNS = 4  # categories beside each other, where there are many
+COLUMNS = 4  # categories next to each other, where there are many
 
 
 def printable(name: str) -> str:

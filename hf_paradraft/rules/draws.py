@@ -24,7 +24,7 @@ STATELESS = (
 
 
 def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
-    """Apply the processors without a memory to the logits `(1, V)` behind ids `(1, n)`.
+    """Apply the processors without a memory to the logits `(1, V)` after ids `(1, n)`.
 
     A draft may come from any distribution, but a processor that remembers its calls must see those of plain decoding alone.
     """
@@ -35,7 +35,7 @@ def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList
 
 
 def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
-    """Compute the distributions that a draft is drawn from, float32 `(K, V)`, from logits `(K, V)`, all behind ids `(1, n)`."""
+    """Compute the distributions that a draft is drawn from, float32 `(K, V)`, from logits `(K, V)`, all after ids `(1, n)`."""
     # One by one: a processor may know how many texts there are.
     return torch.cat([warp_row(ids, row, logits_processor) for row in logits.float().split(1)]).softmax(-1)
 

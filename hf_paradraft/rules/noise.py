@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..decoding.sequence import Sequence
 
-KEPT = 2**27  # bytes of noise that waits for sequences which are behind; beyond them it is drawn again
+KEPT = 2**27  # bytes of noise that waits for sequences that are late; beyond them it is drawn again
 _in_use: defaultdict[torch.device, RLock] = defaultdict(RLock)  # of torch's generators, each serves one thread's calls at a time
 
 
@@ -123,7 +123,7 @@ class Noise:
         return tokens
 
     def log(self, index: int, length: int, distances: Sequence_[int]) -> Tensor | None:
-        """Compute the log noise, float32 `(n, V)`, of a sequence's tokens at distances behind a prefix; None if not known.
+        """Compute the log noise, float32 `(n, V)`, of a sequence's tokens at distances after a prefix; None if not known.
 
         Distances count from 0; `length` is the prefix's, padding included.
         """
@@ -149,7 +149,7 @@ class Noise:
         return self.generator is not None
 
     def _give_up(self) -> None:
-        """Draw plainly from here on; behind all noise, where some sequences have used what is ahead of others."""
+        """Draw plainly from here on; after all noise, where some sequences have used what is ahead of others."""
         if self.generator is not None and max(map(self._step, self.sequences)) > self.stands:
             self.generator.set_state(self.states[-1])
         self.generator = None
@@ -165,7 +165,7 @@ class Noise:
         return self.rows[index][step]
 
     def _draw(self, step: int, wanted: int) -> None:
-        """Draw the noise of a step, for the first time or again; whoever is yet to use it keeps it."""
+        """Draw the noise of a step, for the first time or again; a sequence that is yet to use it keeps it."""
         self.generator.set_state(self.states[step])
         block = torch.empty((len(self.sequences), self.vocab_size), dtype=torch.float32, device=self.device)
         block.exponential_(generator=self.generator)

@@ -20,7 +20,7 @@ class Odds:
     """The odds of tokens to win the draw, by the drafter's log-probabilities and their noise: a softmax over `α log q - λ log E`.
 
     With a target that is sure of itself, noise decides nothing and λ is 0; with one that is as unsure as the drafter, both are 1;
-    behind a drafter that knows little of the text, noise is all there is, and α is small. So α and λ are learned from who won, by
+    after a drafter that knows little of the text, noise is all there is, and α is small. So α and λ are learned from who won, by
     Newton steps on the likelihood, and follow the text: they depend on how sure `q` is.
     """
 
@@ -58,7 +58,7 @@ class Race:
     Args:
         noise: of the call.
         index: of the sequence.
-        length: tokens that the draft stands behind, padding included.
+        length: tokens that the draft stands after, padding included.
         processors: the target's, whose temperature is `q`'s too.
         odds: of the pair.
     """
@@ -72,7 +72,7 @@ class Race:
 
         Args:
             logits: `(n, V')`, the drafter's.
-            paths: drafted tokens before each row; default: rows are one distance after the other, behind whatever comes.
+            paths: drafted tokens before each row; default: rows are one distance after the other, after whatever comes.
             vocabulary: int64 `(V',)`, the target's id of each of the drafter's.
         """
         distances = [*range(len(logits))] if paths is None else [*map(len, paths)]

@@ -96,10 +96,10 @@ class Answer:
             raise Refusal(429, str(error), "queue_full", headers={"Retry-After": "1"}) from error
 
     async def texts(self) -> AsyncGenerator[str]:
-        """Yield what may be shown, round by round, and set `reason` behind the last one.
+        """Yield what may be shown, round by round, and set `reason` after the last one.
 
         Raises:
-            Refusal: the request cannot be served, took too long, or nobody waits for it any more.
+            Refusal: the request cannot be served, took too long, or it is not waited for any more.
         """
         try:
             while not self.reason:
@@ -126,11 +126,11 @@ class Answer:
             self.metrics.count(self.job.stats, self.reason or "abort", time.monotonic() - self.begun)
 
     def _tell(self, news: News) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: the client has gone
             self.loop.call_soon_threadsafe(self.news.put_nowait, news)
 
     async def _next(self) -> News:
-        """Wait for news, and look now and then whether somebody still waits for them."""
+        """Wait for news, and look now and then whether they are still waited for."""
         while True:
             now = time.monotonic()
             left = self.service.seconds - (now - self.begun)

@@ -52,7 +52,7 @@ def _events(answer: Answer, texts: AsyncGenerator[str], chunk: Callable[..., Any
             yield "data: [DONE]\n\n"
         except Exception as error:  # the status has been sent
             if not isinstance(error, Refusal):
-                logger.exception("A request failed behind its first chunk.")
+                logger.exception("A request failed after its first chunk.")
                 error = Refusal(500, FAILED)
             yield f"data: {json.dumps(error_body(error.status_code, error.detail, error.code))}\n\n"
         finally:

@@ -40,7 +40,7 @@ class Bodies:
     """An ASGI middleware that refuses bodies that are too large before they are read.
 
     Args:
-        app: what is behind it.
+        app: that it serves.
     """
 
     def __init__(self, app: ASGIApp):

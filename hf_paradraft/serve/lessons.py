@@ -20,7 +20,7 @@ class Lessons:
     Args:
         target: writes the texts.
         drafter: learns them.
-        tokenizer: is saved beside a drafter that has one.
+        tokenizer: is saved next to a drafter that has one.
         folder: where it is saved, a new one.
 
     Raises:
@@ -40,7 +40,7 @@ class Lessons:
         """Give a lesson, if there is enough that is new.
 
         Args:
-            interrupted: whether somebody waits by now: then the lesson ends with its step.
+            interrupted: whether a request waits by now: then the lesson ends with its step.
         """
         if self.follow.num_texts - self.learned < LEAST:
             return

@@ -63,7 +63,7 @@ class Job:
         seed: of its draws; None for one of its own.
         drafts: whether it is drafted for.
         prediction: tokens that the answer may repeat.
-        cancelled: nobody waits for it any more; set from any thread.
+        cancelled: it is not waited for any more; set from any thread.
         batch: its call of `generate`, from the first piece of its prompt until it joins the others.
         call: the same, to its end.
         told: how many tokens of the sequence `tell` knows, the prompt's included.
@@ -93,7 +93,7 @@ class Scheduler:
         drafter: makes it faster; None: nothing is drafted.
         max_batch_size: requests that are answered together, at most.
         max_queue: requests that wait for a place, at most.
-        lesson: called when nobody has waited for a while, with what tells whether somebody does again.
+        lesson: called when no request has waited for a while, with what tells whether one does again.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Scheduler:
             self.changed.notify()
 
     def stop(self) -> None:
-        """End the thread behind the round that it is in; who still waits is told."""
+        """End the thread after the round that it is in; who still waits is told."""
         with self.changed:
             self.stopping = True
             self.changed.notify()
@@ -180,7 +180,7 @@ class Scheduler:
         self._leave()
 
     def _read(self) -> None:
-        """Read new requests' prompts, `PIECE` tokens at most; behind its last piece each joins the batch."""
+        """Read new requests' prompts, `PIECE` tokens at most; after its last piece each joins the batch."""
         room = PIECE
         while room > 0 and (job := self._next()) is not None:
             room -= len(job.ids)
@@ -261,7 +261,7 @@ class Scheduler:
             self.batch = None
 
     def _show(self, job: Job) -> None:
-        """Show a drafter that learns what the target has written, also where nobody wanted the rest of it."""
+        """Show a drafter that learns what the target has written, also where the rest of it was not wanted."""
         if self.drafter is None or self.drafter.listener is None or job.told == len(job.ids):
             return
         try:
@@ -270,7 +270,7 @@ class Scheduler:
             logger.exception("A text was not learned from.")
 
     def _close(self, job: Job) -> None:
-        """Let go of a request's call: whoever reads the news holds the job for longer."""
+        """Let go of a request's call: the reader of the news holds the job for longer."""
         if job.batch is not None:
             job.batch.close()
         job.batch = job.call = None

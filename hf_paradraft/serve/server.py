@@ -1,4 +1,4 @@
-"""The process behind the endpoint: it says its address once it answers, and goes when it is told to."""
+"""The process of the endpoint: it says its address once it answers, and goes when it is told to."""
 
 import gc
 import socket

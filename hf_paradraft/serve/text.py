@@ -40,7 +40,7 @@ class Writer:
         return shown
 
     def end(self) -> str:
-        """Give what was held back behind the last token, half a character too."""
+        """Give what was held back after the last token, half a character too."""
         return self.rest() + self.detokeniser.rest()
 
     def rest(self) -> str:

@@ -21,7 +21,7 @@ class AnchorCollator:
 
     Args:
         num_anchors: of a text, at most.
-        block_size: B, guesses behind an anchor.
+        block_size: B, guesses after an anchor.
         seed: of the choice.
     """
 

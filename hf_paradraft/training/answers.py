@@ -47,7 +47,7 @@ def answered(row: Mapping[str, Any], text: str | None, ended: bool, said: Mappin
         row: the prompt, with the tools that the target was offered.
         text: the answer, without special tokens; None next to calls of tools.
         ended: whether it came to an end.
-        said: what the answer's turn has beside its text: thoughts, calls of tools.
+        said: what the answer's turn has in addition to its text: thoughts, calls of tools.
         more: what else the row says: `ids` of prompt and answer, their `tokenizer`, `prompt_tokens`.
     """
     written = {"finished": ended, **more}
@@ -70,7 +70,7 @@ class Target:
         seed: of sampling.
         drafter: makes it faster; the answers stay the target's.
         joins: whether prompts may join a running batch, if target and drafter allow it.
-        states: keeps the target's states of the answers, for trainings; None: nobody wants them.
+        states: keeps the target's states of the answers, for trainings; None: they are not wanted.
         max_length: tokens of a text that a training takes, at most.
     """
 

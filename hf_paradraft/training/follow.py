@@ -106,7 +106,7 @@ class FollowTarget(TrainerCallback):
             self.num_tokens -= len(self.texts.popleft()[1])
 
     def __deepcopy__(self, memo: Any) -> None:
-        """Return None: copies of the drafter have no listener, so nobody teaches them."""
+        """Return None: copies of the drafter have no listener, and are not taught."""
 
     def __reduce__(self) -> tuple:
         return type(None), ()
@@ -128,7 +128,7 @@ class FollowTarget(TrainerCallback):
         arguments: TrainingArguments | None = None,
         interrupted: Callable[[], bool] | None = None,
     ) -> Lesson | None:
-        """Give a lesson; the drafter has the better weights behind it. None: there are too few texts yet.
+        """Give a lesson; the drafter has the better weights after it. None: there are too few texts yet.
 
         Args:
             target: the model that the texts are of, or what is wrapped around it.

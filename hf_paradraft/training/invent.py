@@ -13,7 +13,7 @@ from .regenerate import check_same_run, cut_half_line
 from .target import fingerprint
 
 MARK = "\u241fWHAT THE USER SAYS\u241f"
-BARREN = 128  # turns in a row without a new prompt, behind which it is given up
+BARREN = 128  # turns in a row without a new prompt, after which it is given up
 
 
 def user_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
@@ -22,14 +22,14 @@ def user_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
     Raises:
         ValueError: there is no chat template, or it does not show where a turn ends, or ends it with ordinary text.
     """
-    before, mark, behind = render_chat(tokenizer, [{"role": "user", "content": MARK}], False).partition(MARK)
-    ending = tokenizer(behind.lstrip(), add_special_tokens=False)["input_ids"] if mark else []
+    before, mark, after = render_chat(tokenizer, [{"role": "user", "content": MARK}], False).partition(MARK)
+    ending = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"] if mark else []
     if not ending:
         raise ValueError("The chat template does not show where a user's turn begins and ends: prompts cannot be invented.")
     # Ordinary tokens occur within a prompt too, and the same text can be other tokens: only one of its own ends a turn for sure.
     if ending[0] not in {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}:
         raise ValueError(
-            f"The chat template ends a user's turn with ordinary text ({behind.strip()!r}), which a prompt may hold itself: "
+            f"The chat template ends a user's turn with ordinary text ({after.strip()!r}), which a prompt may hold itself: "
             "prompts cannot be invented. Give prompts of your own instead, with --prompts."
         )
     return tokenizer(before, add_special_tokens=False)["input_ids"], ending[0]
@@ -49,7 +49,7 @@ def invent(
 ) -> int:
     """Write `count` different prompts as JSON lines `{"messages": [the user's turn], "batch": its number}`, or go on writing.
 
-    How they are made is kept beside them. A file that has as many or more is left as it is: the first `count` are those.
+    How they are made is kept next to them. A file that has as many or more is left as it is: the first `count` are those.
 
     Args:
         target: a chat model.
@@ -87,16 +87,14 @@ def invent(
         cut_half_line(output)
     else:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.unlink(missing_ok=True)  # first: old prompts must not be found beside new settings
+        output.unlink(missing_ok=True)  # first: old prompts must not be found next to new settings
         write_json(run, settings)
         output.touch()
     rows = list(rows_of(output, "train")) if output.stat().st_size else []
     seen = {row["messages"][0]["content"] for row in rows}
     fruitful = rows[-1].get("batch") if rows else -1
     if type(fruitful) is not int:
-        raise ValueError(
-            f"{output} was changed by somebody else: pass --overwrite to invent prompts anew, or name another output."
-        )
+        raise ValueError(f"{output} was changed by others: pass --overwrite to invent prompts anew, or name another output.")
     batch = max(0, fruitful)  # it may be half written: what is not there of it is added
     bar, tried = tqdm(total=count, initial=min(count, len(seen)), desc="invent", unit="prompts"), 0
     ids = torch.tensor([opened], device=target.get_input_embeddings().weight.device).expand(batch_size, -1)

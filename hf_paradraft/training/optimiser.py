@@ -1,4 +1,4 @@
-"""The optimiser of layers behind a frozen target: Muon for their projections, AdamW for everything else."""
+"""The optimiser of layers after a frozen target: Muon for their projections, AdamW for everything else."""
 
 from __future__ import annotations
 

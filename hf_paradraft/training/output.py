@@ -173,7 +173,7 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
     """Put a new model into its folder, all of it or nothing; what was said of the weights before goes to `former/`.
 
     Measurements, plots, and a card that this library wrote, speak of the former weights; so do files of another kind of model.
-    All else in the folder stays. The former weights leave first, so that whenever this is stopped, no config lies beside weights
+    All else in the folder stays. The former weights leave first, so that whenever this is stopped, no config lies next to weights
     of another model; they are removed once the new ones are there.
 
     Args:
@@ -222,7 +222,7 @@ def _lay_aside(checkpoint: Path) -> Path:
 
 
 def _free(folder: Path) -> Path:
-    """Find a name for a folder that is not there yet: this one, or with a number behind it."""
+    """Find a name for a folder that is not there yet: this one, or with a number after it."""
     names = (folder.name if number == 0 else f"{folder.name}-{number}" for number in count())
     return next(path for path in map(folder.with_name, names) if not path.exists())
 

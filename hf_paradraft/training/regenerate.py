@@ -20,7 +20,7 @@ from .disjoint import WORDS, disjoint
 from .source import leave_out, load_rows, text_of, tools_of, turns_of
 
 logger = logging.get_logger(__name__)
-WRITTEN = ("", ".run", ".part", ".former", ".part.former")  # behind the output's name
+WRITTEN = ("", ".run", ".part", ".former", ".part.former")  # after the output's name
 WINDOW = 32  # batches within which prompts are put together by their lengths
 
 
@@ -51,10 +51,10 @@ def prompts_of(source: str | Path, prompt_tokens: int, tokenizer: PreTrainedToke
 
 
 def check_sources(output: Path, *sources: str | Path | None) -> None:
-    """Refuse an output that is no file, or whose writing would touch what is read, or what somebody else has left beside it.
+    """Refuse an output that is no file, or whose writing would touch what is read, or what others have left next to it.
 
     Args:
-        output: the answers; other files of theirs lie beside it, with more behind its name.
+        output: the answers; other files of theirs lie next to it, with more after its name.
         sources: prompts, and rows to avoid: files or Hub datasets; None for none.
 
     Raises:
@@ -63,8 +63,8 @@ def check_sources(output: Path, *sources: str | Path | None) -> None:
     if output.is_dir() or not output.name:
         raise ValueError(f"The output {str(output)!r} is a folder: name a file.")
     for source in sources:
-        beside = source is not None and Path(source).parent.resolve() == output.parent.resolve()
-        if beside and Path(source).name in {f"{output.name}{end}" for end in WRITTEN}:
+        same_folder = source is not None and Path(source).parent.resolve() == output.parent.resolve()
+        if same_folder and Path(source).name in {f"{output.name}{end}" for end in WRITTEN}:
             raise ValueError(f"{source} would be written to: name another one for the answers than {output}.")
     run, *others = (output.with_name(f"{output.name}{end}") for end in WRITTEN[1:])
     ours = run.is_file() and _is_of_a_run(run)
@@ -85,11 +85,11 @@ def check_same_run(output: Path, run: Path, settings: dict[str, Any]) -> None:
 
     Args:
         output: the answers so far.
-        run: beside them, how they were made.
+        run: next to them, how they were made.
         settings: of this run.
 
     Raises:
-        ValueError: they were made otherwise, or nobody knows how.
+        ValueError: they were made otherwise, or it is not known how.
     """
     if not run.exists():
         raise ValueError(f"{output} exists, and no {run.name} says how it was made: pass --overwrite, or name another output.")
@@ -113,7 +113,7 @@ def waiting_in(part: Path, done: int) -> dict[int, dict[str, Any]]:
     """Read the finished answers, by their numbers, that are not in the output yet because earlier ones are missing.
 
     Args:
-        part: beside the output; there may be none.
+        part: next to the output; there may be none.
         done: rows of the output.
     """
     if not part.exists():
@@ -204,7 +204,7 @@ def regenerate(
             if writer.states is not None and (done or waiting):
                 logger.warning("%d answers are there already: trainings compute their states.", done + len(waiting))
         else:
-            for old in (output, part):  # first: old answers must not be found beside new settings
+            for old in (output, part):  # first: old answers must not be found next to new settings
                 former = old.with_name(f"{old.name}.former")
                 if old.exists() and not former.exists():  # one that is there is of answers that were finished
                     old.replace(former)

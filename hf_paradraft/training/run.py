@@ -69,7 +69,9 @@ class TrainingOptions(ABC):
     kind: ClassVar[str]
     example: ClassVar[str]
     optimiser: ClassVar[str | None] = None  # where it is another one than `optim` says
-    recorded: ClassVar[tuple[str, ...]] = ()  # names of options that are kept with the drafter, beside those of its base classes
+    recorded: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names of options that are kept with the drafter, in addition to those of its base classes
 
     train_file: str = option("JSON lines with 'text' or 'messages', or a Hub dataset; best answered by the target.")
     output_dir: Path = option("Where the drafter and its checkpoints go.")

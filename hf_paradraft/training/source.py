@@ -51,7 +51,7 @@ def _with_messages(source: str | Path, number: int, row: dict[str, Any]) -> dict
     """Turn ShareGPT's `conversations` of a row into messages, with its `system` before them.
 
     Raises:
-        ValueError: they are no turns, or of somebody that is not known.
+        ValueError: they are no turns, or of a role that is not known.
     """
     messages: list[Any] = []
     if isinstance(system := row.get("system"), str) and system:

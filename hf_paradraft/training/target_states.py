@@ -155,7 +155,7 @@ class TargetStates:
         return self._by_text(self._states(self.stored_keys, ids, lengths), lengths.tolist())
 
     def _by_text(self, states: dict[Any, Tensor], lengths: list[int]) -> list[dict[str, Tensor]]:
-        """Split states `(B, N, hidden)` into those of each text, with what normalises the distribution behind each token."""
+        """Split states `(B, N, hidden)` into those of each text, with what normalises the distribution after each token."""
         shape = states["normed"].shape[:2]
         rows = F.pad(states["normed"].flatten(0, 1), (0, 0, 0, -shape.numel() % ROWS))
         sums = [self.head.logits(chunk).float().logsumexp(-1, keepdim=True) for chunk in rows.split(ROWS)]

@@ -38,7 +38,7 @@ class Unrolled(torch.nn.Module):
         self.reads = (model,)  # whose parameters are the drafter's
 
     def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
-        """Compute `logits` `(B, A, K, V')` of K guesses after each anchor, and the `states` `(B, A, K, hidden)` behind them.
+        """Compute `logits` `(B, A, K, V')` of K guesses after each anchor, and the `states` `(B, A, K, hidden)` after them.
 
         Args:
             batch: from `AnchorCollator`.

@@ -129,7 +129,7 @@ class BlockConfig:
 
 
 def block_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConfig:
-    """Read a `config.json` of DFlash or DSpark, whoever wrote it.
+    """Read a `config.json` of DFlash or DSpark, by any publisher.
 
     Args:
         config: as it was read.

@@ -16,7 +16,7 @@ from .sequential import SequentialDrafter
 
 
 class GroupedConvolution(nn.Module):
-    """Two causal convolutions over the rows of a block, before a part of a layer and behind it, whose taps depend on the row.
+    """Two causal convolutions over the rows of a block, before a part of a layer and after it, whose taps depend on the row.
 
     Tap `i` of channel `c` is `base[i, c] + change[i, c // group_size]`; all changes are projections of the part's input.
 
@@ -90,7 +90,7 @@ class CandidateSelector(nn.Module):
         self.hidden_projection = nn.Linear(hidden_size, rank, bias=False)
 
     def forward(self, tokens: LongTensor, states: Tensor, candidates: LongTensor) -> Tensor:
-        """Score candidates behind tokens.
+        """Score candidates after tokens.
 
         Args:
             tokens: int64 `(n,)`.

@@ -1,4 +1,4 @@
-"""One call's drafting by blocks: each round fills one block behind the context features of each row."""
+"""One call's drafting by blocks: each round fills one block after the context features of each row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..context import ContextDrafting
 
 
 class BlockDrafting(ContextDrafting):
-    """A block behind what the target has read of each row.
+    """A block after what the target has read of each row.
 
     Args:
         drafter: shared with other calls; nothing of it changes.
@@ -25,9 +25,9 @@ class BlockDrafting(ContextDrafting):
 
     @torch.no_grad()
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Fill a block behind each row; nothing behind a row whose features are not there."""
+        """Fill a block after each row; nothing after a row whose features are not there."""
         if self.cache is None:
-            return self.behind(prefixes, None)
+            return self.where_read(prefixes, None)
         self.inject()
         anchors = torch.stack([prefix.ids[0, -1] for prefix in prefixes]).to(self.drafter.device)
         states = self.drafter.fill(anchors, self.masks, self.cache, self.compiled_width > 0)
@@ -35,4 +35,4 @@ class BlockDrafting(ContextDrafting):
         guesses = [
             self.drafter.guess(rows, prefix.ids[0, -2:], prefix.room) for rows, prefix in zip(states, prefixes, strict=True)
         ]
-        return self.behind(prefixes, guesses)
+        return self.where_read(prefixes, guesses)

@@ -50,7 +50,7 @@ class DSparkDrafter(SequentialDrafter):
         markov_type: str = "vanilla",
         confidence: bool = True,
     ) -> DSparkDrafter:
-        """Implement `DFlashDrafter.from_target`; each row guesses the token behind it.
+        """Implement `DFlashDrafter.from_target`; each row guesses the token after it.
 
         Args:
             target, mask_token_id, num_layers, num_features, vocabulary: as there.

@@ -35,7 +35,7 @@ class MarkovHead(nn.Module):
         return self.before(tokens.where(tokens < self.before.num_embeddings, 0))
 
     def forward(self, tokens: LongTensor, states: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Compute the logit bias behind `tokens`, and the new memory of the recurrent head.
+        """Compute the logit bias after `tokens`, and the new memory of the recurrent head.
 
         Args:
             tokens: int64 `(…)`, in the target's ids.

@@ -195,12 +195,12 @@ class DFlashDrafter(FeatureDrafter):
 
     @torch.no_grad()
     def block_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
-        """Compute the states `(B, drafts, hidden)` that guess behind whole prefixes; arguments as for `all_states`."""
+        """Compute the states `(B, drafts, hidden)` that guess after whole prefixes; arguments as for `all_states`."""
         return self.guesses(self.all_states(input_ids, features))
 
     @torch.no_grad()
     def all_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
-        """Compute the states `(B, block size, hidden)` of blocks behind whole prefixes, without caches from before.
+        """Compute the states `(B, block size, hidden)` of blocks after whole prefixes, without caches from before.
 
         Args:
             input_ids: int64 `(B, n)`.

@@ -22,7 +22,7 @@ class SequentialDrafter(DFlashDrafter):
 
     @abstractmethod
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias | None:
-        """Make what one row's block adds to its logits behind known tokens; None: nothing.
+        """Make what one row's block adds to its logits after known tokens; None: nothing.
 
         Args:
             text: int64 `(n,)`, the newest tokens, two where there are as many.

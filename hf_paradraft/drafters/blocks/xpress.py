@@ -19,7 +19,7 @@ from .sequential import SequentialDrafter
 
 
 class Refiner(nn.Module):
-    """A head: `a_k = W [D h_k; G mean(h); e(u_k)]` of rank `r`, `c_k = a_k + Σ_{j ≤ k} L[k, j] ⊙ a_j`, and a SwiGLU behind it.
+    """A head: `a_k = W [D h_k; G mean(h); e(u_k)]` of rank `r`, `c_k = a_k + Σ_{j ≤ k} L[k, j] ⊙ a_j`, and a SwiGLU after it.
 
     Args:
         vocab_size: V, whose ids the token before has.
@@ -46,12 +46,12 @@ class Refiner(nn.Module):
         return torch.cat([self.down_h(states), self.down_g(mean)], dim=-1)
 
     def enter(self, rows: Tensor, tokens: LongTensor) -> Tensor:
-        """Compute `a`, `(n, r)`, of `rows` `(n, 2r)` behind `tokens`, int64 `(n,)` in the target's ids."""
+        """Compute `a`, `(n, r)`, of `rows` `(n, 2r)` after `tokens`, int64 `(n,)` in the target's ids."""
         inside = tokens.where(tokens < self.token_embed.num_embeddings, 0)
         return self.in_proj(torch.cat([rows, self.token_embed(inside)], dim=-1))
 
     def forward(self, block: Tensor, places: LongTensor) -> Tensor:
-        """Compute logits `(n, V')` to add at `places`, int64 `(n,)`, of blocks `(n, B, r)` of `a` that are 0 behind them."""
+        """Compute logits `(n, V')` to add at `places`, int64 `(n,)`, of blocks `(n, B, r)` of `a` that are 0 after them."""
         mixed = torch.einsum("rnj,njr->nr", self.mix_l[:, places], block)
         states = block[torch.arange(len(block), device=block.device), places] + mixed
         return self.readout(states + self.mlp_down(F.silu(self.mlp_gate(states)) * self.mlp_up(states)))
@@ -84,7 +84,7 @@ class XPressDrafter(SequentialDrafter):
         """Implement `SequentialDrafter.bias_behind`: a node's memory is its block's `a` so far."""
         refiner, rows = self.refiner, self.refiner.rows(states)
         first = rows.new_zeros(len(rows), refiner.mix_l.shape[0])
-        if skipped := int(self.block.fill_in):  # the newest token's own row stands behind the token before it
+        if skipped := int(self.block.fill_in):  # the newest token's own row stands after the token before it
             first[0] = refiner.enter(rows[:1], text[-2:][:1])[0]
 
         @torch.no_grad()

@@ -29,7 +29,7 @@ class Eagle3Config:
         target_layers: L, if it is written.
         vocab_size: V of the target.
         draft_vocab_size: V', where it is smaller.
-        norm_before_residual: the normed features go on beside attention, instead of the raw ones.
+        norm_before_residual: the normed features go around attention, instead of the raw ones.
         norm_before_fc: one norm over all features.
         fc_norm: one norm for each.
         norm_output: the state that is fed back is the normed one.
@@ -124,7 +124,7 @@ class Eagle3Config:
 
 
 def eagle3_config(config: Mapping[str, Any], tensors: Iterable[str]) -> Eagle3Config:
-    """Read a `config.json` of EAGLE-3 or P-EAGLE, whoever wrote it.
+    """Read a `config.json` of EAGLE-3 or P-EAGLE, by any publisher.
 
     Args:
         config: as it was read.

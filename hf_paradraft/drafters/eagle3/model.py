@@ -1,6 +1,6 @@
 """EAGLE-3: a decoder layer over fused hidden states of the target, fed with its own states as it goes on (Li et al., 2025).
 
-Row `j` is made of token `j + 1` and of the features of token `j`, and guesses token `j + 2`. What is guessed next stands behind
+Row `j` is made of token `j + 1` and of the features of token `j`, and guesses token `j + 2`. What is guessed next stands after
 the drafter's own state of the row before. P-EAGLE feeds masks there instead, all in one forward (AWS, 2026).
 """
 
@@ -123,8 +123,8 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         """List the features that it reads, each once."""
         return tuple(dict.fromkeys(self.needed_of(target)))
 
-    def beside(self, target: PreTrainedModel) -> Self:
-        """Implement `FeatureDrafter.beside`, with the layers that it reads of `target`."""
+    def view_of(self, target: PreTrainedModel) -> Self:
+        """Implement `FeatureDrafter.view_of`, with the layers that it reads of `target`."""
         return pair(self, target, features=self.needed_of(target))
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
@@ -165,11 +165,11 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         kinds = getattr(config.layers, "layer_types", None) or ["full_attention"] * len(layers)
         masks = [mask[kind] if isinstance(mask, dict) else mask for kind in kinds]
         first, normed = layers[0], self.hidden_norm(features)
-        beside = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
+        both = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
         gemma4 = config.layers.model_type == GEMMA4
         shared: dict[str, Any] = {"shared_kv_states": {}} if gemma4 else {}  # of which there are none
         shared |= with_cache(first.self_attn, cache)
-        attended, _ = first.self_attn(hidden_states=beside, position_embeddings=turned, attention_mask=masks[0], **shared)
+        attended, _ = first.self_attn(hidden_states=both, position_embeddings=turned, attention_mask=masks[0], **shared)
         residual = normed if config.norm_before_residual else features
         if gemma4:
             states = behind_attention(first, residual, attended)

@@ -1,4 +1,4 @@
-"""What all layouts of a family have in common: the fields of drafters of blocks, and of EAGLE-3's."""
+"""Fields that all layouts of a family have in common: of drafters of blocks, and of EAGLE-3."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ from .files import PICKLES, names_in
 from .identify import PARD2, identify
 from .values import provenance_of, read_config
 
-CONFIG, ADAPTER, RECORD = "config.json", "adapter_config.json", "paradraft.json"  # the record lies beside PEFT's own configs
+CONFIG, ADAPTER, RECORD = "config.json", "adapter_config.json", "paradraft.json"  # the record lies next to PEFT's own configs
 
 
 class DrafterFolder:
@@ -41,7 +41,7 @@ class DrafterFolder:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """The record that lies beside an adapter; empty where there is none."""
+        """The record of an adapter, in its folder; empty where there is none."""
         return read_json(self.path / RECORD) if self.holds(RECORD) else {}
 
     @cached_property

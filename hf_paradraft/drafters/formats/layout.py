@@ -1,6 +1,6 @@
 """A published layout: how a publisher's config says what a drafter is. Every key is obeyed, without effect, or refused by name.
 
-A drafter that ignores a key of its file drafts, and is wrong without a sign: what it costs is acceptance, which nobody compares.
+A drafter that ignores a key of its file drafts, and is wrong without a sign: what it costs is acceptance, which is not compared.
 """
 
 import inspect
@@ -47,7 +47,7 @@ NO_DIFFERENCE = set(
     "speculators_model_type speculators_config transformer_layer_config parallel_drafting_mask draft_num_hidden_layers".split()
 )
 NO_DIFFERENCE |= PreTrainedConfig().to_dict().keys() | GenerationConfig().to_dict().keys()
-PARTS = ("dflash_config", "eagle_config")  # of configs, beside the one that describes layers
+PARTS = ("dflash_config", "eagle_config")  # of configs, in addition to the one that describes layers
 KINDS_OF_LAYERS = {"full_attention", "sliding_attention"}  # which may turn heads differently
 ROPE_KEYS = set(
     "rope_theta rope_type type factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale "
@@ -97,7 +97,7 @@ def matching(layouts: Sequence[Layout], config: Mapping[str, Any]) -> Layout:
 
 @dataclass
 class Said:
-    """What a folder says of its drafter; keys that were asked for are obeyed, where they stand.
+    """A folder's word on its drafter; keys that were asked for are obeyed, where they stand.
 
     Attributes:
         layout: in which it is written.

@@ -1,4 +1,4 @@
-"""MTP layers among a target's own tensors, whoever published it, and in speculators' folders: found by names, not by config."""
+"""MTP layers among a target's own tensors, of any publisher, and in speculators' folders: found by names, not by config."""
 
 import math
 import re
@@ -32,7 +32,7 @@ class Layout:
         prefix: a regular expression of what stands before a part; its group is the layer's number.
         hidden_first: the projection reads the state before the embedding.
         numbered_on: layers are numbered on from the target's.
-        bare: the layer has no experts, whatever the target has, and no norm stands behind it.
+        bare: the layer has no experts, whatever the target has, and no norm stands after it.
     """
 
     name: str

@@ -42,7 +42,7 @@ EAGLE3 = {
 
 
 def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
-    """Rename published weights to the names that they have here; unknown names stay, for whoever is strict.
+    """Rename published weights to the names that they have here; unknown names stay, so that strict loading reports them.
 
     Args:
         tensors: as published.

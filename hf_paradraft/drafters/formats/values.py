@@ -1,4 +1,4 @@
-"""A drafter's `config.json`, whoever wrote it: one table of what its values may be, looked at before anything is made of them."""
+"""A drafter's `config.json`, by any publisher: one table of what its values may be, looked at before anything is made of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...files import read_json
 from ...outer_names import ACT2FN, ROPE_INIT_FUNCTIONS
 from ...protocol.config import MOST
 
-WIDE, LONG = 2**22, 2**31  # of a width, of a text: a number beyond it is a mistake, or somebody else's joke
+WIDE, LONG = 2**22, 2**31  # of a width, of a text: a number beyond it is a mistake, or a joke
 LAYERS, HEADS, LARGE = 1024, 4096, 1e18
 
 

@@ -15,13 +15,13 @@ class Gemma4Drafting(ContextDrafting):
     """One call's drafting: no row sees a guessed token, so a tree's nodes are independent, all at the text's last position.
 
     Args:
-        drafter: beside its target; nothing of it changes.
+        drafter: attached to its target; nothing of it changes.
     """
 
     def __init__(self, drafter: Any):
         super().__init__(drafter)
         self.last: list[Tensor | None] = []  # of each row, the target's state of the last token that it has read, (d_t,)
-        self.states: list[list[Tensor]] = []  # of each row, behind its text and behind each node, (d_t,)
+        self.states: list[list[Tensor]] = []  # of each row, after its text and after each node, (d_t,)
 
     def observe(self, observations: list[Observation | None]) -> None:
         """Keep keys and values, and the newest state."""
@@ -47,18 +47,18 @@ class Gemma4Drafting(ContextDrafting):
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the token after each row; nothing after a row whose features are not there."""
         if self.cache is None or not any(state is not None for state in self.last):
-            return self.behind(prefixes, None)
+            return self.where_read(prefixes, None)
         self.inject()
         some = next(state for state in self.last if state is not None)
         before = torch.stack([torch.zeros_like(some) if state is None else state for state in self.last])
         tokens = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
         logits, states = self._read(tokens[:, None], before[:, None])
         self.states = [[state] for state in states[:, 0]]
-        return self.behind(prefixes, [GuessedLogits(guess, extend=self.extend) for guess in logits])
+        return self.where_read(prefixes, [GuessedLogits(guess, extend=self.extend) for guess in logits])
 
     @torch.no_grad()
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
-        """Read guessed tokens, each with the state behind its parent; as `Extend`."""
+        """Read guessed tokens, each with the state after its parent; as `Extend`."""
         size, some = max(map(len, tokens)), self.states[0][0]
         ids = torch.zeros((len(tokens), size), dtype=torch.long, device=some.device)
         before = some.new_zeros((len(tokens), size, some.shape[-1]))
@@ -72,6 +72,6 @@ class Gemma4Drafting(ContextDrafting):
         return [guess[: len(new)] for guess, new in zip(logits, tokens, strict=True)]
 
     def _read(self, ids: LongTensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute logits `(B, M, V)` and states `(B, M, d_t)` behind tokens `(B, M)` and the states before them."""
+        """Compute logits `(B, M, V)` and states `(B, M, d_t)` after tokens `(B, M)` and the states before them."""
         positions = torch.tensor(self.ends(), device="cpu")[:, None].expand_as(ids)
         return self.drafter.read(ids, before, positions, self.cache)

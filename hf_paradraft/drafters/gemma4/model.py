@@ -45,7 +45,7 @@ class Gemma4Drafter(SavedDrafter):
     kind = "gemma4"
     title = "Gemma 4 assistant"
     about = "queries the target's own keys and values, and guesses one token after the other"
-    fits = "transformers, vLLM and SGLang, beside its Gemma 4 target"
+    fits = "transformers, vLLM and SGLang, with its Gemma 4 target"
 
     def __init__(self, model: PreTrainedModel, speculation_config: SpeculationConfig | None = None):
         self.model, self.speculation_config = model, speculation_config or SpeculationConfig()
@@ -192,7 +192,7 @@ class Gemma4Drafter(SavedDrafter):
             cache.update(keys, values, index)
 
     def _masks(self, lengths: list[int], size: int) -> dict[str, Tensor]:
-        """Hide from `size` queries behind each row what they do not see of the cache, additive `(B, 1, size, slots)` by kind."""
+        """Hide from `size` queries after each row what they do not see of the cache, additive `(B, 1, size, slots)` by kind."""
         window = self.model.config.get_text_config().sliding_window
         slots, ends = torch.arange(max(lengths), device=self.device), torch.tensor(lengths, device=self.device)[:, None]
         seen = slots < ends

@@ -24,7 +24,7 @@ class MtpConfig:
         target: the text config of the target that they belong to.
         num_layers: D. One layer guesses at every step; of several, each at its own.
         hidden_first: the projection reads `[state; embedding]` instead of `[embedding; state]`.
-        bare: the layers have no experts, whatever the target has, and no norm stands behind them.
+        bare: the layers have no experts, whatever the target has, and no norm stands after them.
         num_draft_tokens: K as trained, if it is written.
         layout: whose names the tensors had.
     """

@@ -15,10 +15,10 @@ from ..reading import ReadingDrafting
 
 @dataclass
 class GuessedNode:
-    """A guessed token that some layers have read, those behind the one that guessed it; or the text's last one, which all have.
+    """A guessed token that some layers have read, those after the one that guessed it; or the text's last one, which all have.
 
     Attributes:
-        depth: 0 behind the text, -1 for its last token.
+        depth: 0 after the text, -1 for its last token.
         indices: among the nodes of each of these layers, -1 for the text's last token.
     """
 
@@ -27,7 +27,7 @@ class GuessedNode:
 
 
 class StepDrafting(ReadingDrafting):
-    """One call's drafting by several layers, each of which reads tokens beside the states of the layer before it.
+    """One call's drafting by several layers, each of which reads tokens with the states of the layer before it.
 
     Args:
         models: the D layers, in their order.
@@ -70,7 +70,7 @@ class StepDrafting(ReadingDrafting):
         new = [[GuessedNode(parent.depth + 1) for parent in row] for row in above]
         logits: list[list[Tensor]] = [[torch.empty(0, device="cpu")] * len(row) for row in new]
         for layer, reader in enumerate(self.readers[1:], 1):
-            # What stands deeper has no state of the layer before: no guess behind it needs this layer.
+            # What stands deeper has no state of the layer before: no guess after it needs this layer.
             chosen = [[index for index, node in enumerate(row) if node.depth < layer] for row in new]
             if not any(chosen):
                 continue

@@ -1,7 +1,7 @@
 """MTP: layers of the target's own class that guess a token after the other (DeepSeek-V3, section 2.2; FastMTP).
 
 Row `t` is `eh_proj [enorm(E[token t + 1]); hnorm(h_t)]`, through one decoder layer and its norm, and guesses token `t + 2` by the
-target's head. `h_t` is the target's state behind its final norm; for the next guess it is the layer's own, behind its norm too.
+target's head. `h_t` is the target's state after its final norm; for the next guess it is the layer's own, after its norm too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMES = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "in
 
 
 class MtpLayer(nn.Module):
-    """One layer, with what stands before and behind it.
+    """One layer, with what stands before and after it.
 
     Args:
         config: of its drafter.
@@ -72,7 +72,7 @@ class MtpLayer(nn.Module):
 
 
 class MtpStep(RowModel):
-    """A layer as it reads texts beside one target.
+    """A layer as it reads texts with one target.
 
     Args:
         drafter: attached.

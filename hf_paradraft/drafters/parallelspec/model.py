@@ -1,7 +1,7 @@
 """ParallelSpec: one decoder layer on the target's own embedding and head, and M masks (Xiao et al., 2024, section 3).
 
-A text is read once, and behind it the masks, all in one forward: the last token's row guesses the next token, mask `k` the one at
-distance `k + 1`. *Medusa-style* drafters read tokens alone; *EAGLE-style* ones each token beside the normed state that the target
+A text is read once, and after it the masks, all in one forward: the last token's row guesses the next token, mask `k` the one at
+distance `k + 1`. *Medusa-style* drafters read tokens alone; *EAGLE-style* ones each token with the normed state that the target
 had at the token before.
 """
 
@@ -154,7 +154,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
 
     def attach(self, target: PreTrainedModel) -> None:
         """Implement `FeatureDrafter.attach`; another target than it was made for is served, and named."""
-        known = self.beside(target).target_head
+        known = self.view_of(target).target_head
         super().attach(target)
         if self.target_head is not known and (differing := differences(self.config, target)):
             logger.warning(
@@ -164,7 +164,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
             )
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
-        """Implement `FeatureDrafter.drafting`: masks behind each text."""
+        """Implement `FeatureDrafter.drafting`: masks after each text."""
         return ReadingDrafting(self, config, max_length, self.vocabulary)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:

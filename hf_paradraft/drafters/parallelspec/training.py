@@ -55,7 +55,7 @@ class ParallelSpecTrainer(RowTrainer):
             text = inputs["depths"] == 0  # whose rows come first
             states = self.states(inputs["input_ids"][:, text.any(0)], text.sum(1))
         if drafter.reads_features:
-            # Beside each token of a text the state at the token before; nothing beside the first, and masks.
+            # With each token of a text the state at the token before; nothing with the first, and masks.
             masks = inputs["input_ids"].shape[1] - states["normed"].shape[1]
             features = F.pad(states["normed"][:, :-1].to(drafter.dtype), (0, 0, 1, masks))
         logits, guessed = model(**inputs, columns=columns, features=features)

@@ -72,7 +72,7 @@ class Projection:
         return cls(weight, tensors.get("target_proj.bias"), float(scale), tuple(layers))
 
     def save(self, folder: Path) -> None:
-        """Write it beside the model, as safetensors."""
+        """Write it next to the model, as safetensors."""
         tensors = {"target_proj.weight": self.weight} | ({} if self.bias is None else {"target_proj.bias": self.bias})
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / FILE)
 

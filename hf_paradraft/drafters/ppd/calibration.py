@@ -31,7 +31,7 @@ def rank_counts(guesses: Tensor, teachers: Tensor, tokens: Tensor, begins: Tenso
     Args:
         guesses, teachers: logits `(T, m, V)`, from `guess_at`.
         tokens: int64 `(T, m)`, of the text.
-        begins: bool `(T,)`, whether the token directly behind the point is the model's own.
+        begins: bool `(T,)`, whether the token directly after the point is the model's own.
         ranks: R.
 
     Returns:

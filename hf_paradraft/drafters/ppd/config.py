@@ -67,7 +67,7 @@ class PpdConfig(PeftConfig):
 
     @property
     def num_ids(self) -> int:
-        """m·E, the ids behind the vocabulary that are prompts."""
+        """m·E, the ids after the vocabulary that are prompts."""
         return self.num_prompt_tokens * self.num_ensembles
 
 

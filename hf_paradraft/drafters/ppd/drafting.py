@@ -22,7 +22,7 @@ def default_rows(adapter: PpdConfig) -> int:
 
 
 def tree_rows(adapter: PpdConfig, options: SpeculationConfig) -> int:
-    """Count the rows that a sparse tree may have beside the last token's: the tree size, or what a chain or `auto` comes to.
+    """Count the rows that a sparse tree may have without the last token's: the tree size, or what a chain or `auto` comes to.
 
     Args:
         adapter: its numbers of prompts, and whether it is calibrated.
@@ -48,7 +48,7 @@ class PpdDrafting(Drafting):
         target: in whose forward the prompts stand.
         prompts: `(m·E, hidden)`; row `i·E + e` is prompt `i` of ensemble `e`.
         adapter: its config; without an accuracy a usual one is taken.
-        options: `tree_size` is the number of a round's rows beside the last token's, guesses and prompts together.
+        options: `tree_size` is the number of a round's rows without the last token's, guesses and prompts together.
     """
 
     def __init__(self, target: PreTrainedModel, prompts: Tensor, adapter: PpdConfig, options: SpeculationConfig):
@@ -65,7 +65,7 @@ class PpdDrafting(Drafting):
         elif options.tree_size == "auto" and adapter.accuracy is None:
             logger.warning_once("tree_size='auto' wants calibrated guesses (paradraft calibrate): taking usual ones.")
         self.trees: list[tuple[SparseTree, PromptRows]] = []  # by state
-        self.guesses: list[Tensor] = []  # of each sequence, logits (k, V) for the tokens behind its last one
+        self.guesses: list[Tensor] = []  # of each sequence, logits (k, V) for the tokens after its last one
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """Guess a tree for each sequence, with prompts below the nodes where the round is likely to end."""

@@ -30,7 +30,7 @@ def check_takes_masks(model: PreTrainedModel) -> None:
 def guess_at(
     forward: Callable, base: PreTrainedModel, config: PpdConfig, ids: LongTensor, points: LongTensor
 ) -> tuple[Tensor, Tensor, LongTensor, BoolTensor]:
-    """Insert an adapter's prompts behind every point and run the model once.
+    """Insert an adapter's prompts after every point and run the model once.
 
     Args:
         forward: the model to call, as it may be wrapped for training.
@@ -41,7 +41,7 @@ def guess_at(
 
     Returns:
         For the T points there are: the prompts' guesses and their teachers, logits float32 `(T, m, V)`, the latter without
-        gradient, the texts' own tokens `(T, m)`, and whether the token directly behind is the model's own choice, `(T,)`.
+        gradient, the texts' own tokens `(T, m)`, and whether the token directly after is the model's own choice, `(T,)`.
     """
     m, e, length = config.num_prompt_tokens, config.num_ensembles, ids.shape[1]
     embedding = prompt_embedding(base)

@@ -37,7 +37,7 @@ class PpdDrafter(SavedDrafter):
         prompts: `(m·E, hidden)`; row `i·E + e` is prompt `i` of ensemble `e`.
         config: of the adapter.
         tensor_name: of the prompts in the adapter's file.
-        speculation_config: `tree_size` is the number of a round's rows beside the root's, guesses and prompts together; default:
+        speculation_config: `tree_size` is the number of a round's rows next to the root's, guesses and prompts together; default:
             what is fastest on this hardware for a calibrated adapter, else a few.
     """
 

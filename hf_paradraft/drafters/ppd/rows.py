@@ -18,7 +18,7 @@ def insertion_points(length: int, num_prompt_tokens: int, count: int, generator:
         generator: of the choice.
 
     Returns:
-        int64 `(P,)`, sorted; prompt `i` (from 0) behind point `t` stands at position `t + i + 1` and guesses what the text's row
+        int64 `(P,)`, sorted; prompt `i` (from 0) after point `t` stands at position `t + i + 1` and guesses what the text's row
         there does.
     """
     possible = max(0, length - num_prompt_tokens - 1)
@@ -28,7 +28,7 @@ def insertion_points(length: int, num_prompt_tokens: int, count: int, generator:
 def prompt_rows(
     text: LongTensor, points: LongTensor, num_prompt_tokens: int, num_ensembles: int
 ) -> tuple[LongTensor, BoolTensor]:
-    """Lay out the rows of texts of n tokens with prompts behind `points`: their positions, and what each may attend to.
+    """Lay out the rows of texts of n tokens with prompts after `points`: their positions, and what each may attend to.
 
     The texts' rows come first, in any order, then for each point its m·E prompts, the E of one prompt together. A text row sees
     the text up to itself; a prompt sees the text up to its point and the prompts of its own ensemble before it, and itself.
@@ -44,10 +44,10 @@ def prompt_rows(
     """
     per_point = num_prompt_tokens * num_ensembles
     prompt = torch.arange(points.shape[1] * per_point, device=text.device)
-    behind = points.repeat_interleave(per_point, dim=1)
-    positions = torch.cat([text, behind + 1 + prompt % per_point // num_ensembles], dim=1)
-    last_seen = torch.cat([text, behind], dim=1)[:, :, None]  # of the text
-    # Prompts that see each other: those of one ensemble behind one point. Text rows are of none, -1.
+    anchors = points.repeat_interleave(per_point, dim=1)
+    positions = torch.cat([text, anchors + 1 + prompt % per_point // num_ensembles], dim=1)
+    last_seen = torch.cat([text, anchors], dim=1)[:, :, None]  # of the text
+    # Prompts that see each other: those of one ensemble after one point. Text rows are of none, -1.
     lane = F.pad(prompt // per_point * num_ensembles + prompt % num_ensembles, (text.shape[1], 0), value=-1)
     is_text = lane < 0
     sees_text = is_text & (positions[:, None] <= last_seen)

@@ -15,7 +15,7 @@ import numpy
 
 from ...decoding.trees import Paths, best_paths
 
-SIZES = (4, 6, 8, 10, 12, 15, 18, 22, 26, 31, 40, 50, 63)  # rows beside the root that are compared
+SIZES = (4, 6, 8, 10, 12, 15, 18, 22, 26, 31, 40, 50, 63)  # rows next to the root that are compared
 
 
 @dataclass
@@ -105,7 +105,7 @@ def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles:
 
     Args:
         accuracy: `a[d][r]`, the chance that the guess of rank `r` at distance `d` is right if all before it were; falls with `r`.
-        budget: rows of a round beside the root, candidates and prompts (each E rows) together; at least m·E.
+        budget: rows of a round next to the root, candidates and prompts (each E rows) together; at least m·E.
         num_ensembles: E.
     """
     widest = best_by_state(accuracy, budget)
@@ -132,7 +132,7 @@ class Size:
     """Rounds of one size on this hardware.
 
     Attributes:
-        rows: of a round beside the root.
+        rows: of a round next to the root.
         trees: by state.
         tau: new tokens per round that the accuracies promise, the target's own included.
         seconds: of the target's forward.

@@ -1,4 +1,4 @@
-"""The adapter: ids behind the vocabulary are prompts, and nothing else of the model changes.
+"""The adapter: ids after the vocabulary are prompts, and nothing else of the model changes.
 
 Importing this registers the method with PEFT, so that `get_peft_model`, `PeftModel.from_pretrained`, `load_adapter` and
 `AutoPeftModelForCausalLM` know it.
@@ -16,7 +16,7 @@ from .config import PpdConfig, PpdType
 
 
 class PromptEmbedding(nn.Module, BaseTunerLayer):
-    """An input embedding that maps the ids behind its vocabulary to prompts; all other ids give exactly what they gave.
+    """An input embedding that maps the ids after its vocabulary to prompts; all other ids give exactly what they gave.
 
     Args:
         base_layer: the model's input embedding. What it does to its own rows (Gemma scales them) is not done to prompts.
@@ -63,7 +63,7 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
         """Embed ids `(…)`, prompts among them, as `(…, hidden)` in the base embedding's dtype.
 
         Raises:
-            IndexError: an id is behind the vocabulary and no adapter's prompt.
+            IndexError: an id is after the vocabulary and no adapter's prompt.
         """
         prompts = self.prompts()
         if prompts is None:

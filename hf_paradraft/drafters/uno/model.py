@@ -1,7 +1,7 @@
 """UNO adapters as drafters: LoRA on a frozen model, which makes its rows over noise guess (s-sahoo/uno-qwen3-8B; SGLang).
 
-A round's first forward reads the newest token without the adapter, and noise behind it with the adapter: the first row gives the
-target's own next token, each further one guesses the token behind its own place. The second forward, the target's, verifies.
+A round's first forward reads the newest token without the adapter, and noise after it with the adapter: the first row gives the
+target's own next token, each further one guesses the token after its own place. The second forward, the target's, verifies.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class UnoDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`, by the record beside it: any LoRA adapter looks like it."""
+        """Implement `SavedDrafter.recognises`, by the record next to it: any LoRA adapter looks like it."""
         return folder.record.get("kind") == cls.kind
 
     @classmethod
@@ -129,14 +129,14 @@ class UnoDrafter(SavedDrafter):
         return tuple(KeyValues(layer) for layer in range(len(layers_of(target))))
 
     def attach(self, target: PreTrainedModel) -> None:
-        """Put the adapter beside the target's own weights.
+        """Put the adapter next to the target's own weights.
 
         Raises:
             ValueError: a target that it was not made for, or whose layers do not all keep keys and values of their own.
         """
         if attention_windows(target) is None:
             raise ValueError(
-                f"A {self.title} reads keys and values of every layer behind a mask, and {type(target).__name__} has none that "
+                f"A {self.title} reads keys and values of every layer after a mask, and {type(target).__name__} has none that "
                 f"can be read so{or_sdpa(target)}."
             )
         if getattr(target.config.get_text_config(), "num_kv_shared_layers", None):
@@ -192,7 +192,7 @@ class UnoDrafter(SavedDrafter):
             cache.update(keys, values, index)
 
     def read(self, last: LongTensor, count: int, masks: StackMasks, ends: list[int], cache: RaggedCache) -> Tensor:
-        """Compute logits `(B, count, V)` behind the newest tokens and noise.
+        """Compute logits `(B, count, V)` after the newest tokens and noise.
 
         Args:
             last: int64 `(B,)`, the newest tokens.
@@ -208,7 +208,7 @@ class UnoDrafter(SavedDrafter):
         sees = torch.ones((rows, count, count), dtype=torch.bool, device="cpu").tril()
         depths = torch.arange(count, device="cpu").expand(rows, -1)
         mask, positions = masks.inputs(cache.lengths, sees, depths, cache.num_slots)
-        # What nobody reads, noise beyond a text's own room, stays where the model may have a position.
+        # What is not read, noise beyond a text's own room, stays where the model may have a position.
         if (context := getattr(self.network.config.get_text_config(), "max_position_embeddings", None)) is not None:
             positions = positions.clamp(max=context - 1)
         given = with_cache(self.network, cache.cache)
@@ -229,20 +229,20 @@ def _shapes(model: PreTrainedModel) -> list[tuple[int, int, int]]:
 
 
 class UnoDrafting(ContextDrafting):
-    """A row of noise for every token to be guessed but the first, behind what the target has read of each text.
+    """A row of noise for every token to be guessed but the first, after what the target has read of each text.
 
     Args:
-        drafter: beside its target; nothing of it changes.
+        drafter: attached to its target; nothing of it changes.
     """
 
     @torch.no_grad()
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the tokens after each row; nothing after a row whose features are not there."""
         if self.cache is None:
-            return self.behind(prefixes, None)
+            return self.where_read(prefixes, None)
         self.inject()
         count = max(1, *(prefix.room for prefix in prefixes))
         last = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
         logits = self.drafter.read(last, count, self.masks["rows"], self.ends(), self.cache)
         self.cache.keep([[]] * len(prefixes), count)
-        return self.behind(prefixes, guesses_of(logits, prefixes))
+        return self.where_read(prefixes, guesses_of(logits, prefixes))
