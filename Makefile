@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # One thread for each of the test processes: two that use all cores slow each other tenfold.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 
-.PHONY: demo test check fuzz lowest newest versions gpu quality micro family public docs screenshots pictures card clean
+.PHONY: demo test check fuzz mutations lowest newest versions gpu quality micro family public docs screenshots pictures card clean
 
 demo: $(VENV)/installed
 	$(BIN)/paradraft demo
@@ -23,6 +23,10 @@ SECONDS ?= 600
 fuzz: $(VENV)/installed
 	end=$$(($$(date +%s) + $(SECONDS))); while [ $$(date +%s) -lt $$end ]; do \
 		$(PYTEST) -n auto -m "hypothesis and not gpu" -x --hypothesis-profile fuzz || exit 1; done
+
+# Small mistakes, sown one at a time into a copy of the library: each has to turn a test red. Some ten minutes.
+mutations: $(VENV)/installed
+	$(BIN)/python tests/mutations.py
 
 # The fast tests with the lowest versions that pyproject.toml allows, and the exactness tests with the newest transformers that
 # pip finds, each in a virtual environment of its own; `make versions` runs some three minutes of both.
