@@ -130,7 +130,7 @@ def admit(
     knows_rows = not all(map(treats_rows_alike, logits_processor))
     together = knows_rows or (rule.in_turn and any(type(stop) not in BY_SEQUENCE for stop in stopping_criteria))
     in_step = InStep(logits_processor) if together and len(input_ids) > 1 else None
-    return Terms(rule, copies_of(drafter, rule.draws is not None), in_step, partial(budget_of, model, drafter))
+    return Terms(rule, copies_of(drafter, rule.draws is not None), in_step, partial(budget_of, model))
 
 
 def budget_of(

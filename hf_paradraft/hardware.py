@@ -1,17 +1,11 @@
 """The hardware: its name, and the number format that it is fast at."""
 
-import platform
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
-from pathlib import Path
+from contextlib import contextmanager
 from threading import Lock
-from time import perf_counter
 
 import torch
-from huggingface_hub.constants import HF_HOME
 
-FASTER = 0.8  # of the seconds in float32: less is worth another format
 _choice, _choices = Lock(), list[bool]()  # of cuDNN's attention, before each of those that do without it now
 
 
@@ -20,36 +14,6 @@ def fast_dtype() -> torch.dtype:
     if torch.cuda.is_available() or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
         return torch.bfloat16
     return torch.float32
-
-
-@cache
-def trains_in_bf16() -> bool:
-    """Tell whether a thousand rows are multiplied faster in bfloat16 than in float32 on this hardware.
-
-    A CPU with such instructions is timed, once: a run that is resumed there goes on in the same format.
-    """
-    if torch.cuda.is_available() or fast_dtype() == torch.float32:
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    cpu = f"{torch.backends.cpu.get_cpu_capability()}-{torch.cpu._is_amx_tile_supported()}"
-    note = Path(HF_HOME) / "paradraft" / f"bf16-{platform.node()}-{cpu}-{torch.__version__}"
-    with suppress(OSError):
-        return note.read_text() == "faster"
-    faster = _seconds(torch.bfloat16) < FASTER * _seconds(torch.float32)
-    with suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text("faster" if faster else "slower")
-    return faster
-
-
-def _seconds(dtype: torch.dtype) -> float:
-    """Measure the seconds of a matrix product of the size of a training step's: the best of some runs."""
-    rows, weight = torch.ones(1024, 512, dtype=dtype), torch.ones(1024, 512, dtype=dtype)
-    seconds = []
-    for _ in range(5):
-        begun = perf_counter()
-        torch.nn.functional.linear(rows, weight)
-        seconds.append(perf_counter() - begun)
-    return min(seconds)
 
 
 @contextmanager

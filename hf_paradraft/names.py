@@ -1,8 +1,9 @@
 """Name everything that this library relies on inside transformers beyond its documented interface, each with the reason.
 
-No other module imports from a submodule of transformers (but `utils.logging`) or reads a private attribute of its objects. What a
-release has renamed or dropped is found here, by version, and nothing else stops working: a name that is gone raises
-`ChangedTransformers`, which names it, at the first call that needs it.
+Here are those of decoding, in `outer_names` those of drafters, training and the doors. No other module imports from a submodule
+of transformers (but `utils.logging`) or reads a private attribute of its objects. What a release has renamed or dropped is found
+here, by version, and nothing else stops working: a name that is gone raises `ChangedTransformers`, which names it, at the first
+call that needs it.
 """
 
 from __future__ import annotations

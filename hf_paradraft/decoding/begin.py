@@ -107,7 +107,7 @@ def _begin(
         sequence.observed = max(0, begin - verifier.unread - sequence.padding)
     _tell(model, used, config, verifier, ends.limit - max(padding), bool(features.keys) and verifier.unread < begin)
     deepest = 0 if copies is None else copies.deepest
-    budget_for = partial(_budget, terms, config, deepest, verifier.branches, verifier.row_counts)
+    budget_for = partial(_budget, terms, drafter, config, deepest, verifier.branches, verifier.row_counts)
     budget = budget_for(batch_size)
     budget.begin()
     drafting = used.start_drafting(model, ends.limit)
@@ -119,7 +119,6 @@ def _begin(
         drafter=drafter,
         config=config,
         verifier=verifier,
-        vocab_size=vocab_size,
         terms=terms,
         only_argmax=rule.only_argmax and not logits_processor,
         ends=ends,
@@ -130,8 +129,6 @@ def _begin(
         drafts_first=not more_than_ids(model_kwargs),  # the first forward may read images or embeddings, which a drafter cannot
         hands_back=hands_back,
         begin=begin,
-        judged=begin,
-        done=[False] * batch_size,
     )
     builder = DraftBuilder(config, rule, budget, vocab_size, type(drafter).__name__, copies)
     rule.begin(call, vocab_size, terms.generator)
@@ -203,6 +200,7 @@ def _tell(
 
 def _budget(
     terms: Terms,
+    drafter: Drafter,
     config: SpeculationConfig,
     deepest: int,
     branches: bool,
@@ -214,7 +212,7 @@ def _budget(
     automatic = config.tree_size == "auto" and branches and rule.draws is None
     depth = max(config.num_draft_tokens, deepest if config.tree_size is not None else 0)
     use = config.num_draft_tokens, config.tree_size, deepest, type(rule), config.never_slower
-    return terms.budget_of(automatic or (config.never_slower and rule.rests), depth, batch_size, row_counts, *use)
+    return terms.budget_of(drafter, automatic or (config.never_slower and rule.rests), depth, batch_size, row_counts, *use)
 
 
 def make_verifier(
@@ -253,7 +251,8 @@ def make_verifier(
     explicit = explicit and not (recurrent and batch_size == 1)
     if recurrent:
         check_roll_back(cache)
-        record_windows(cache)
+    if recurrent and not explicit and batch_size > 1:
+        raise Refused(f"{type(model).__name__} is served one prompt at a time with a drafter, for its layers' sake.")
     if config.compile and explicit and not recurrent and cache.get_seq_length() == 0:
         cache.layers = static_cache(model, num_slots).layers  # in the caller's own object, if it is one
     explicit = explicit and (recurrent or use_plain_layers(cache, num_slots))
@@ -265,8 +264,7 @@ def make_verifier(
         )
     states, length = States(cache) if recurrent else None, 0 if recurrent else int(cache.get_seq_length())
     if not explicit:
-        if not recurrent:
-            cache.activate_past_recording()
+        record_windows(cache) if recurrent else cache.activate_past_recording()
         rows = CroppedCache(cache, batch_size, length)
         return Verifier(model, model_kwargs, per_token, rows, begin, states=states, features=features)
     mask = model_kwargs.get("attention_mask")

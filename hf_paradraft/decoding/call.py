@@ -25,7 +25,7 @@ from .sequence import Ends, Sequence, by_step, padded
 from .verify import Verifier
 
 
-def unshared_budget(decides: bool, *sizes: Any) -> Budget:
+def unshared_budget(drafter: Drafter, decides: bool, *sizes: Any) -> Budget:
     """Make a budget that knows of no other call, and of no costs; arguments as for `hf_paradraft.admission.budget_of`."""
     return Budget(RowLatency([1], [1.0]), *sizes[:3])
 
@@ -59,7 +59,6 @@ class Call:
         drafter: as it was passed.
         config: how it is used in this call.
         verifier: runs the target.
-        vocab_size: V, of the target.
         terms: on which it is served.
         only_argmax: whether the most probable tokens alone decide.
         ends: when sequences end.
@@ -81,7 +80,6 @@ class Call:
     drafter: Drafter
     config: SpeculationConfig
     verifier: Verifier
-    vocab_size: int
     terms: Terms
     only_argmax: bool
     ends: Ends
@@ -92,12 +90,11 @@ class Call:
     drafts_first: bool
     hands_back: bool
     begin: int
-    judged: int
-    done: list[bool]
     first: bool = True
     error: Exception | None = None
 
     def __post_init__(self) -> None:
+        self.judged, self.done = self.begin, [False] * len(self.sequences)
         for row, sequence in enumerate(self.sequences):
             sequence.call, sequence.row, sequence.place, sequence.rule = self, row, row, self.rule.of_row(row)
 

@@ -43,6 +43,7 @@ def leave(batch: Batch) -> list[Call]:
         if verifier.states is not None:
             verifier.states.select(going_on)
         crop_left(verifier.cache, select_masks(verifier.attention, going_on))
+    batch.verifier.sequences = []  # which would keep those alive that leave
     for sequence in batch.sequences:
         if sequence.finished:
             sequence.accepted = None

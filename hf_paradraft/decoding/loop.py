@@ -81,7 +81,7 @@ def speculative_decoding(
         drafter: guesses; see `Drafter`.
         streamer: gets the tokens as they are accepted, one by one, or rounds (`RoundStreamer`); for one sequence.
         synced_gpus: False in every call that is served.
-        terms: on which it is served; default: greedy, without copies.
+        terms: on which it is served, as the doors make them.
         model_kwargs: for the target's forward.
 
     Returns:

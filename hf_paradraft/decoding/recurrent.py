@@ -39,8 +39,10 @@ class States:
         """Let some rows of the batch have their copied states again."""
         for current, saved in zip(self._by_layer(), self.saved, strict=True):
             for key, state in current.items():
-                if state is not None:
+                if state is not None and len(rows) < len(state):
                     state[rows] = saved[key][rows]
+                else:  # also where it has grown
+                    current[key] = saved[key]
 
     def select(self, rows: list[int]) -> None:
         """Go on with the states of some rows, in this order."""

@@ -1,8 +1,7 @@
 """Guesses in the target's own ids, and the trees that are made of them.
 
 A path is never more probable than its beginning, so the N most probable paths always form a tree. Where distances do not depend
-on each other, walking from the most probable path finds them in O(N log N). Where guesses become known node by node, what is
-not among the best N will never be, for more is only added.
+on each other, walking from the most probable path finds them in O(N log N).
 """
 
 from dataclasses import dataclass, field

@@ -109,13 +109,11 @@ class Verifier:
 
     @property
     def unread(self) -> int:
-        """Tokens of the prompt that the cache lacks."""
+        """Tokens of the prompt that the cache lacks, until it is read."""
         return self.begin - self.cache.lengths[0]
 
     def _unread(self) -> list[int]:
-        """Count the tokens that the cache lacks of each sequence; 0 for one that has ended, over recurrent states."""
-        if self.states is None:
-            return [1] * len(self.sequences)
+        """Count the tokens that the recurrent state of each sequence lacks; 0 for one that has ended."""
         pairs = zip(self.sequences, self.cache.lengths, strict=False)
         return [0 if sequence.finished else sequence.length - length for sequence, length in pairs]
 
@@ -174,7 +172,7 @@ class Verifier:
         inputs |= with_cache(self.model, self.cache.cache)  # Phi-3's drops an empty one
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
-            if self.reads_features:  # of an int Gemma 4's last layers make a few rows alone
+            if self.reads_features and self.states is None:  # of an int Gemma 4's last layers make a few rows alone
                 inputs["logits_to_keep"] = torch.arange(count - logits_to_keep, count, device=ids.device)
         self.is_first = False
         return self.model(**inputs, return_dict=True).logits
@@ -182,7 +180,7 @@ class Verifier:
     def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
         if self.states is not None and not any(map(len, drafts)):  # plain decoding goes on with the newest token alone
             self._read(torch.cat([sequence.ids for sequence in sequences]), [count - 1 for count in self._unread()])
-        counts = self._unread()
+        counts = [1] * len(sequences) if self.states is None else self._unread()
         ends = [(sequence, sequence.length, count) for sequence, count in zip(sequences, counts, strict=True)]
         logits = self._run([sequence.ids[0, end - count : end] for sequence, end, count in ends], drafts)
         if self.states is None:
@@ -219,17 +217,17 @@ class Verifier:
             self.extra |= with_cache(self.model, self.cache.cache)
         inputs: dict[str, Any] = {"input_ids": ids}
         if any(draft.prompt_rows is not None for draft in drafts):
-            inputs = {"input_ids": None, "inputs_embeds": self._embed(ids, drafts)}
+            inputs = {"input_ids": None, "inputs_embeds": self._embed(ids, counts, drafts)}
         outputs = self.forward(**{**self.extra, **inputs, "attention_mask": mask, "position_ids": positions, "return_dict": True})
         self.written, self.prefix_rows = size, counts
         return outputs.logits
 
-    def _embed(self, ids: LongTensor, drafts: list[Draft]) -> Tensor:
-        """Embed ids `(B, M)`, with the prompt rows' own embeddings after the nodes."""
+    def _embed(self, ids: LongTensor, counts: list[int], drafts: list[Draft]) -> Tensor:
+        """Embed ids `(B, M)`, with the prompt rows' own embeddings after the prefixes' rows and the nodes."""
         embeddings = self.model.get_input_embeddings()(ids).clone()
-        for row, draft in enumerate(drafts):
+        for row, (count, draft) in enumerate(zip(counts, drafts, strict=True)):
             if draft.prompt_rows is not None:
-                embeddings[row, 1 + len(draft) : 1 + len(draft.row_parents)] = draft.prompt_rows.embeddings.to(embeddings)
+                embeddings[row, count + len(draft) : count + len(draft.row_parents)] = draft.prompt_rows.embeddings.to(embeddings)
         return embeddings
 
     def keep(self, paths: list[list[int] | None]) -> None:

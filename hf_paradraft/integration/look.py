@@ -264,7 +264,7 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
         text: int64 `(n,)`, of a target with code of others; default: a few ids.
 
     Returns:
-        "" for a sound target; None for one that the loop itself refuses, and says so.
+        "" for a sound target; None for one that the loop refuses, and says so.
     """
     device = input_device(model)
     vocab_size = model.config.get_text_config().vocab_size

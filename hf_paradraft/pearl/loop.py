@@ -22,6 +22,7 @@ import torch
 from torch import LongTensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
+from ..copies import copies_of
 from ..decoding.batch import Batch
 from ..decoding.begin import begin_call
 from ..decoding.cache import cache_of_call
@@ -248,6 +249,8 @@ def overlapped_decoding(
     repeatable = terms.rule.clocked  # whatever the clock says, the text is the same
     overlapped = not (config.never_slower and repeatable) or schedule.turn()
     used = drafter.apart if overlapped and drafter.apart is not None else drafter
+    if used is not drafter:
+        terms = replace(terms, copies=copies_of(used, terms.rule.draws is not None))
     own = logits_processor, stopping_criteria, generation_config
     batch = begin_call(model, input_ids, *own, used, streamer, model_kwargs, terms)
     [call], [group] = batch.calls, batch.groups

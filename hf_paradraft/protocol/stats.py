@@ -132,8 +132,8 @@ class SpeculationStats:
                 stats.num_rounds += stats is not self
                 stats._count(part)
             if trace:
-                drafted, parents = part.draft.token_ids, part.draft.parents
-                self.trace.append(RoundTrace(part.row, drafted, parents, part.accepted, part.emitted, *times))
+                drafted = part.draft.token_ids, part.draft.parents
+                self.trace.append(RoundTrace(part.row, *drafted, part.accepted, part.emitted, *times))
 
     def take_back(self, row: int, length: int) -> None:
         """Forget the newest tokens of a sequence of a batch, which a criterion has taken back.

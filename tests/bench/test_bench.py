@@ -277,5 +277,5 @@ def test_transformers_own_compiled_drafts_are_a_peer():
     """Since 5.24 its assisted generation compiles the verification over a static cache."""
     parent, drafter = tiny_model(seed=3), near_copy(tiny_model())
     names = [method.name for method in methods_of(Case.compiled, drafter, parent, (4,), (9,))]
-    peers = ["assisted-default-compiled"] if hf_paradraft.names.ASSISTS_COMPILED else []
+    peers = ["assisted-default-compiled"] if hf_paradraft.outer_names.ASSISTS_COMPILED else []
     assert names == ["plain-compiled", *peers, "pard-chain-k4", "pard-tree-k4-n9"]

@@ -124,7 +124,7 @@ def test_batches_that_cannot_be_joined_are_refused(prompt):
     drafter = near_copy(target, 0.05)
     more = ({}, {}, {"cache_implementation": "static"})
     batches = [begun(target, drafter, prompt, max_new_tokens=20, **options) for options in more]
-    with pytest.raises(ValueError, match="behind their prompts"):
+    with pytest.raises(ValueError, match="after their prompts"):
         join(batches[0], batches[1])
     for batch in batches:
         step(batch)

@@ -6,7 +6,8 @@ import torch
 from tiny import tiny_model
 
 import hf_paradraft
-from hf_paradraft.decoding.budget import Budget, RowLatency, budget_of
+from hf_paradraft.admission import budget_of
+from hf_paradraft.decoding.budget import Budget, RowLatency
 from hf_paradraft.decoding.trees import best_first_tree
 from hf_paradraft.protocol import Draft, PromptRows, Round, SequenceRound
 

@@ -8,8 +8,8 @@ from lossless import assert_lossless
 from tiny import ARCHITECTURES, near_copy, tiny_model
 
 import hf_paradraft
-from hf_paradraft.decoding import pearl
 from hf_paradraft.decoding.budget import Budget
+from hf_paradraft.pearl import loop as pearl
 from hf_paradraft.pearl.schedule import OverlapSchedule
 
 TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}

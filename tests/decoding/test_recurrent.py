@@ -4,12 +4,14 @@ import functools
 
 import pytest
 import torch
+import transformers
 from lossless import assert_lossless, left_padded
 from tiny import CACHE, MASK, SHARED, near_copy, same_with_an_oracle, tiny_model
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
     BertConfig,
+    DynamicCache,
     FalconH1Config,
     GenerationMixin,
     JambaConfig,
@@ -246,6 +248,23 @@ def test_a_trial_that_ran_out_of_memory_decides_nothing(prompt, monkeypatch, tmp
         with pytest.raises(torch.OutOfMemoryError):
             target.generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
     target.generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
+
+
+def test_a_refused_batch_leaves_the_callers_cache_as_it_was():
+    """Its windows would keep what they push out, and plain decoding reads other states then."""
+    config_type = getattr(transformers, "ZayaConfig", None)
+    if config_type is None:
+        pytest.skip("this transformers has no target with windows next to recurrent states")
+    config = config_type(
+        **{**COMMON, "head_dim": 8, "layer_types": ["hybrid_sliding", "hybrid"] * 2, "sliding_window": 12},
+        moe_intermediate_size=16,
+        num_experts=2,
+    )
+    target, drafter = AutoModelForCausalLM.from_config(config).eval(), hf_paradraft.NgramDrafter()
+    ids, cache = torch.arange(20).view(2, 10), DynamicCache(config=config)
+    with pytest.raises(ValueError, match="one prompt at a time with a drafter, for its layers' sake"):
+        target.generate(ids, do_sample=False, max_new_tokens=4, assistant_model=drafter, **{CACHE: cache})
+    assert not any(layer.record_past for layer in cache.layers)
 
 
 OTHERS = {
