@@ -4,7 +4,6 @@ A path is never more probable than its beginning, so the N most probable paths a
 on each other, walking from the most probable path finds them in O(N log N).
 """
 
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import exp, inf, log
 
@@ -47,48 +46,31 @@ def widen(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Ten
     return wide
 
 
-@dataclass
-class Paths:
-    """A tree of guesses by rank, most probable first: parents come before children, and the first n nodes are the best n.
-
-    Attributes:
-        parents: of the nodes; -1 is the root.
-        depths: from 0.
-        ranks: which guess of its depth each node is; 0 is the best.
-        acceptance: the chance of each node, given its parent.
-        path_probability: the chance of the whole path to it.
-    """
-
-    parents: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    acceptance: list[float] = field(default_factory=list)
-    path_probability: list[float] = field(default_factory=list)
-
-
-def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) -> Paths:
+def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) -> Draft:
     """Find the N most probable paths over distances that do not depend on each other.
 
     Args:
         scores: by depth and rank, log-probabilities that fall from rank to rank.
         num_nodes: N; fewer come back only if there are no more.
         least: probability below which a path is left out, the first one apart.
+
+    Returns:
+        A draft of ranks in the place of tokens, most probable first: parents come before children, and the first n nodes are the
+        best n.
     """
-    paths, dearest = Paths(), -log(least) if least > 0 else inf
+    parents, ranks, acceptance = list[int](), list[int](), list[float]()
+    dearest = -log(least) if least > 0 else inf
     heap = [(-scores[0][0], 0, 0, -1, 0.0)]  # (minus log-probability, depth, rank, parent, the parent's log-probability)
-    while heap and len(paths.parents) < num_nodes and (heap[0][0] <= dearest or not paths.parents):
+    while heap and len(parents) < num_nodes and (heap[0][0] <= dearest or not parents):
         cost, depth, rank, parent, base = heappop(heap)
-        node = len(paths.parents)
-        paths.parents.append(parent)
-        paths.depths.append(depth)
-        paths.ranks.append(rank)
-        paths.acceptance.append(exp(scores[depth][rank]))
-        paths.path_probability.append(exp(-cost))
         if rank + 1 < len(scores[depth]):
             heappush(heap, (-(base + scores[depth][rank + 1]), depth, rank + 1, parent, base))
         if depth + 1 < len(scores):
-            heappush(heap, (cost - scores[depth + 1][0], depth + 1, 0, node, -cost))
-    return paths
+            heappush(heap, (cost - scores[depth + 1][0], depth + 1, 0, len(parents), -cost))
+        parents.append(parent)
+        ranks.append(rank)
+        acceptance.append(exp(scores[depth][rank]))
+    return Draft(torch.tensor(ranks, device="cpu"), parents, acceptance=acceptance)
 
 
 def possible(scores: Tensor) -> list[list[float]]:
@@ -126,9 +108,9 @@ def best_first_tree(
     top, ids = logits.float().log_softmax(-1).topk(min(ranks or num_nodes, logits.shape[1]), dim=-1)
     if calibration is not None:
         top = top + torch.from_numpy(calibration).to(top)[:, None].log()
-    paths, tokens = best_paths(possible(top), num_nodes, least), to_target(ids, vocabulary).tolist()
-    chosen = [tokens[depth][rank] for depth, rank in zip(paths.depths, paths.ranks, strict=True)]
-    return Draft(torch.tensor(chosen, device=logits.device), paths.parents, acceptance=paths.acceptance)
+    tree, tokens = best_paths(possible(top), num_nodes, least), to_target(ids, vocabulary).tolist()
+    chosen = [tokens[depth - 1][rank] for depth, rank in zip(tree.depths, tree.token_ids, strict=True)]
+    return Draft(torch.tensor(chosen, device=logits.device), tree.parents, acceptance=tree.acceptance)
 
 
 def likely_path(draft: Draft) -> list[int]:

@@ -205,9 +205,9 @@ class Verifier:
             self.states.copy()
         sees, depths = (torch.from_numpy(numpy.stack(part)) for part in zip(*shapes, strict=True))
         mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
-        if self.num_positions is not None:  # padding, prompt rows, and rows of a sequence that has ended are not read
-            for row, (ended, draft, count) in enumerate(zip(self.ended, drafts, counts, strict=True)):
-                positions[row, 0 if ended else count + len(draft) :].clamp_(max=self.num_positions - 1)
+        if self.num_positions is not None:  # beyond them stand rows that are not read, and a prefix that goes on there
+            for row, (ended, count) in enumerate(zip(self.ended, counts, strict=True)):
+                positions[row, 0 if ended else count :].clamp_(max=self.num_positions - 1)
         if self.extra is None:
             self.extra = self.model.prepare_inputs_for_generation(
                 ids, next_sequence_length=size, is_first_iteration=False, **{**self.model_kwargs, "attention_mask": None}

@@ -73,10 +73,10 @@ def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = 
     Returns:
         A draft with `q`; siblings stand in the order in which they were drawn.
     """
-    paths = best_paths(possible(q.log().topk(min(num_nodes, q.shape[1])).values), num_nodes)
-    depths = torch.tensor(paths.depths, device=q.device)
-    draft = Draft(torch.empty_like(depths), paths.parents, q[depths])
-    for parent in dict.fromkeys(paths.parents):
+    shape = best_paths(possible(q.log().topk(min(num_nodes, q.shape[1])).values), num_nodes)
+    depths = torch.tensor(shape.depths, device=q.device)
+    draft = Draft(torch.empty_like(depths), shape.parents, q[depths - 1])
+    for parent in dict.fromkeys(shape.parents):
         children = draft.children(parent)
         draft.tokens[children] = draw(draft.q[children[0]], len(children), generator)
     return draft

@@ -87,7 +87,9 @@ class PpdDrafting(Drafting):
         ids = logits.topk(min(max(map(len, self.accuracy)), logits.shape[1]), dim=-1).indices
         tree, rows = self.trees[len(logits)]
         paths = tree.paths
-        tokens: LongTensor = ids[paths.depths, paths.ranks] if paths.parents else prefix.ids.new_zeros(0)
+        tokens: LongTensor = (
+            ids[[depth - 1 for depth in paths.depths], paths.token_ids] if len(paths) else prefix.ids.new_zeros(0)
+        )
         return GuessedTokens(tokens, paths.parents, paths.acceptance, rows)
 
     def _hang(self, tree: SparseTree) -> PromptRows:

@@ -12,8 +12,10 @@ from math import log
 from typing import Any
 
 import numpy
+import torch
 
-from ...decoding.trees import Paths, best_paths
+from ...decoding.trees import best_paths
+from ...protocol import Draft
 
 SIZES = (4, 6, 8, 10, 12, 15, 18, 22, 26, 31, 40, 50, 63)  # rows next to the root that are compared
 
@@ -23,11 +25,11 @@ class SparseTree:
     """The rows of a round that begins in one state.
 
     Attributes:
-        paths: the candidates.
+        paths: the candidates, by rank.
         prompts: how many prompts hang below the root, then below each node.
     """
 
-    paths: Paths
+    paths: Draft
     prompts: list[int]
 
     @property
@@ -46,13 +48,13 @@ class SparseTree:
         for node, count in enumerate(self.prompts, -1):
             for prompt in range(count):
                 for ensemble in range(num_ensembles):
-                    parents.append(node if prompt == 0 else len(self.paths.parents) + len(nodes) - num_ensembles)
+                    parents.append(node if prompt == 0 else len(self.paths) + len(nodes) - num_ensembles)
                     nodes.append(node)
                     which.append(prompt * num_ensembles + ensemble)
         return nodes, parents, which
 
 
-def ends(paths: Paths) -> list[float]:
+def ends(paths: Draft) -> list[float]:
     """Compute the chance that a round ends at the root, then at each node."""
     chances = [1.0, *paths.path_probability]
     for parent, chance in zip(paths.parents, paths.path_probability, strict=True):
@@ -94,10 +96,12 @@ def amortised_gain(trees: list[SparseTree]) -> float:
     return float(stationary(transitions(trees)) @ [tree.gain for tree in trees])
 
 
-def best_by_state(accuracy: Sequence[Sequence[float]], num_nodes: int) -> list[Paths]:
+def best_by_state(accuracy: Sequence[Sequence[float]], num_nodes: int) -> list[Draft]:
     """Find the most probable candidates of states 0 … m, `num_nodes` at most; `accuracy` as for `build_trees`."""
     scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
-    return [Paths()] + [best_paths(scores[:state], num_nodes) for state in range(1, len(scores) + 1)]
+    return [Draft.chain(torch.zeros(0, dtype=torch.long, device="cpu"))] + [
+        best_paths(scores[:state], num_nodes) for state in range(1, len(scores) + 1)
+    ]
 
 
 def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles: int = 1) -> list[SparseTree]:
@@ -111,20 +115,14 @@ def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles:
     widest = best_by_state(accuracy, budget)
     best: tuple[float, list[SparseTree]] = (-1.0, [])
     for num_nodes in range(1, budget - num_ensembles + 1):
-        states = [first(paths, num_nodes) for paths in widest]
+        states = [paths.first(num_nodes) for paths in widest]
         values = [sum(paths.path_probability) for paths in states]
         trees = []
         for paths in states:
-            room = (budget - len(paths.parents)) // num_ensembles
+            room = (budget - len(paths)) // num_ensembles
             trees.append(SparseTree(paths, attach_prompts(ends(paths), values, room)))
         best = max(best, (amortised_gain(trees), trees), key=lambda candidate: candidate[0])
     return best[1]
-
-
-def first(paths: Paths, num_nodes: int) -> Paths:
-    """Cut a tree to its first `num_nodes` nodes, which are the best tree of that size."""
-    n = num_nodes
-    return Paths(paths.parents[:n], paths.depths[:n], paths.ranks[:n], paths.acceptance[:n], paths.path_probability[:n])
 
 
 @dataclass
