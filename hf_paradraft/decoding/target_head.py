@@ -107,6 +107,7 @@ class TargetHead:
 
     def logits(self, states: Tensor, softcap: float | None = None, scale: float | None = None, raw: bool = False) -> Tensor:
         """Compute logits `(…, V')` of normed states `(…, hidden)`; the rest as for `finished`."""
+        states = states.contiguous()  # with a slice torch multiplies each sequence by a copy of the head, a hundred times slower
         weight = getattr(self.head, "weight", None)
         if self.vocabulary is not None and type(self.head) is torch.nn.Linear and not weight.is_meta:
             rows, bias = self._rows(weight)

@@ -17,7 +17,7 @@ from ..decoding.compiled import compiled_on
 from ..hardware import input_device
 from ..names import StaticLayer, with_cache
 from ..notes import notes_on
-from ..protocol import GuessedLogits, Prefix
+from ..protocol import GuessedLogits, Observation, Prefix
 
 logger = logging.get_logger(__name__)
 
@@ -216,3 +216,18 @@ def newer_halves(
         "alone, and fewer of its guesses may be right."
     )
     return count, [max(start, len(ids) - context // 2) for ids, start in zip(rows, starts, strict=True)]
+
+
+def fused_rows(model: Any, observations: Sequence[Observation | None]) -> dict[int, Tensor]:
+    """Fuse what the target's forward brought, of all rows at once; by the row, without those of which it brought nothing.
+
+    Args:
+        model: has `fuse`.
+        observations: of the rows.
+    """
+    known = {row: seen.features for row, seen in enumerate(observations) if seen is not None and seen.features}
+    if not known:
+        return {}
+    rows = list(known.values())
+    fused = model.fuse({key: torch.cat([features[key] for features in rows]) for key in rows[0]})
+    return dict(zip(known, fused.split([len(next(iter(features.values()))) for features in rows]), strict=True))

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from ..decoding.cache import RaggedCache
 from ..decoding.joining import join_caches, join_masks, select_cache, select_masks
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix
-from .cache import compiled_method, make_room
+from .cache import compiled_method, fused_rows, make_room
 
 
 class ContextDrafting(Drafting):
@@ -40,9 +40,8 @@ class ContextDrafting(Drafting):
             self.cache = RaggedCache(self.drafter.empty_context(self.num_slots), len(observations), 0)
             self.masks = self.drafter.masks(self.begins)
             self.waiting = [[] for _ in observations]
-        for row, seen in enumerate(observations):
-            if seen is not None and seen.features:
-                self.waiting[row].append(self.drafter.fuse(seen.features))
+        for row, fused in fused_rows(self.drafter, observations).items():
+            self.waiting[row].append(fused)
 
     def join(self, other: Drafting) -> bool:
         """Implement `Drafting.join`."""

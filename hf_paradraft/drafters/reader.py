@@ -22,7 +22,7 @@ from ..decoding.joining import join_caches, join_masks, select_cache, select_mas
 from ..decoding.tree_attention import attention_windows
 from ..protocol import Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from .cache import Nodes, compiled_method, make_room, newer_halves, plain_cache, ragged_rows
+from .cache import Nodes, compiled_method, fused_rows, make_room, newer_halves, plain_cache, ragged_rows
 from .layers import StackMasks, last_position, run
 
 PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
@@ -137,9 +137,8 @@ class Reader:
         if self.cache is None:
             begins = [0 if seen is None else seen.begin for seen in observations]
             self._begin([0 if begin == 0 and self.model.shift == 0 else begin + 1 for begin in begins])
-        for row, seen in enumerate(observations):
-            if seen is not None and seen.features:
-                self.fused[row] = torch.cat([self.fused[row], self.model.fuse(seen.features)])
+        for row, fused in fused_rows(self.model, observations).items():
+            self.fused[row] = torch.cat([self.fused[row], fused])
 
     @torch.no_grad()
     def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:

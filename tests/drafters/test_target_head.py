@@ -144,3 +144,14 @@ def test_an_untrained_drafter_begins_with_the_scale_of_the_targets_final_norm():
     features = {key: torch.randn(1, 3, 32) for key in blocks.features}
     base = blocks.base_logits(blocks.guesses(blocks.all_states(ids, features)))
     torch.testing.assert_close(blocks.draft_logits(ids, features), base)  # the head on the token before says nothing yet
+
+
+@torch.no_grad()
+def test_a_batchs_newest_states_are_multiplied_by_one_head():
+    """They are a slice of all states, and torch multiplies each part of a slice by a copy of the matrix."""
+    head = TargetHead(tiny_model(), torch.arange(20))
+    states = torch.randn(6, 3, head.embedding.weight.shape[1], dtype=head.embedding.weight.dtype)
+    with torch.profiler.profile() as profile:
+        sliced = head.logits(states[:, -1:])
+    assert "aten::bmm" not in {event.key for event in profile.key_averages()}
+    torch.testing.assert_close(sliced, head.logits(states)[:, -1:])
