@@ -18,11 +18,11 @@ from ..protocol import Round
 
 DECAY = 0.98  # weight of a round with each later one, in rates and acceptances of the long run
 RECENT_DECAY = 0.9  # likewise, in the estimate "does drafting still pay?"
-PRIOR_SPEEDUP = 1.1  # times plain decoding, assumed before the first rounds are measured
-MOST_PRIOR_SPEEDUP = 1.5  # times, at most taken over from earlier calls, whose texts may have been easier
+PRIOR_SPEEDUP = 1.1  # times plain decoding, assumed before the first rounds of a call, as one round that was measured
+PRIOR_SPREAD = 1.0  # likewise, the square of what a text's drafts bring, in tokens per plain round
 LEAST_SPEEDUP = 0.98  # times plain decoding; below it drafting rests
 SURE_SPEEDUP = 2.0  # times, by the table of latencies alone: enough to go on without having timed a plain round
-FIRST_REST, LONGEST_REST = 8, 256  # plain rounds after drafting lost, each time twice as many
+LOSS = 0.01  # of plain decoding's time: what drafting may cost where it does not pay, in the long run
 NODE_STEP = 4  # trees have 1 to 3 nodes, or 4 n - 1: a number of rows that is new may have to be compiled first
 SPARED = 0.01  # of a round's tokens, which a smaller draft may lose: the last nodes keep their promises least
 
@@ -81,14 +81,21 @@ class Budget:
         self.tokens = self.seconds = 0.0  # decayed, of drafted rounds
         self.odds: Any = None  # rules.race.Odds, of the drafter's tokens, where the target's noise is known
         self.gain = PRIOR_SPEEDUP  # lately, tokens per second of drafted rounds ÷ those of plain ones
-        self.spread = 0.0  # likewise, what drafts brought, squared: where it is a matter of luck, a few rounds decide little
+        self.spread = PRIOR_SPREAD  # likewise, what a text's drafts brought, squared: where it is luck, few rounds decide little
+        self.recent = 1.0  # rounds in these two
+        self.debt = 0.0  # plain rounds whose time drafting has lost, and that are not paid back
         self.size_before = 1  # of the last draft that was cut
         self.drafted = False  # in the last round
-        self.rounds, self.left, self.next_rest = 0, 0, FIRST_REST
+        self.rounds = 0
 
     def begin(self) -> None:
-        """Begin a call: drafting is tried again, even where earlier calls found that it does not pay."""
-        self.left, self.spread, self.gain = 0, 0.0, min(max(self.gain, 1.0), MOST_PRIOR_SPEEDUP)
+        """Begin a call, whose texts may be others; a debt of earlier ones is still to be paid."""
+        if self.gain >= LEAST_SPEEDUP:
+            self._judge_anew()
+
+    def _judge_anew(self) -> None:
+        """Let the next few rounds decide whether drafting pays."""
+        self.gain, self.spread, self.recent = min(max(self.gain, 1.0), PRIOR_SPEEDUP), PRIOR_SPREAD, 1.0
 
     def cost(self, rows: ndarray | int) -> ndarray:
         """Compute the expected seconds of verifying and accepting `rows` query rows of each sequence, without drafting."""
@@ -155,16 +162,14 @@ class Budget:
 
     def rest(self) -> bool:
         """Decide whether the next round is a plain one, without drafts."""
-        if self.left > 0:
-            self.left -= 1
+        if len(self.plain) < 2 and self.rounds >= NODE_STEP and self.gain < SURE_SPEEDUP:
             return True
-        error = (self.spread * (1 - RECENT_DECAY) / (1 + RECENT_DECAY)) ** 0.5  # standard, of the gain
-        if self.gain + error < LEAST_SPEEDUP:  # look again later, each time later
-            self.left, self.next_rest, self.gain = self.next_rest - 1, min(2 * self.next_rest, LONGEST_REST), 1.0
+        if self.gain + (self.spread / self.recent / self.batch_size) ** 0.5 >= LEAST_SPEEDUP:  # with the gain's standard error
+            return False
+        if self.debt > 0:
+            self.debt -= LOSS
             return True
-        if not self.plain and self.rounds >= NODE_STEP and self.gain < SURE_SPEEDUP:
-            self.left = 1
-            return True
+        self._judge_anew()
         return False
 
     def observe(self, record: Round) -> None:
@@ -188,15 +193,18 @@ class Budget:
         if rows:
             self.factor.append(record.verify_seconds / float(self.latency(self.batch_size * (1 + rows))))
             self.overhead.append(seconds - record.verify_seconds)
-            if record.asked:
-                self.draft.append(record.draft_seconds)
+        if record.asked:
+            self.draft.append(record.draft_seconds)
         self.tokens = DECAY * self.tokens + emitted
         self.seconds = DECAY * self.seconds + record.total_seconds
-        plain = self.plain_seconds / record.total_seconds
-        self.gain += (1 - RECENT_DECAY) * (emitted * plain - self.gain)
-        self.spread += (1 - RECENT_DECAY) * (((emitted - 1) * plain) ** 2 - self.spread)
-        if self.gain >= LEAST_SPEEDUP and emitted > 1:
-            self.next_rest = max(FIRST_REST, self.next_rest // 2)
+        # After a rest a drafter reads what it has not seen: that is lost, but says nothing of the rounds to come.
+        plain = self.plain_seconds / (seconds + min(self.draft(), record.draft_seconds))
+        self.recent = RECENT_DECAY * self.recent + 1
+        useful = 1 + record.share * (emitted - 1)
+        self.gain += (useful * plain - self.gain) / self.recent
+        brought = fmean((len(part.emitted) - 1) ** 2 for part in record.sequences)
+        self.spread += (brought * plain**2 - self.spread) / self.recent
+        self.debt = max(0.0, self.debt + record.total_seconds / self.plain_seconds - useful)
 
     def _judge(self, record: Round) -> None:
         """Learn what was accepted, by depth, and what had been promised."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from .accept import Greedy, Rule
 from .budget import Budget, RowLatency
 from .sequence import Ends, Sequence, by_step, padded
 from .verify import Verifier
+
+FAIR_TOKENS = 4.0  # that drafts are thought to have brought each text of a batch, before they brought any
 
 
 def unshared_budget(drafter: Drafter, decides: bool, *sizes: Any) -> Budget:
@@ -157,6 +160,12 @@ class Call:
             for index, sequence in enumerate(self.sequences)
             if sequence.accepted is not None and sequence.end > sequence.accepted.begin
         ]
+
+    @property
+    def share(self) -> float:
+        """The share of what drafts have brought that brings the end nearer, which is the slowest text's."""
+        gained = [s.length - self.begin - self.stats.num_rounds for s in self.sequences if not s.finished]
+        return (min(gained) + FAIR_TOKENS) / (fmean(gained) + FAIR_TOKENS) if gained else 1.0
 
     def break_off(self) -> None:
         """Leave the cache of a batch in which something raised even, as in plain decoding, where it may be seen."""

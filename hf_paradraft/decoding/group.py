@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import fmean
 
 from torch import LongTensor, Tensor
 from transformers import GenerationConfig
@@ -18,7 +19,7 @@ from .features import Features
 from .sequence import Sequence
 from .verify import Verifier
 
-PIECE = 2048  # tokens of a prompt that are read at once for a drafter that reads features, unless the caller says otherwise
+PIECE = 8192  # tokens of a prompt that are read at once for a drafter that reads features, unless the caller says otherwise
 
 
 class Group:
@@ -145,11 +146,12 @@ class Group:
         Args:
             record: of the round, without its sequences.
         """
-        whole = replace(record, sequences=[], asked=self.builder.asked)
+        whole, shares = replace(record, sequences=[], asked=self.builder.asked), list[float]()
         for call in self.calls:
             if parts := call.parts():  # none of a call that is over and has not left
                 whole.sequences += parts
                 whole.reads_prompt = whole.reads_prompt or call.first
                 call.record(replace(whole, sequences=parts, reads_prompt=call.first))
+                shares.append(call.share)
         if whole.sequences:
-            self.budget.observe(whole)
+            self.budget.observe(replace(whole, share=fmean(shares)))

@@ -39,6 +39,7 @@ class Round:
         hidden_seconds: of the drafter, during the verification.
         asked: whether the drafter was asked for guesses; copies and plain rounds do without.
         reads_prompt: whether the forward read the prompt too, whose time says nothing of other rounds.
+        share: of drafts' tokens, those that bring the end nearer: a batch ends with its last text.
     """
 
     sequences: list[SequenceRound]
@@ -48,6 +49,7 @@ class Round:
     hidden_seconds: float = 0.0
     asked: bool = True
     reads_prompt: bool = False
+    share: float = 1.0
 
 
 @dataclass
