@@ -16,6 +16,7 @@ PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
 # File, what stands there, what is sown, and what has to notice it.
 MUTATIONS = [
     ("decoding/accept.py", "logits[node + 1 : node + 2]", "logits[max(0, node) : max(0, node) + 1]", [*GOLDEN, "pard"]),
+    ("decoding/accept.py", "room.new_tensor([choices[node + 1]", "room.new_tensor([choices[node]", [*GOLDEN, "pard"]),
     ("decoding/accept.py", "if draft.token_ids[child] == token), None)", "), None)", [*GOLDEN, "pard"]),
     (
         "decoding/sequence.py",

@@ -247,7 +247,7 @@ def with_copied(draft: Draft, copies: list[Copy], size: int) -> Draft:
             else:
                 acceptance[node] = max(acceptance[node], chance)
             end = node
-    joined = Draft(draft.tokens.new_tensor(ids), parents, None, acceptance)
+    joined = Draft.of_ids(ids, draft.tokens.device, parents, None, acceptance)
     chances = joined.path_probability
     # Where chances are equal the order stays: parents before children.
     return part(joined, sorted(range(len(ids)), key=lambda node: -chances[node])[:size])

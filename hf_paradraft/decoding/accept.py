@@ -136,27 +136,36 @@ def accept(
     Raises:
         ValueError: a logits processor knows of more rows than this one.
 
-    Stop iterating where decoding stops; nothing is computed ahead of what is asked for.
+    Stop iterating where decoding stops; but for `choices`, nothing is computed ahead of what is asked for.
     """
+    if choices is not None:
+        yield from _most_probable(draft, logits, buffer[0, length:], choices)
+        return
     node = -1
     path, rest = rule.path(draft, logits, buffer[:, :length], logits_processor)
     while True:
-        raw = logits[node + 1 : node + 2]
-        if choices is not None:
-            scores = raw
-            token, child = child_that_is(draft, node, choices[node + 1])
+        raw = logits[node + 1 : node + 2].to(torch.float32, copy=True)  # which processors may write into, as in plain decoding
+        scores = logits_processor(buffer[:, :length], raw)
+        if scores.shape != raw.shape:
+            raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for one row of {raw.shape[1]}.")
+        if path:
+            token, child = draft.token_ids[path[0]], path.pop(0)
         else:
-            raw = raw.to(torch.float32, copy=True)  # which processors may write into, as in plain decoding
-            scores = logits_processor(buffer[:, :length], raw)
-            if scores.shape != raw.shape:
-                raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for one row of {raw.shape[1]}.")
-            if path:
-                token, child = draft.token_ids[path[0]], path.pop(0)
-            else:
-                token, child = rule.judge(draft, node, scores) if rest is None else (drawn(rest), None)
+            token, child = rule.judge(draft, node, scores) if rest is None else (drawn(rest), None)
         buffer[0, length] = token
         length += 1
         yield Emitted(token, child, raw, scores)
         if child is None:
             return
         node = child
+
+
+def _most_probable(draft: Draft, logits: Tensor, room: LongTensor, choices: list[int]) -> Iterator[Emitted]:
+    """Yield the new tokens where the most probable ones alone decide; they are written into `room` in one operation."""
+    nodes = [-1]
+    while (child := child_that_is(draft, nodes[-1], choices[nodes[-1] + 1])[1]) is not None:
+        nodes.append(child)
+    room[: len(nodes)] = room.new_tensor([choices[node + 1] for node in nodes])
+    for node, child in zip(nodes, [*nodes[1:], None], strict=True):
+        raw = logits[node + 1 : node + 2]
+        yield Emitted(choices[node + 1], child, raw, raw)

@@ -86,7 +86,6 @@ class Budget:
         self.debt = 0.0  # plain rounds whose time drafting has lost, and that are not paid back
         self.size_before = 1  # of the last draft that was cut
         self.drafted = False  # in the last round
-        self.rounds = 0
 
     def begin(self) -> None:
         """Begin a call, whose texts may be others; a debt of earlier ones is still to be paid."""
@@ -162,7 +161,7 @@ class Budget:
 
     def rest(self) -> bool:
         """Decide whether the next round is a plain one, without drafts."""
-        if len(self.plain) < 2 and self.rounds >= NODE_STEP and self.gain < SURE_SPEEDUP:
+        if len(self.plain) < 2 and len(self.overhead) >= NODE_STEP and self.gain < SURE_SPEEDUP:
             return True
         if self.gain + (self.spread / self.recent / self.batch_size) ** 0.5 >= LEAST_SPEEDUP:  # with the gain's standard error
             return False
@@ -189,7 +188,6 @@ class Budget:
                 return
         elif not before and not guessed:
             return  # prompt rows alone: their guesses come with the next round
-        self.rounds += 1
         if rows:
             self.factor.append(record.verify_seconds / float(self.latency(self.batch_size * (1 + rows))))
             self.overhead.append(seconds - record.verify_seconds)

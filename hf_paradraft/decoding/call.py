@@ -139,8 +139,8 @@ class Call:
         """Tell everyone what a round was."""
         for sequence in self.sequences:
             race, sequence.race = sequence.race, None
-            if race is not None and sequence.accepted is not None and race.length == sequence.accepted.begin < sequence.end:
-                race.learn(sequence.ids[0, race.length : sequence.end].tolist())
+            if race is not None and sequence.accepted is not None and race.length == sequence.accepted.begin:
+                race.learn(sequence.emitted)
         self.stats.add(record, self.config.trace)
         if isinstance(self.streamer, RoundStreamer):
             for part in record.sequences:
@@ -153,12 +153,12 @@ class Call:
             SequenceRound(
                 index,
                 sequence.draft,
-                sequence.accepted.path[: sequence.end - sequence.accepted.begin],
-                sequence.ids[0, sequence.accepted.begin : sequence.end].tolist(),
+                sequence.accepted.path[: len(sequence.emitted)],
+                sequence.emitted,
                 sequence.accepted.judged,
             )
             for index, sequence in enumerate(self.sequences)
-            if sequence.accepted is not None and sequence.end > sequence.accepted.begin
+            if sequence.accepted is not None and sequence.emitted
         ]
 
     @property

@@ -17,7 +17,7 @@ from ..protocol.config import MAX_TREE, TreeSize
 from .accept import Rule
 from .budget import Budget
 from .growing import GrowingDraft, grow
-from .trees import best_first_tree, cut, likely_path, part, to_target, widen
+from .trees import best_first_tree, cut, likely_path, part, widen
 
 logger = logging.get_logger(__name__)
 
@@ -143,7 +143,7 @@ class DraftBuilder:
             if isinstance(guess, GuessedTokens):
                 if branches or guess.prompt_rows is None:  # the forward that reads the prompt takes no prompt rows
                     drafts[index] = self._of_tokens(guess, prefix, size)
-            elif not len(guess.logits) or not self._usable(guess):
+            elif not len(guess.logits):
                 continue
             elif guess.bias is None and guess.extend is None:
                 drafts[index] = self._independent(guess, prefix, processor, size)
@@ -156,18 +156,14 @@ class DraftBuilder:
             grow(growing, len(prefixes), self.budget, self.adaptive, begun, self._ask)
         for index, grown in growing.items():
             drafts[index] = grown.draft()
-        if size is None and self.adaptive:
-            for guess, prefix, draft in zip(guesses, prefixes, drafts, strict=True):
-                if isinstance(guess, GuessedLogits) and guess.confidences is not None and len(draft):
-                    self._believe(draft, guess, prefix)
+        for guess, prefix, draft in zip(guesses, prefixes, drafts, strict=True):
+            if not isinstance(guess, GuessedLogits) or not len(guess.logits) or not prefix.room:
+                continue
+            if not len(draft):
+                logger.warning_once("The drafter's logits are not numbers: going on without drafts where they are not.")
+            elif size is None and self.adaptive and guess.confidences is not None:
+                self._believe(draft, guess, prefix)
         return drafts
-
-    def _usable(self, guess: GuessedLogits) -> bool:
-        """Tell whether each row of a guess's logits has a finite maximum, and warn once of logits that have none."""
-        if bool(cut(guess.logits, guess.vocabulary, self.vocab_size).amax(-1).isfinite().all()):
-            return True
-        logger.warning_once("The drafter's logits are not numbers: going on without drafts where they are not.")
-        return False
 
     def _believe(self, draft: Draft, guess: GuessedLogits, prefix: Prefix) -> None:
         """Take the drafter's own word on a chain, corrected by what came true."""
@@ -188,9 +184,7 @@ class DraftBuilder:
         calibration = self.budget.calibration[1 : 1 + len(logits)]
         if size == "auto":
             return best_first_tree(logits, MAX_TREE, calibration, guess.vocabulary, self.budget.least)
-        if self.adaptive:
-            return best_first_tree(logits, len(logits), calibration, guess.vocabulary, ranks=1)
-        return Draft.chain(to_target(logits.max(-1).indices, guess.vocabulary))
+        return best_first_tree(logits, len(logits), calibration, guess.vocabulary, ranks=1)
 
     def _of_tokens(self, guess: GuessedTokens, prefix: Prefix, size: TreeSize) -> Draft:
         """Make a draft of guessed tokens; where no tree is wanted, of their most probable path."""
@@ -199,13 +193,12 @@ class DraftBuilder:
         self._check_tokens(draft, prefix, size)
         if draft.prompt_rows is not None:
             return draft
-        depths = draft.depths
         if prefix.race is not None and draft.acceptance is not None:
-            draft.acceptance = prefix.race.chances(draft.token_ids, draft.acceptance, [depth - 1 for depth in depths])
-        if size is None and not draft.is_chain:
-            path = likely_path(draft)
-            draft, depths = part(draft, path), [depths[node] for node in path]
+            draft.acceptance = prefix.race.chances(draft.token_ids, draft.acceptance, [depth - 1 for depth in draft.depths])
+        if size is None:
+            draft = part(draft, likely_path(draft))
         if self._is_free(size):
+            depths = draft.depths
             chances = numpy.array(draft.acceptance) if draft.acceptance else self.budget.acceptance[depths]
             draft.acceptance = (chances * self.budget.calibration[depths]).tolist()
         return draft
@@ -239,4 +232,4 @@ class DraftBuilder:
         if not self._is_free(size) or any(draft.prompt_rows is not None for draft in drafts):
             return drafts
         count = self.budget.size([draft.path_probability for draft in drafts if len(draft)], draft_seconds)
-        return [draft.first(count) for draft in drafts]
+        return [part(draft, range(len(draft))[:count]) for draft in drafts]

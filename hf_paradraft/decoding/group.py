@@ -146,12 +146,11 @@ class Group:
         Args:
             record: of the round, without its sequences.
         """
-        whole, shares = replace(record, sequences=[], asked=self.builder.asked), list[float]()
+        whole = replace(record, sequences=[], asked=self.builder.asked)
         for call in self.calls:
             if parts := call.parts():  # none of a call that is over and has not left
                 whole.sequences += parts
                 whole.reads_prompt = whole.reads_prompt or call.first
                 call.record(replace(whole, sequences=parts, reads_prompt=call.first))
-                shares.append(call.share)
         if whole.sequences:
-            self.budget.observe(replace(whole, share=fmean(shares)))
+            self.budget.observe(replace(whole, share=fmean(call.share for call in self.calls)))

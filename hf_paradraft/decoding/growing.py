@@ -17,7 +17,7 @@ from transformers import LogitsProcessorList
 
 from ..protocol import Draft, GuessedLogits, Prefix
 from .budget import Budget
-from .trees import cut, to_target, widen
+from .trees import cut, read, widen
 
 ROOT = 0
 
@@ -58,6 +58,7 @@ class GrowingTree:
         ranks = scores.shape[1]
         paths = (scores + numpy.array([self.scores[node] for node in nodes])[:, None]).ravel()
         full = len(self.chosen) >= self.num_nodes
+        # What is not a number is not larger than anything: logits that are none guess nothing.
         offered = (paths > (self.scores[self.chosen[-1]] if full else -inf)).nonzero()[0]
         # Sorted so that what is equal stays in its order: parents before children, and siblings by rank.
         merged = numpy.concatenate([[self.scores[node] for node in self.chosen], paths[offered]])
@@ -178,12 +179,11 @@ class GrowingDraft(GrowingTree):
             self._draw(nodes, logits)
             return
         top, ids = logits.float().log_softmax(-1).topk(min(self.ranks, logits.shape[1]))
-        scores = top.cpu().double().numpy()
-        scores = numpy.where(numpy.isfinite(scores[:, :1]), scores, -numpy.inf)  # logits that are not numbers guess nothing
+        scores, tokens = read(top, ids, self.guess.vocabulary)
         if self.calibration is not None:
             corrections = numpy.log(self.calibration[[self.depths[node] + 1 for node in nodes]])
             scores = numpy.minimum(scores + corrections[:, None], 0.0)
-        self.grow(nodes, scores, to_target(ids, self.guess.vocabulary).cpu().numpy())
+        self.grow(nodes, scores, tokens)
 
     def _draw(self, nodes: list[int], logits: Tensor) -> None:
         """Draw the children of nodes from the drafter's distributions."""
@@ -202,10 +202,10 @@ class GrowingDraft(GrowingTree):
     def draft(self) -> Draft:
         """Make a draft of the nodes that are in the tree now."""
         index = {ROOT: -1, **{node: number for number, node in enumerate(self.chosen)}}
-        tokens = self.prefix.ids.new_tensor([self.tokens[node] for node in self.chosen])
+        tokens = [self.tokens[node] for node in self.chosen]
         parents = [self.parents[node] for node in self.chosen]
         q = torch.stack([self.q[parent] for parent in parents]) if self.q and parents else None
-        return Draft(tokens, [index[parent] for parent in parents], q, self.acceptance())
+        return Draft.of_ids(tokens, self.prefix.ids.device, [index[parent] for parent in parents], q, self.acceptance())
 
 
 def grow(

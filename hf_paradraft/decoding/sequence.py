@@ -26,12 +26,14 @@ class Accepted:
         path: the accepted nodes, from the root down.
         num_read: how many of them plain decoding would have read by now: all but the newest token, if that was drafted.
         judged: draft positions that were accepted or rejected.
+        tokens: that it emitted, on the host; those after its end are not the text's.
     """
 
     begin: int
     path: list[int] = field(default_factory=list)
     num_read: int = 0
     judged: int = 0
+    tokens: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -86,6 +88,11 @@ class Sequence:
         """Make its prefix, with room for `depth` guessed tokens at most; without room if it has ended."""
         over = self.finished or self.ended is not None
         return Prefix(self.ids[:, self.padding : self.length], 0 if over else min(depth, self.space), self.asked)
+
+    @property
+    def emitted(self) -> list[int]:
+        """Tokens of its text that the last round brought."""
+        return self.accepted.tokens[: self.end - self.accepted.begin]
 
     @property
     def end(self) -> int:
@@ -148,6 +155,7 @@ def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
     accepted.num_read = len(path)
     if emitted.node is not None:
         path.append(emitted.node)
+    accepted.tokens.append(emitted.token)
     sequence.length += 1
     if ends.keep_scores:
         scores = emitted.scores.float() if emitted.scores is emitted.logits else emitted.scores  # a processor's own dtype

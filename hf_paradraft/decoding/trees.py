@@ -4,9 +4,12 @@ A path is never more probable than its beginning, so the N most probable paths a
 on each other, walking from the most probable path finds them in O(N log N).
 """
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import takewhile
 from math import exp, inf, log
 
+import numpy
 import torch
 from numpy import ndarray
 from torch import LongTensor, Tensor
@@ -60,7 +63,8 @@ def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) ->
     """
     parents, ranks, acceptance = list[int](), list[int](), list[float]()
     dearest = -log(least) if least > 0 else inf
-    heap = [(-scores[0][0], 0, 0, -1, 0.0)]  # (minus log-probability, depth, rank, parent, the parent's log-probability)
+    # (minus log-probability, depth, rank, parent, the parent's log-probability)
+    heap = [(-row[0], 0, 0, -1, 0.0) for row in scores[:1]]
     while heap and len(parents) < num_nodes and (heap[0][0] <= dearest or not parents):
         cost, depth, rank, parent, base = heappop(heap)
         if rank + 1 < len(scores[depth]):
@@ -70,12 +74,26 @@ def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) ->
         parents.append(parent)
         ranks.append(rank)
         acceptance.append(exp(scores[depth][rank]))
-    return Draft(torch.tensor(ranks, device="cpu"), parents, acceptance=acceptance)
+    return Draft.of_ids(ranks, torch.device("cpu"), parents, None, acceptance)
 
 
-def possible(scores: Tensor) -> list[list[float]]:
-    """List each row of the log-probabilities `(K, r)`, which fall from rank to rank, without those of impossible tokens."""
-    return [[score for score in row if score > -inf] for row in scores.tolist()]
+def possible(scores: Tensor | ndarray) -> list[list[float]]:
+    """List log-probabilities `(K, r)`, which fall from rank to rank, by row: as far as rows have possible tokens, and these."""
+    return list(takewhile(bool, ([score for score in row if score > -inf] for row in scores.tolist())))
+
+
+def read(scores: Tensor, ids: LongTensor, vocabulary: LongTensor | None) -> tuple[ndarray, ndarray]:
+    """Bring the drafter's scores of some of its ids to the host, in one transfer.
+
+    Args:
+        scores, ids: `(n, r)`, of any floating dtype and int64.
+        vocabulary: as for `to_target`.
+
+    Returns:
+        The scores, float64 `(n, r)`, and the target's ids, int32 `(n, r)`.
+    """
+    both = torch.stack([scores.float().view(torch.int32), to_target(ids, vocabulary).int()]).cpu().numpy()
+    return both[0].view(numpy.float32).astype(float), both[1]
 
 
 def best_first_tree(
@@ -98,7 +116,7 @@ def best_first_tree(
 
     Returns:
         A draft, most probable first (so parents come before children, and the first n nodes are the best tree of n), with
-        `acceptance` and without `q`.
+        `acceptance` and without `q`; it ends above the first row that is not numbers.
 
     Raises:
         ValueError: `num_nodes` below 1.
@@ -106,11 +124,12 @@ def best_first_tree(
     if num_nodes < 1:
         raise ValueError(f"A tree needs at least one node, but num_nodes is {num_nodes}.")
     top, ids = logits.float().log_softmax(-1).topk(min(ranks or num_nodes, logits.shape[1]), dim=-1)
+    scores, tokens = read(top, ids, vocabulary)
     if calibration is not None:
-        top = top + torch.from_numpy(calibration).to(top)[:, None].log()
-    tree, tokens = best_paths(possible(top), num_nodes, least), to_target(ids, vocabulary).tolist()
-    chosen = [tokens[depth - 1][rank] for depth, rank in zip(tree.depths, tree.token_ids, strict=True)]
-    return Draft(torch.tensor(chosen, device=logits.device), tree.parents, acceptance=tree.acceptance)
+        scores += numpy.log(calibration)[:, None]
+    tree = best_paths(possible(scores), num_nodes, least)
+    chosen = [int(tokens[depth - 1, rank]) for depth, rank in zip(tree.depths, tree.token_ids, strict=True)]
+    return Draft.of_ids(chosen, logits.device, tree.parents, None, tree.acceptance)
 
 
 def likely_path(draft: Draft) -> list[int]:
@@ -121,13 +140,13 @@ def likely_path(draft: Draft) -> list[int]:
     return path
 
 
-def part(draft: Draft, nodes: list[int], root: int | None = -1) -> Draft:
+def part(draft: Draft, nodes: Sequence[int], root: int | None = -1) -> Draft:
     """Make a draft of some nodes of another one, parents before children and all below `root`."""
     index = {root: -1, **{node: number for number, node in enumerate(nodes)}}
-    chosen = torch.tensor(nodes, dtype=torch.long, device=draft.tokens.device)
-    return Draft(
-        draft.tokens[chosen],
+    return Draft.of_ids(
+        [draft.token_ids[node] for node in nodes],
+        draft.tokens.device,
         [index[draft.parents[node]] for node in nodes],
-        None if draft.q is None or not nodes else draft.q[chosen.to(draft.q.device)],
+        None if draft.q is None or not nodes else draft.q[nodes],
         None if draft.acceptance is None else [draft.acceptance[node] for node in nodes],
     )

@@ -208,7 +208,7 @@ class Windows:
                 continue
             for depth in range(min(accepted.judged, len(sequence.draft), self.schedule.most - begin)):
                 self.schedule.observe_guess(begin + depth, depth < len(accepted.path))
-            new = sequence.ids[0, accepted.begin : sequence.length].tolist()
+            new = accepted.tokens[: sequence.length - accepted.begin]
             fits = accepted.path == likely and len(new) == len(accepted.path) + 1
             self.windows.append(below(ahead, new[-1]) if fits else self.nothing)
             if fits and len(ahead):

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import LongTensor, Tensor
 
 
@@ -49,14 +51,12 @@ class Draft:
         """Make a draft of `(N,)` tokens in a row."""
         return cls(tokens, list(range(-1, len(tokens) - 1)), q, acceptance)
 
-    def first(self, size: int) -> "Draft":
-        """Cut the tree to its first `size` nodes; a sampled tree must not be cut."""
-        return Draft(self.tokens[:size], self.parents[:size], acceptance=self.acceptance and self.acceptance[:size])
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether every token follows the one before it."""
-        return self.parents == list(range(-1, len(self.parents) - 1))
+    @classmethod
+    def of_ids(cls, ids: list[int], device: torch.device, *rest: Any) -> "Draft":
+        """Make a draft of tokens that the host knows, for a device; the rest as for the class."""
+        draft = cls(torch.tensor(ids, dtype=torch.long, device=device), *rest)
+        draft.token_ids = ids
+        return draft
 
     @property
     def depths(self) -> list[int]:

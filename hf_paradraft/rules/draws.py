@@ -82,6 +82,11 @@ def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = 
     return draft
 
 
+def are_numbers(logits: Tensor) -> bool:
+    """Tell whether each row of logits `(K, V)` has a finite maximum."""
+    return bool(logits.amax(-1).isfinite().all())
+
+
 class Draws:
     """A maker of drawn drafts.
 
@@ -93,6 +98,8 @@ class Draws:
 
     def draft(self, text: LongTensor, logits: Tensor, size: int | None, logits_processor: LogitsProcessorList) -> Draft:
         """Draw a tree of `size` nodes, None for a chain, from logits `(K, V)` of independent distances after ids `(1, n)`."""
+        if not are_numbers(logits):
+            return Draft.chain(text[0, :0])
         if size is None:
             return sampled_chain(text, logits, logits_processor, self.generator)
         return sampled_tree(warp(text, logits, logits_processor), size, self.generator)

@@ -9,6 +9,7 @@ from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from ..decoding.trees import to_target
+from .draws import are_numbers
 from .noise import Noise
 
 IMPOSSIBLE = -1e4  # the log-probability of what the target does not have
@@ -77,7 +78,7 @@ class Race:
         """
         distances = [*range(len(logits))] if paths is None else [*map(len, paths)]
         noise = self.noise.log(self.index, self.length, distances)
-        if noise is None:
+        if noise is None or not are_numbers(logits):
             return logits
         ids = slice(logits.shape[1]) if vocabulary is None else vocabulary.clamp(0, noise.shape[1] - 1).to(noise.device)
         noise = noise[:, ids]

@@ -28,7 +28,7 @@ class Rejection(Rule):
         self, draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList
     ) -> tuple[list[int], Tensor | None]:
         """Implement `Rule.path`, for chains."""
-        sampled = len(draft) > 0 and draft.q is not None and draft.is_chain
+        sampled = len(draft) > 0 and draft.q is not None and draft.depth == len(draft)
         if sampled and all(type(processor) in STATELESS for processor in logits_processor):
             return block_path(draft, logits, prefix, logits_processor)
         return [], None

@@ -8,7 +8,7 @@ from tiny import tiny_model
 import hf_paradraft
 from hf_paradraft.admission import budget_of
 from hf_paradraft.decoding.budget import Budget, RowLatency
-from hf_paradraft.decoding.trees import best_first_tree
+from hf_paradraft.decoding.trees import best_first_tree, part
 from hf_paradraft.protocol import Draft, PromptRows, Round, SequenceRound
 
 K = 8
@@ -163,7 +163,7 @@ def test_a_batch_has_one_size():
 
 
 def test_the_first_nodes_of_a_best_first_tree_are_the_smaller_tree():
-    big, small = tree_of(64).first(20), tree_of(20)
+    big, small = part(tree_of(64), [*range(20)]), tree_of(20)
     assert big.token_ids == small.token_ids
     assert big.parents == small.parents
 

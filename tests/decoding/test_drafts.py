@@ -41,7 +41,7 @@ def test_one_node_per_depth_where_the_drafter_is_sure():
     logits = torch.full((5, 9), -20.0)
     logits[range(5), [3, 1, 4, 1, 5]] = 20.0
     draft = best_first_tree(logits, 5)
-    assert draft.is_chain
+    assert draft.parents == [*range(-1, len(draft) - 1)]
     assert draft.tokens.tolist() == [3, 1, 4, 1, 5]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import torch
 
-from ...decoding.trees import best_paths
+from ...decoding.trees import best_paths, part
 from ...protocol import Draft
 
 SIZES = (4, 6, 8, 10, 12, 15, 18, 22, 26, 31, 40, 50, 63)  # rows next to the root that are compared
@@ -115,7 +115,7 @@ def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles:
     widest = best_by_state(accuracy, budget)
     best: tuple[float, list[SparseTree]] = (-1.0, [])
     for num_nodes in range(1, budget - num_ensembles + 1):
-        states = [paths.first(num_nodes) for paths in widest]
+        states = [part(paths, range(len(paths))[:num_nodes]) for paths in widest]
         values = [sum(paths.path_probability) for paths in states]
         trees = []
         for paths in states:
