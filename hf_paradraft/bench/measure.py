@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..chat import end_tokens, sampling, until_end
-from .methods import Method
+from .methods import Method, Replay
 from .questions import Prompt
 
 PROCESS = Path("/proc/self")
@@ -204,6 +204,11 @@ def bench(
             for warm_batch in _batches(prompts, size)[: settings.warm_up]:
                 for method in able:
                     run(method, warm_batch, temperature)
+        for method in able:
+            if isinstance(method.drafter, Replay):
+                answers, _ = run(able[0], batch, temperature)
+                pairs = zip(batch, answers, strict=True)
+                method.drafter.texts = [torch.cat([prompt.ids[0].cpu(), answer]) for prompt, answer in pairs]
         calls: dict[str, list[tuple[LongTensor, Measurement]]] = {method.name: [] for method in able}
         first = index % len(able)
         for _ in range(settings.repeats):

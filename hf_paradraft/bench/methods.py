@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import LongTensor
 from transformers import CompileConfig, PreTrainedModel
 
 from ..outer_names import compiles_everywhere
-from ..protocol import Drafter
+from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 from .variants import Variant
 
 
@@ -99,6 +100,37 @@ def drafted(variant: Variant, compiled: bool = False) -> Method:
             drafter.speculation_config = before
 
     return Method(variant.name, {"assistant_model": drafter}, using, drafter, batches=True)
+
+
+class Replay(Drafter, Drafting):
+    """A drafter that knows the target's own answers, which cost it nothing: what the engine could have at most.
+
+    Args:
+        num_tokens: drafts a round.
+    """
+
+    def __init__(self, num_tokens: int):
+        self.speculation_config = SpeculationConfig(num_tokens, None)
+        self.texts: list[LongTensor] = []  # with their prompts
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
+        """Implement `Drafter.start_drafting`."""
+        return self
+
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
+        """Implement `Drafting.propose`."""
+        guesses = []
+        for prefix in prefixes:
+            ids = prefix.ids[0].cpu()
+            known = next((text for text in self.texts if torch.equal(text[: len(ids)], ids)), ids)
+            guesses.append(GuessedTokens(known[len(ids) : len(ids) + prefix.room]))
+        return guesses
+
+
+def replayed(num_tokens: int) -> Method:
+    """Make the method of drafts that are the target's own answers."""
+    drafter = Replay(num_tokens)
+    return drafted(Variant("replayed", drafter, drafter.speculation_config))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 from ..bench.cases import Case, methods_of
 from ..bench.compare import compare
 from ..bench.measure import Settings
-from ..bench.methods import drafted
+from ..bench.methods import drafted, replayed
 from ..bench.questions import Question, ask, load_questions, random_prompts
 from ..bench.variants import Variant
 from ..demo import GENERAL, QUESTIONS
@@ -138,6 +138,7 @@ def bench(
         list[float] | None, typer.Option("--temperature", "-t", min=0, callback=sane_temperature, help="0 is greedy; repeatable.")
     ] = None,
     prompt_lookup: Annotated[bool, typer.Option("--prompt-lookup", help="Copied drafts too, alone and in our trees.")] = False,
+    replay: Annotated[bool, typer.Option("--replayed", help="The target's own answers as drafts: the most there is.")] = False,
     reference: References = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 3,
     max_new_tokens: NewTokens = 128,
@@ -169,6 +170,8 @@ def bench(
     methods = methods_of(case, models.drafter, models.parent, lengths, sizes, models.others, recurrent, prompt_lookup)
     if memory is not None:
         methods.append(drafted(Variant("ngram-memory-k32", NgramDrafter(memory=memory), SpeculationConfig(32, None))))
+    if replay:
+        methods.append(replayed(max(lengths)))
     if only:
         chosen = [method for method in methods[1:] if method.name.startswith(tuple(only))]
         if not chosen:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import hf_paradraft
 from hf_paradraft.bench import Measurement, Prompt, Settings, assisted, bench, drafted, plain, prompt_lookup, records
 from hf_paradraft.bench.cases import Case, methods_of
 from hf_paradraft.bench.measure import check_equality
+from hf_paradraft.bench.methods import replayed
 from hf_paradraft.bench.questions import random_prompts
 from hf_paradraft.bench.results import NOT_IN_RUNS
 from hf_paradraft.bench.variants import Variant
@@ -113,6 +115,21 @@ def test_figures_come_from_the_records_alone(results, tmp_path):
     names = {file.stem for file in draw([*rows, *more], tmp_path / "more")}
     assert {"batches", "latency"} <= names
     assert all(file.stat().st_size > 1000 for file in (tmp_path / "more").iterdir())
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_replay_is_always_right(batch_size):
+    target = tiny_model(dtype=torch.float32)
+    prompts = [Prompt("a", torch.tensor([[1, 2, 3]])), Prompt("b", torch.tensor([[4, 5]]))]
+    method = dataclasses.replace(replayed(4), using=nullcontext)
+    method.drafter.speculation_config.never_slower = False  # or it would rest: so small a target is the faster one
+    settings = Settings(11, (batch_size,), (0.0, 1.0), warm_up=1)
+    rows = bench(target, [plain(), method], prompts, settings, pad_token_id=0, progress=False)
+    for row in rows:
+        if row.method == "replayed":
+            assert row.successes == row.attempts
+            assert row.forwards < row.tokens / 2
+            assert row.temperature or row.same
 
 
 @pytest.mark.slow
