@@ -204,11 +204,9 @@ def bench(
             for warm_batch in _batches(prompts, size)[: settings.warm_up]:
                 for method in able:
                     run(method, warm_batch, temperature)
-        for method in able:
-            if isinstance(method.drafter, Replay):
-                answers, _ = run(able[0], batch, temperature)
-                pairs = zip(batch, answers, strict=True)
-                method.drafter.texts = [torch.cat([prompt.ids[0].cpu(), answer]) for prompt, answer in pairs]
+        for replay in (method.drafter for method in able if isinstance(method.drafter, Replay)):
+            answers, _ = run(able[0], batch, temperature)
+            replay.texts = [torch.cat([prompt.ids[0].cpu(), answer]) for prompt, answer in zip(batch, answers, strict=True)]
         calls: dict[str, list[tuple[LongTensor, Measurement]]] = {method.name: [] for method in able}
         first = index % len(able)
         for _ in range(settings.repeats):

@@ -111,7 +111,7 @@ class Replay(Drafter, Drafting):
 
     def __init__(self, num_tokens: int):
         self.speculation_config = SpeculationConfig(num_tokens, None)
-        self.texts: list[LongTensor] = []  # with their prompts
+        self.texts = list[LongTensor]()  # with their prompts
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Implement `Drafter.start_drafting`."""
@@ -123,7 +123,7 @@ class Replay(Drafter, Drafting):
         for prefix in prefixes:
             ids = prefix.ids[0].cpu()
             known = next((text for text in self.texts if torch.equal(text[: len(ids)], ids)), ids)
-            guesses.append(GuessedTokens(known[len(ids) : len(ids) + prefix.room]))
+            guesses.append(GuessedTokens(known[len(ids) :][: prefix.room]))
         return guesses
 
 

@@ -159,7 +159,7 @@ class RaggedCache:
         self.lengths = [length + len(entries) for length, entries in zip(self.lengths, paths, strict=True)]
         index = torch.tensor(moves, device="cpu").T if moves else None
         for layer in self.layers() if moves else ():
-            index = index.to(layer.keys.device)  # which waits, where the layer before was elsewhere
+            index = index.to(layer.keys.device)  # sent once, where all layers stand on one device
             rows, sources, targets = index
             for states in (layer.keys, layer.values):
                 states[rows, :, targets] = states[rows, :, sources]
