@@ -7,7 +7,7 @@ import grimp
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from hf_paradraft.report.palette import BLUE, GREY
+from hf_paradraft.report import BLUE, GREY
 
 ROOT = Path(__file__).parents[1]
 WHAT = {

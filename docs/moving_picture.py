@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 from hf_paradraft import AutoDrafter
 from hf_paradraft.chat import encode_question
 from hf_paradraft.demo import FAMILY, QUESTIONS
-from hf_paradraft.report.palette import BLUE, GREEN
+from hf_paradraft.report import BLUE, GREEN
 
 CHARACTER, LINE, WIDTH, PAUSE = 7.8, 18, 860, 2.0  # pixels, and seconds at the end
 Piece = tuple[float, str, bool]  # seconds, text, whether it was drafted

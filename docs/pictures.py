@@ -13,7 +13,7 @@ from hf_paradraft.chat import encode_question
 from hf_paradraft.decoding.tree_attention import tree_shape
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.protocol import RoundTrace
-from hf_paradraft.report.palette import BLUE, GREEN, GREY, ORANGE
+from hf_paradraft.report import BLUE, GREEN, GREY, ORANGE
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

@@ -26,6 +26,7 @@ from .drafters.ppd.prompted import PromptedDrafter
 from .drafters.uno import UnoDrafter
 from .integration.hook import install, speculative_decoding
 from .integration.setting import set_drafter
+from .packed import pack
 from .pearl import ProcessDrafter
 from .protocol import (
     Draft,
@@ -72,6 +73,7 @@ __all__ = [
     "SpeculativeOutput",
     "UnoDrafter",
     "XPressDrafter",
+    "pack",
     "set_drafter",
     "speculative_decoding",
     "training",

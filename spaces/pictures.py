@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_paradraft import SpeculationStats
 from hf_paradraft.protocol import RoundTrace
-from hf_paradraft.report.palette import BLUE, GREEN, GREY, ORANGE
+from hf_paradraft.report import BLUE, GREEN, GREY, ORANGE
 
 
 def acceptance(stats: SpeculationStats) -> Figure:

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_paradraft import AutoDrafter
 from hf_paradraft.chat import encode_question
 from hf_paradraft.demo import FAMILY, QUESTIONS
-from hf_paradraft.report.palette import GREEN
+from hf_paradraft.report import GREEN
 from hf_paradraft.serve.scheduler import Job, News, Scheduler
 
 CLIENTS, MODEL, NEW = 32, "paradraft-family", 64

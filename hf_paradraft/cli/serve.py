@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..integration.look import check_reads, reads_padded
+from ..packed import pack
 from .options import Dtype, DtypeOption, Target, Threads, console, load, use_threads
 
 app = typer.Typer()
@@ -32,6 +33,7 @@ def serve(
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests that are answered together.")] = 8,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that wait; more are told to come back.")] = 64,
     threads: Threads = None,
+    packed: Annotated[bool, typer.Option("--packed", help="On a CPU: faster products; weights are held twice.")] = False,
     api_key: Annotated[str | None, typer.Option(envvar="PARADRAFT_API_KEY", help="Clients have to send it.")] = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve other hosts without a key.")] = False,
     seconds: Annotated[float, typer.Option(min=1, help="For one request, at most.")] = 600.0,
@@ -56,6 +58,11 @@ def serve(
     use_threads(threads)
     models = load(target, "ngram" if drafter == "none" else drafter, None, dtype)
     name = "paradraft-family" if target is None else Path(target).resolve().name if Path(target).is_dir() else target
+    if packed:
+        try:
+            pack(models.target)
+        except ValueError as error:
+            raise typer.BadParameter(f"--packed: {error}") from error
     drafting = None if drafter == "none" else models.drafter
     if drafting is not None:
         check_reads(models.target, False)

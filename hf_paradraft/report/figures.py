@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .palette import BLUE, GREEN, ORANGE
+from . import BLUE, GREEN, ORANGE
 from .records import Record
 from .tables import groups, printable
 
