@@ -1,12 +1,6 @@
 """The hardware: its name, and the number format that it is fast at."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Lock
-
 import torch
-
-_choice, _choices = Lock(), list[bool]()  # of cuDNN's attention, before each of those that do without it now
 
 
 def fast_dtype() -> torch.dtype:
@@ -14,24 +8,6 @@ def fast_dtype() -> torch.dtype:
     if torch.cuda.is_available() or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
         return torch.bfloat16
     return torch.float32
-
-
-@contextmanager
-def without_cudnn_attention() -> Iterator[None]:
-    """Keep PyTorch's attention from cuDNN's kernels, which it prefers on Hopper, while lengths vary.
-
-    It plans them anew for every shape: on an H200 (torch 2.11) some 45 ms each, so that the layer of an EAGLE-3 drafter took 530
-    ms forward and backward, and without them 50 for twice as many texts. The choice is the process's: the first of its threads
-    that enters makes it, and the last that leaves takes it back.
-    """
-    with _choice:
-        _choices.append(torch.backends.cuda.cudnn_sdp_enabled() if not _choices else _choices[0])
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        with _choice:
-            torch.backends.cuda.enable_cudnn_sdp(_choices.pop() and not _choices)
 
 
 def input_device(model: torch.nn.Module) -> torch.device:

@@ -181,28 +181,35 @@ class Budget:
             self._judge(record)
         if record.reads_prompt:  # its times say nothing
             return
-        seconds = record.total_seconds - record.draft_seconds
+        seconds, table = record.total_seconds - record.draft_seconds, float(self.latency(self.batch_size * (1 + rows)))
         if rows == 0:
-            self.plain.append(seconds / float(self.cost(1)))
+            if before or len(self.plain) < 2:  # drafted rounds were just before, while the machine was as busy
+                self.plain.append(seconds / float(self.cost(1)))
+            else:
+                self.factor.append((seconds / self.plain() - self.overhead()) / table)
             if not record.asked:
                 return
         elif not before and not guessed:
             return  # prompt rows alone: their guesses come with the next round
-        if rows:
-            self.factor.append(record.verify_seconds / float(self.latency(self.batch_size * (1 + rows))))
+        else:
+            self.factor.append(record.verify_seconds / table)
             self.overhead.append(seconds - record.verify_seconds)
         if record.asked:
             self.draft.append(record.draft_seconds)
         self.tokens = DECAY * self.tokens + emitted
         self.seconds = DECAY * self.seconds + record.total_seconds
-        # After a rest a drafter reads what it has not seen: that is lost, but says nothing of the rounds to come.
-        plain = self.plain_seconds / (seconds + min(self.draft(), record.draft_seconds))
+        # By the usual seconds of such rounds, not by this one's: whatever else the machine does is no loss of drafting.
+        verifying = float(self.cost(1 + rows)) if rows else self.plain_seconds
+        drafting = min(self.draft(), record.draft_seconds)
+        plain = self.plain_seconds / (verifying + drafting)
         self.recent = RECENT_DECAY * self.recent + 1
         useful = 1 + record.share * (emitted - 1)
         self.gain += (useful * plain - self.gain) / self.recent
         brought = fmean((len(part.emitted) - 1) ** 2 for part in record.sequences)
         self.spread += (brought * plain**2 - self.spread) / self.recent
-        self.debt = max(0.0, self.debt + record.total_seconds / self.plain_seconds - useful)
+        if not before:  # a drafter reads what it has not seen: that is lost, but says nothing of the rounds to come
+            drafting = record.draft_seconds
+        self.debt = max(0.0, self.debt + (verifying + drafting) / self.plain_seconds - useful)
 
     def _judge(self, record: Round) -> None:
         """Learn what was accepted, by depth, and what had been promised."""

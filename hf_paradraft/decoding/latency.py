@@ -12,13 +12,13 @@ from huggingface_hub.constants import HF_HOME
 from transformers import DynamicCache, PreTrainedModel
 
 from ..files import write_json
-from ..hardware import device_name, input_device, without_cudnn_attention
+from ..hardware import device_name, input_device
 from ..names import attention_of, with_cache
 from ..notes import notes_on
 from .budget import RowLatency
 from .cache import empty_cache
 from .recurrent import is_recurrent
-from .tree_attention import attention_windows
+from .tree_attention import attention_windows, grouped_heads, without_cudnn_attention
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 BUDGET_SECONDS = 3.0
@@ -73,7 +73,8 @@ def measure(model: PreTrainedModel) -> RowLatency:
                 continue
             synchronise()
             clock = perf_counter()
-            model(ids[:, :1].expand(1, rows), use_cache=True, **given)
+            with grouped_heads(rows):
+                model(ids[:, :1].expand(1, rows), use_cache=True, **given)
             synchronise()
             times[rows].append(perf_counter() - clock)
             if forgets:

@@ -9,7 +9,6 @@ import torch
 from torch import LongTensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from ..hardware import without_cudnn_attention
 from ..names import OUTPUT_CACHE, BaseStreamer, GenerateDecoderOnlyOutput, decodes
 from ..protocol import Drafter, SpeculationStats
 from .batch import Batch
@@ -17,6 +16,7 @@ from .begin import begin_call
 from .cache import cache_of_call
 from .call import Call, Terms
 from .sequence import collect
+from .tree_attention import without_cudnn_attention
 
 
 @dataclass

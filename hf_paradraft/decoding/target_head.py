@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..hardware import input_device
 from ..notes import notes_on
-from .features import Features, decoder_of
+from .features import Features
 from .shortlist import Shortlist, chosen
 
 TOLERANCE = 0.1  # of all logits' size; bf16 is off by a hundredth, another scale by more
@@ -168,31 +168,3 @@ class TargetHead:
 
 def _nothing() -> None:
     """Stand for the target in a pickled drafter: nothing."""
-
-
-def final_norm(decoder: torch.nn.Module) -> torch.nn.Module:
-    """Look up the norm after a decoder's last layer.
-
-    Raises:
-        ValueError: it is not where models of transformers have it.
-    """
-    for part in (decoder, getattr(decoder, "decoder", None)):  # OPT's stands one deeper
-        for name in ("norm", "final_layernorm", "ln_f", "final_layer_norm"):
-            if (norm := getattr(part, name, None)) is not None:
-                return norm
-    raise ValueError(f"{type(decoder).__name__} has no final norm by a name that is known: its normed states cannot be found.")
-
-
-@torch.no_grad()
-def final_scale(target: PreTrainedModel) -> Tensor:
-    """Measure the factors of a target's final norm, fp32 `(hidden,)`, on the CPU.
-
-    Its head was trained for states of that size, and a norm of ones makes every guess doubtful.
-    """
-    norm, size = final_norm(decoder_of(target)), target.config.get_text_config().hidden_size
-    signs = torch.ones(1, size)
-    signs[:, 1::2] = -1  # of mean zero and size one
-    with align_module_device(norm):
-        weight = next(norm.parameters(), None)
-        there = signs if weight is None else signs.to(weight)
-        return (0.5 * signs * (norm(there) - norm(-there)).float().cpu())[0]  # without a bias

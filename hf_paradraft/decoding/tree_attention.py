@@ -1,7 +1,10 @@
 """Tree attention on unmodified models: an explicit mask and explicit positions say what every row of a forward sees."""
 
 import inspect
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
 
 import numpy
 import torch
@@ -19,6 +22,8 @@ from ..names import (
     stores_nothing,
 )
 
+GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"  # of transformers, which reads it in each layer
+_choice, _choices = Lock(), list[bool]()  # of cuDNN's attention, before each of those that do without it now
 # Positions counted from the cache's length, whatever position_ids says: a tree's rows would be misplaced.
 COUNT_FROM_CACHE = {"gpt_neo", "llama4", "llama4_text"}
 READING = "forward", "prepare_inputs_for_generation", "create_masks_for_generate"
@@ -153,3 +158,38 @@ class TreeAttention:
                 seen = visible & (slot_positions[:, None] > query_positions[:, :, None] - window)
             masks[kind] = additive(seen, self.dtype)[:, None]
         return masks.popitem()[1] if len(masks) == 1 else masks, query_positions + self.offsets
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Keep PyTorch's attention from cuDNN's kernels, which it prefers on Hopper, while lengths vary.
+
+    It plans them anew for every shape: on an H200 (torch 2.11) some 45 ms each, so that the layer of an EAGLE-3 drafter took 530
+    ms forward and backward, and without them 50 for twice as many texts. The choice is the process's: the first of its threads
+    that enters makes it, and the last that leaves takes it back.
+    """
+    with _choice:
+        _choices.append(torch.backends.cuda.cudnn_sdp_enabled() if not _choices else _choices[0])
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        with _choice:
+            torch.backends.cuda.enable_cudnn_sdp(_choices.pop() and not _choices)
+
+
+@contextmanager
+def grouped_heads(rows: int) -> Iterator[None]:
+    """Let attention read the keys of grouped heads as they lie in forwards of several rows, on a machine without a GPU.
+
+    Where there is a mask transformers first copies keys and values for each head: at 4,000 tokens that is half of a forward of
+    16 rows (SmolLM2-135M, bf16). Kernels for GPUs take no mask otherwise, and a single row is fast as it is.
+    """
+    if rows == 1 or GROUPED in os.environ or torch.accelerator.is_available():
+        yield
+        return
+    os.environ[GROUPED] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(GROUPED, None)

@@ -17,7 +17,7 @@ from .compiled import compiled_forward
 from .features import Features
 from .recurrent import MOST_UNREAD, States, stop_recording
 from .sequence import Sequence
-from .tree_attention import TreeAttention, tree_shape
+from .tree_attention import TreeAttention, grouped_heads, tree_shape
 
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 
@@ -175,7 +175,8 @@ class Verifier:
             if self.reads_features and self.states is None:  # of an int Gemma 4's last layers make a few rows alone
                 inputs["logits_to_keep"] = torch.arange(count - logits_to_keep, count, device=ids.device)
         self.is_first = False
-        return self.model(**inputs, return_dict=True).logits
+        with grouped_heads(count):
+            return self.model(**inputs, return_dict=True).logits
 
     def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
         if self.states is not None and not any(map(len, drafts)):  # plain decoding goes on with the newest token alone
@@ -218,7 +219,9 @@ class Verifier:
         inputs: dict[str, Any] = {"input_ids": ids}
         if any(draft.prompt_rows is not None for draft in drafts):
             inputs = {"input_ids": None, "inputs_embeds": self._embed(ids, counts, drafts)}
-        outputs = self.forward(**{**self.extra, **inputs, "attention_mask": mask, "position_ids": positions, "return_dict": True})
+        inputs |= {"attention_mask": mask, "position_ids": positions, "return_dict": True}
+        with grouped_heads(size):
+            outputs = self.forward(**{**self.extra, **inputs})
         self.written, self.prefix_rows = size, counts
         return outputs.logits
 

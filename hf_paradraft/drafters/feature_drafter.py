@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from ..decoding.features import layers_of
 from ..decoding.shortlist import FILE, Shortlist
-from ..decoding.target_head import TargetHead, final_norm, final_scale, finished
+from ..decoding.target_head import TargetHead, finished
 from ..protocol import Drafting, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .drafter import SavedDrafter
@@ -24,7 +24,7 @@ from .formats.folder import DrafterFolder
 from .formats.layout import without
 from .formats.speculators import proposal
 from .formats.tensors import neighbours_to_halves, renamed
-from .layers import decoder_stack, embedding_of
+from .layers import decoder_stack, embedding_of, final_norm, final_scale
 from .pairs import pair
 
 logger = logging.get_logger(__name__)

@@ -6,9 +6,11 @@ import copy
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 from torch import LongTensor, Tensor, nn
 from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
+from ..decoding.features import decoder_of
 from ..decoding.tree_attention import TreeAttention, attention_windows
 from ..names import with_cache
 from ..outer_names import MODEL_MAPPING, Gemma4TextScaledWordEmbedding, supports_sdpa
@@ -188,3 +190,31 @@ class StackMasks(TreeAttention):
     def __init__(self, windows: dict[str, int | None], offsets: list[int], dtype: torch.dtype, device: torch.device):
         nothing = torch.ones((len(offsets), 0), dtype=torch.bool, device=device)
         super().__init__(windows, nothing, torch.tensor(offsets, device=device) - 1, dtype)
+
+
+def final_norm(decoder: nn.Module) -> nn.Module:
+    """Look up the norm after a decoder's last layer.
+
+    Raises:
+        ValueError: it is not where models of transformers have it.
+    """
+    for part in (decoder, getattr(decoder, "decoder", None)):  # OPT's stands one deeper
+        for name in ("norm", "final_layernorm", "ln_f", "final_layer_norm"):
+            if (norm := getattr(part, name, None)) is not None:
+                return norm
+    raise ValueError(f"{type(decoder).__name__} has no final norm by a name that is known: its normed states cannot be found.")
+
+
+@torch.no_grad()
+def final_scale(target: PreTrainedModel) -> Tensor:
+    """Measure the factors of a target's final norm, fp32 `(hidden,)`, on the CPU.
+
+    Its head was trained for states of that size, and a norm of ones makes every guess doubtful.
+    """
+    norm, size = final_norm(decoder_of(target)), target.config.get_text_config().hidden_size
+    signs = torch.ones(1, size)
+    signs[:, 1::2] = -1  # of mean zero and size one
+    with align_module_device(norm):
+        weight = next(norm.parameters(), None)
+        there = signs if weight is None else signs.to(weight)
+        return (0.5 * signs * (norm(there) - norm(-there)).float().cpu())[0]  # without a bias

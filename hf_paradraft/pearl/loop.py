@@ -30,8 +30,9 @@ from ..decoding.call import Call, Terms
 from ..decoding.group import Group
 from ..decoding.loop import SpeculativeOutput, output, speculative_decoding, step
 from ..decoding.recurrent import is_recurrent
+from ..decoding.tree_attention import without_cudnn_attention
 from ..decoding.trees import likely_path, part
-from ..hardware import input_device, without_cudnn_attention
+from ..hardware import input_device
 from ..names import BaseStreamer
 from ..notes import of_pair
 from ..protocol import Draft, Drafter, Prefix

@@ -19,7 +19,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from ..decoding.accept import Greedy
 from ..decoding.budget import Budget, RowLatency
 from ..decoding.drafts import DraftBuilder
-from ..hardware import without_cudnn_attention
+from ..decoding.tree_attention import without_cudnn_attention
 from ..protocol import Drafter, Drafting, Observation, Prefix, SpeculationConfig
 from .loop import device_of
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback
 
-from ..hardware import without_cudnn_attention
+from ..decoding.tree_attention import without_cudnn_attention
 from ..outer_names import get_length_grouped_indices
 
 

@@ -238,3 +238,21 @@ def test_prompt_tokens_come_back_from_a_pause():
         drafted.append(guesses)
     assert sum(drafted[20:60]) < 20
     assert all(drafted[-200:])
+
+
+@pytest.mark.parametrize("begun", [6, 30, 60])
+def test_a_machine_that_becomes_slower_is_no_loss_of_drafting(begun):
+    """Everything takes three times as long for a while, or from now on; each draft of four brings two tokens."""
+    budget, rested = Budget(table(0.05), 4), []
+    for call in range(4):
+        budget.begin()
+        for turn in range(30):
+            busy = 3.0 if begun <= 30 * call + turn < begun + 45 else 1.0
+            rests = budget.rest() if turn else False
+            draft = Draft.chain(torch.arange(0 if rests else 4), None, [] if rests else [0.5] * 4)
+            record = one_round(draft, [] if rests else range(turn % 3), 0.0, 0.0, asked=not rests)
+            record.draft_seconds, record.verify_seconds = (0.0, busy) if rests else (0.3 * busy, 1.2 * busy)
+            record.total_seconds = record.draft_seconds + record.verify_seconds + 0.02 * busy
+            budget.observe(record)
+            rested.append(rests)
+    assert sum(rested) == 2  # whose seconds are compared

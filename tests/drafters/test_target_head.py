@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, CohereConfig, GemmaConfig, Granit
 
 import hf_paradraft
 from hf_paradraft.decoding.features import Features, decoder_of
-from hf_paradraft.decoding.target_head import TargetHead, final_norm, final_scale
+from hf_paradraft.decoding.target_head import TargetHead
+from hf_paradraft.drafters.layers import final_norm, final_scale
 
 SIZES = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,

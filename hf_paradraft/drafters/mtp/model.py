@@ -16,7 +16,6 @@ from torch import LongTensor, Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...decoding.features import layers_of
-from ...decoding.target_head import final_norm, final_scale
 from ...files import names_folder
 from ...outer_names import commit_of
 from ...protocol import SpeculationConfig
@@ -27,7 +26,7 @@ from ..formats.identify import MTP
 from ..formats.layout import without
 from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_counts, unscaled
 from ..formats.speculators import mtp_config as saved_config
-from ..layers import decoder_stack
+from ..layers import decoder_stack, final_norm, final_scale
 from ..reader import RowModel
 from ..reading import ReadingDrafting
 from .config import MtpConfig, mtp_config

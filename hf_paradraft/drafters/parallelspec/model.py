@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding.features import decoder_of
-from ...decoding.target_head import final_norm, final_scale
 from ...decoding.tree_attention import additive
 from ...files import tensor_names
 from ...hardware import input_device
@@ -27,7 +26,7 @@ from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter
 from ..formats.files import check_size, load_strictly, weights_in
 from ..formats.folder import DrafterFolder
-from ..layers import decoder_stack, describe_layers
+from ..layers import decoder_stack, describe_layers, final_norm, final_scale
 from ..reader import RowModel
 from ..reading import ReadingDrafting
 from .config import ParallelSpecConfig, Style, differences, identity

@@ -1,5 +1,6 @@
-"""What hangs on the machine: kernels of attention that are planned anew for every length."""
+"""Kernels of attention: those that are planned anew for every length, and those that copy keys."""
 
+import os
 from threading import Barrier, Thread
 
 import pytest
@@ -9,7 +10,7 @@ from trained import train_parallelspec
 from transformers import TrainerCallback
 
 from hf_paradraft import SpeculationConfig
-from hf_paradraft.hardware import without_cudnn_attention
+from hf_paradraft.decoding.tree_attention import GROUPED, grouped_heads, without_cudnn_attention
 
 chosen = torch.backends.cuda.cudnn_sdp_enabled
 
@@ -79,3 +80,24 @@ def test_the_last_of_several_threads_takes_the_choice_back():
 def test_an_error_takes_the_choice_back():
     with pytest.raises(ValueError, match="odd"), without_cudnn_attention():
         raise ValueError("odd")
+
+
+@pytest.mark.parametrize("tree_size", [None, 7])
+def test_keys_of_grouped_heads_are_read_as_they_lie(tree_size):
+    if torch.accelerator.is_available():
+        pytest.skip("kernels of GPUs take no mask then")
+    target, seen = tiny_model(), []
+    drafter = near_copy(target, 0.1)
+    drafter.speculation_config = SpeculationConfig(3, tree_size, never_slower=False)
+    target.model.norm.register_forward_pre_hook(lambda _, given: seen.append((given[0].shape[1] > 1, GROUPED in os.environ)))
+    generate(target, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=12)
+    assert sum(grouped for several, grouped in seen if several) > 2
+    assert not any(grouped for several, grouped in seen if not several)
+    assert GROUPED not in os.environ
+
+
+def test_what_the_caller_has_chosen_stays(monkeypatch):
+    monkeypatch.setenv(GROUPED, "0")
+    with grouped_heads(3):
+        assert os.environ[GROUPED] == "0"
+    assert os.environ[GROUPED] == "0"
