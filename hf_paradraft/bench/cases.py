@@ -17,8 +17,7 @@ from ..outer_names import ASSISTS_COMPILED
 from ..pearl import ProcessDrafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
-from .methods import Method, assisted, drafted, on_cores, plain, prompt_lookup
-from .variants import Variant, variants_of, with_prompt_lookup
+from .methods import Method, Variant, assisted, drafted, on_cores, plain, prompt_lookup, variants_of, with_prompt_lookup
 
 
 class Case(StrEnum):

@@ -10,9 +10,8 @@ import typer
 from ..bench.cases import Case, methods_of
 from ..bench.compare import compare
 from ..bench.measure import Settings
-from ..bench.methods import drafted, replayed
+from ..bench.methods import Variant, drafted, replayed
 from ..bench.questions import Question, ask, load_questions, random_prompts
-from ..bench.variants import Variant
 from ..demo import GENERAL, QUESTIONS
 from ..drafters.ngram import NgramDrafter
 from ..outer_names import is_recurrent_model

@@ -15,10 +15,9 @@ import hf_paradraft
 from hf_paradraft.bench import Measurement, Prompt, Settings, assisted, bench, drafted, plain, prompt_lookup, records
 from hf_paradraft.bench.cases import Case, methods_of
 from hf_paradraft.bench.measure import check_equality
-from hf_paradraft.bench.methods import replayed
+from hf_paradraft.bench.methods import Variant, replayed
 from hf_paradraft.bench.questions import random_prompts
 from hf_paradraft.bench.results import NOT_IN_RUNS
-from hf_paradraft.bench.variants import Variant
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.report.figures import draw

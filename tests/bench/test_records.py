@@ -11,8 +11,8 @@ from tiny import near_copy, tiny_model, with_prompts
 import hf_paradraft
 from hf_paradraft.bench import Prompt, Settings, drafted, plain
 from hf_paradraft.bench.compare import compare
+from hf_paradraft.bench.methods import Variant
 from hf_paradraft.bench.results import Unfinished
-from hf_paradraft.bench.variants import Variant
 
 
 class Stopped(Exception):

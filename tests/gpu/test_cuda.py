@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_paradraft
 from hf_paradraft.bench import Prompt, Settings, bench, drafted, plain, records
-from hf_paradraft.bench.variants import Variant
+from hf_paradraft.bench.methods import Variant
 from hf_paradraft.decoding.latency import measure
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.pard.training import PardTrainer
