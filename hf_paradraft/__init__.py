@@ -12,6 +12,7 @@ from .decoding.loop import SpeculativeOutput
 from .drafters.autoregressive import AutoregressiveDrafter
 from .drafters.blocks.dflash2 import DFlash2Drafter
 from .drafters.blocks.dspark import DSparkDrafter
+from .drafters.blocks.dspine import DSpineDrafter
 from .drafters.blocks.model import DFlashDrafter
 from .drafters.blocks.xpress import XPressDrafter
 from .drafters.eagle3 import Eagle3Drafter
@@ -48,6 +49,7 @@ __all__ = [
     "DFlash2Drafter",
     "DFlashDrafter",
     "DSparkDrafter",
+    "DSpineDrafter",
     "Draft",
     "Drafter",
     "Drafting",

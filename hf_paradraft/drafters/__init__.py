@@ -4,6 +4,7 @@ from ..outer_names import CONFIG_MAPPING_NAMES
 from .autoregressive import AutoregressiveDrafter
 from .blocks.dflash2 import DFlash2Drafter
 from .blocks.dspark import DSparkDrafter
+from .blocks.dspine import DSpineDrafter
 from .blocks.model import DFlashDrafter
 from .blocks.xpress import XPressDrafter
 from .drafter import SavedDrafter
@@ -22,6 +23,7 @@ KINDS: tuple[type[SavedDrafter], ...] = (
     DFlashDrafter,
     DFlash2Drafter,
     DSparkDrafter,
+    DSpineDrafter,
     Eagle3Drafter,
     Gemma4Drafter,
     MtpDrafter,

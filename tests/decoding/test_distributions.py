@@ -103,14 +103,21 @@ def relative(kind, **options):
     torch.manual_seed(2)
     drafter = kind(config).started_beside(TARGET)
     for name, parameter in drafter.named_parameters():
-        if name.startswith(("selector", "refiner")):
+        if name.startswith(("selector", "refiner", "injection")):
             torch.nn.init.normal_(parameter, std=0.5)
+    return drafter
+
+
+def spine():
+    drafter = relative(hf_paradraft.DSpineDrafter, causal=("full_attention",), transfer_rank=6, message_size=5)
+    torch.nn.init.normal_(drafter.transfer_codes)
     return drafter
 
 
 SELECTS = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 5}
 READERS = {
     "dflash2": lambda: relative(hf_paradraft.DFlash2Drafter, **SELECTS),
+    "dspine": spine,
     "xpress": lambda: relative(hf_paradraft.XPressDrafter, refiner_rank=4, refiner_size=8),
     "uno": lambda: with_noise_adapter(TARGET)[1],
     "dspark": blocks,

@@ -97,6 +97,10 @@ def block_logits(config, weights, ids, features, embedding, head):
         inner = norm(states, weights[f"layers.{index}.post_attention_layernorm.weight"])
         inner, behind = convolved(weights, f"layers.{index}.mlp_conv", inner)
         states = states + behind(mlp(weights, f"layers.{index}.mlp", inner))
+        if f"injection.readouts.{index}.weight" in weights and index + 1 < len(kinds):
+            states = told(weights, index, states, code(weights, int(ids[-1])))
+    if "transfer_codes" in weights:
+        return spined(config, weights, len(kinds) - 1, states, head, int(ids[-1]))
     states = norm(states, weights["norm.weight"])
     if "xpress_head.w1.weight" in weights:
         return refined(weights, states, states @ head.T, ids)
@@ -108,6 +112,42 @@ def block_logits(config, weights, ids, features, embedding, head):
         scale, cap = nested["output_multiplier"], nested["final_logit_softcapping"]
         return selected(weights, nested["selector_top_k"], states, cap * torch.tanh(scale * logits / cap), int(ids[-1]))
     return logits if "markov_head.markov_w1.weight" not in weights else chained(weights, states, logits, int(ids[-1]))
+
+
+def code(weights, token):
+    return weights["transfer_codes"][token] * weights["transfer_codes"].shape[1] ** 0.5
+
+
+def predicted(weights, index, state):
+    read = weights[f"injection.readouts.{index}.weight"] @ state
+    return read / read.norm() * len(read) ** 0.5
+
+
+def message(weights, index, state, before):
+    """DSpine: one row's state with what the code before it says."""
+    gate = weights["injection.receiver_gate.weight"] @ predicted(weights, index, state)
+    gate = (gate + weights["injection.predecessor_gate.weight"] @ before + weights["injection.bias"]).sigmoid()
+    written = weights[f"injection.writes.{index}.weight"] @ (gate * (weights["injection.message.weight"] @ before))
+    return state + state.norm() / len(state) ** 0.5 * written
+
+
+def told(weights, index, states, anchor):
+    """Row 1 is told the newest token's code, each later one what the row before predicts; row 0 nothing."""
+    before = [anchor, *(predicted(weights, index, state) for state in states[1:-1])]
+    pairs = zip(states[1:], before, strict=True)
+    return torch.stack([states[0], *(message(weights, index, state, other) for state, other in pairs)])
+
+
+def spined(config, weights, last, states, head, token):
+    """Logits of each row's best tokens, as the last message from the token before them makes them; the others are out."""
+    rows = []
+    first = norm(told(weights, last, states, code(weights, token)), weights["norm.weight"])[1:] @ head.T
+    for state, plain in zip(states[1:], first, strict=True):
+        whole = norm(message(weights, last, state, code(weights, token)), weights["norm.weight"]) @ head.T
+        least = plain.sort(descending=True).values[config["dspine_config"]["top_k"] - 1]
+        rows.append(whole.masked_fill(plain < least, -torch.inf))
+        token = int(rows[-1].argmax())
+    return torch.stack(rows)
 
 
 def convolved(weights, name, states):

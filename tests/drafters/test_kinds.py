@@ -17,7 +17,7 @@ from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_noise_ad
 from transformers import AutoModelForCausalLM
 
 import hf_paradraft
-from hf_paradraft.bench.variants import variants_of
+from hf_paradraft.bench.methods import variants_of
 from hf_paradraft.drafters import KINDS, kind_of
 from hf_paradraft.drafters.card import card_fields
 from hf_paradraft.drafters.formats.folder import DrafterFolder
@@ -246,9 +246,18 @@ FOREIGN = {
     "P-EAGLE": ({}, {"mask_hidden": torch.zeros(2)}),
     "MTP": ({"speculators_model_type": "mtp"}, {}),
     "XPress": ({"speculators_model_type": "xpress"}, {}),
+    "DSpine": ({"architectures": ["DSpineDraftModel"]}, {}),
+    "DSpine ": ({}, {"injection.bias": torch.zeros(2)}),
     "DFlash2": ({}, {"candidate_selector.predecessor_codebook": torch.zeros(2)}),
 }
 NOT_SERVED = {
+    "EAGLE-4": ({"architectures": ["LlamaForCausalLMEagle4"]}, {}),
+    "EAGLE-4 ": ({}, {"efficient_lm_head.weight": torch.zeros(2), "fc.weight": torch.zeros(2)}),
+    "TreeFlash": ({"dflash_config": {"mask_token_id": 1}, "treeflash_config": {"rank": 2}}, {}),
+    "LiLiCorr": ({"architectures": ["DFlashDraftModel"], "dflash_config": {"lilicorr_enabled": True}}, {}),
+    "DCOCO": ({"architectures": ["DCOCODraftModel"], "dflash_config": {"mask_token_id": 1}}, {}),
+    "Orthrus": ({"architectures": ["OrthrusLM"]}, {}),
+    "Orthrus ": ({}, {"model.layers.0.self_attn.q_proj_diff.weight": torch.zeros(2)}),
     "Domino": ({"dflash_config": {"projector_type": "domino"}}, {}),
     "no PARD drafter, which is a plain": ({"architectures": ["SomethingElse"]}, {}),
     "has no place for 1 of": ({}, {"model.extra.weight": torch.zeros(2)}),
@@ -269,7 +278,7 @@ def test_folders_of_other_methods_are_refused_by_name(what, tmp_path):
     save_file({**load_file(weights), **tensors}, weights, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=what.strip()):
         hf_paradraft.PardDrafter.from_pretrained(tmp_path)
-    with pytest.raises((ValueError, OSError), match=what if what in NOT_SERVED else None):
+    with pytest.raises((ValueError, OSError), match=what.strip() if what in NOT_SERVED else None):
         hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
 
 

@@ -144,7 +144,7 @@ SPECULATORS_MTP = {"speculators_model_type": "mtp", "transformer_layer_config": 
 CONFIGS = {**{name: LAYOUTS[name]()[0] for name in LAYOUTS}, "speculators MTP": SPECULATORS_MTP}
 
 READERS = {
-    **dict.fromkeys(("dflash", "dflash2", "dspark", "xpress"), block_config),
+    **dict.fromkeys(("dflash", "dflash2", "dspark", "dspine", "xpress"), block_config),
     "eagle3": eagle3_config,
     "mtp": lambda config, _: mtp_config(config),
 }
@@ -160,7 +160,11 @@ def read(name, config):
 @pytest.mark.parametrize("value", [1, 0.5, True, False, "x", [1], {"a": 1}])
 def test_a_made_up_key_is_refused_by_name_wherever_it_stands(name, value):
     read(name, {**CONFIGS[name], "made_up": None})
-    parts = [part for part in ("dflash_config", "eagle_config", "rope_parameters", "rope_scaling") if part in CONFIGS[name]]
+    parts = [
+        part
+        for part in ("dflash_config", "dspine_config", "eagle_config", "rope_parameters", "rope_scaling")
+        if part in CONFIGS[name]
+    ]
     parts += ["transformer_layer_config"] if "transformer_layer_config" in CONFIGS[name] and name in LAYOUTS else []
     for part in (None, *parts):
         config, where = copy.deepcopy(CONFIGS[name]), "made_up" if part is None else f"{part}.made_up"

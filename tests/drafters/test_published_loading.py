@@ -33,6 +33,7 @@ def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
         "DeepSpec DSpark, behind the anchor",
         "transformers",
         "z-lab DFlash2",
+        "DSpine",
     )
     if name in windows or "Gemma 4" in name or "Qwen3.5" in name:
         with pytest.raises(ValueError, match="keep its own files"):

@@ -93,7 +93,7 @@ def test_dflash_is_that_of_transformers(load):
     close(drafter.draft_logits(ids, features), states[:, 1:] @ EXPECTED["head"].T)
 
 
-FAMILIES = ("z-lab", "XPress", "SpecForge DS", "LFM2", "JetSpec", "DeepSpec", "trans")
+FAMILIES = ("z-lab", "DSpine", "XPress", "SpecForge DS", "LFM2", "JetSpec", "DeepSpec", "trans")
 BLOCKS = [name for name in LAYOUTS if name.startswith(FAMILIES) and "EAGLE" not in name and "Gemma" not in name]
 
 
@@ -199,6 +199,7 @@ WRONG = {
         lambda config: config["rope_parameters"].update(partial_rotary_factor=1.0, mrope_section=[2, 1, 1]),
     ),
     "fewer candidates": ("z-lab DFlash2", lambda config: config["dflash_config"].update(selector_top_k=2)),
+    "fewer codes to choose among": ("DSpine", lambda config: config["dspine_config"].update(top_k=2)),
     "windows that see one way": ("z-lab DFlash2", lambda config: config.update(is_causal=None)),
     "XPress from the anchor": ("speculators XPress", lambda config: config.update(sample_from_anchor=True)),
     "a causal block": ("z-lab", lambda config: config.update(is_causal=True)),

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from .blocks import (
     deepspec,
     deepspec_gemma4,
+    dspine,
     jetspec,
     lfm2_dspark,
     minicpm5_dspark,
@@ -56,6 +57,7 @@ LAYOUTS = {
     "z-lab DFlash2": zlab_dflash2,
     "speculators DFlash2": lambda: speculators("dflash2", trimmed=False),
     "speculators DFlash2, sliding": lambda: speculators("dflash2", trimmed=False, sliding=True),
+    "DSpine": dspine,
     "XPress": xpress,
     "speculators XPress": lambda: speculators("xpress"),
     "speculators XPress, behind the anchor": lambda: speculators("xpress", False, sample_from_anchor=True),

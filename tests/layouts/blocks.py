@@ -165,6 +165,20 @@ def zlab_dflash2():
     return config, body(2, 3, {**convolutions(), **selector()}.items())
 
 
+def dspine():
+    """SpecForge's: DFlash's tensors, messages after each layer, and a table of codes."""
+    rank, size = 6, 5
+    config, _ = zlab(architectures=["DSpineDraftModel"], is_causal=True)
+    config["dspine_config"] = {"transfer_rank": rank, "message_size": size, "top_k": 6, "ce_weight": 0.1, "replacement_layers": 3}
+    shapes = {f"injection.readouts.{index}.weight": (rank, D) for index in range(2)}
+    shapes |= {f"injection.writes.{index}.weight": (D, size) for index in range(2)}
+    gates = ("message", "receiver_gate", "predecessor_gate")
+    shapes |= {f"injection.{name}.weight": (size, rank) for name in gates} | {"injection.bias": (size,)}
+    tensors = body(2, 3, {**shapes, "transfer_codes": (V, rank)}.items())
+    codes = tensors["transfer_codes"]
+    return config, {**tensors, "transfer_codes": codes / codes.norm(dim=-1, keepdim=True), "transfer_ready": torch.tensor(True)}
+
+
 def refiner(prefix, names, guesses=V, rank=4):
     shapes = ((V, rank), (guesses, rank), (rank, 5, 5), (2 * rank, rank), (2 * rank, rank), (rank, 2 * rank))
     linear = {"down_h": (rank, D), "down_g": (rank, D), "in_proj": (rank, 3 * rank)}

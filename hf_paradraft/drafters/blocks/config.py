@@ -38,6 +38,7 @@ class BlockConfig:
         confidence, confidence_with_markov: whether it says how sure it is, and knows the token before then.
         conv_kernel_size, conv_group_size: of DFlash2's convolutions: taps, and channels that share a kernel.
         selector_rank, selector_top_k: of its selector, and the tokens that it chooses among.
+        transfer_rank, message_size: of DSpine's codes, and of what a row is told.
         refiner_rank, refiner_size: of XPress's refiner, and of its SwiGLU.
         softcap, embedding_scale, logit_scale: of its own, instead of the target's.
         raw_target: the target's table and head are used as they are, without the target's own scales and cap.
@@ -67,6 +68,8 @@ class BlockConfig:
     selector_top_k: int = 16
     refiner_rank: int = 0
     refiner_size: int = 0
+    transfer_rank: int = 1024
+    message_size: int = 512
     softcap: float | None = None
     embedding_scale: float = 1.0
     logit_scale: float | None = None

@@ -8,6 +8,7 @@ from .layout import Said, key
 
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 NO_LAYERS = ("layers", "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named")
+DSPINE = "dspine_config"
 MARKOV = ("markov_head.", "logit_head.")
 
 
@@ -97,9 +98,11 @@ BLOCKS = {
     "conv_kernel_size": key("conv_kernel_size", default=0),
     "conv_group_size": key("conv_group_size", default=0),
     "selector_rank": _rank("selector_rank", "candidate_selector."),
-    "selector_top_k": key("selector_top_k", default=16),
+    "selector_top_k": lambda said: said("selector_top_k") or said.only(DSPINE, "top_k") or 16,
     "refiner_rank": _rank("xpress_rank", "refiner_head.", "xpress_head."),
     "refiner_size": _refiner_size,
+    "transfer_rank": lambda said: said.only(DSPINE, "transfer_rank") or 1024,
+    "message_size": lambda said: said.only(DSPINE, "message_size") or 512,
 }
 
 

@@ -8,8 +8,10 @@ from .transformers import MODEL_TYPE
 
 DFLASH, DSPARK, EAGLE3, PEAGLE = "DFlash drafter", "DSpark drafter", "EAGLE-3 drafter", "P-EAGLE drafter"
 PARD2, MTP = "PARD-2 drafter", "MTP drafter"
-DFLASH2, XPRESS = "DFlash2 drafter", "XPress drafter"
-SERVED = (DFLASH, DFLASH2, DSPARK, EAGLE3, PEAGLE, PARD2, MTP, XPRESS)
+DFLASH2, XPRESS, DSPINE = "DFlash2 drafter", "XPress drafter", "DSpine drafter"
+EAGLE4, LILICORR = "EAGLE-4 drafter", "LiLiCorr drafter"
+TREEFLASH, ORTHRUS = "TreeFlash drafter", "model with Orthrus drafting"
+SERVED = (DFLASH, DFLASH2, DSPARK, EAGLE3, PEAGLE, PARD2, MTP, XPRESS, DSPINE)
 SPECULATORS = {
     "eagle3": EAGLE3,
     "peagle": PEAGLE,
@@ -23,6 +25,7 @@ ARCHITECTURES = {
     "DFlashDraftModel": DFLASH,
     "DFlash2DraftModel": DFLASH2,
     "DFlashQwen3XPressModel": XPRESS,
+    "DSpineDraftModel": DSPINE,
     "DSparkDraftModel": DSPARK,
     "DSparkSpeculator": DSPARK,
     "Lfm2DSparkDraftModel": DSPARK,
@@ -32,8 +35,14 @@ ARCHITECTURES = {
     "LlamaForCausalLMEagle3": EAGLE3,
     "Qwen3XPressModel": XPRESS,
     "Qwen35DSparkModel": DSPARK,
-    "LiLiCorrDraftModel": "LiLiCorr drafter",
+    "LiLiCorrDraftModel": LILICORR,
+    "LlamaForCausalLMEagle4": EAGLE4,
+    "TreeFlashDraftModel": TREEFLASH,
+    "DCOCODraftModel": "DCOCO drafter",
+    "OrthrusLM": ORTHRUS,
 }
+# Relatives that are not served, by the beginning of a key of theirs, at the top or in `dflash_config`.
+RELATIVES = {"treeflash_": TREEFLASH, "lilicorr_": LILICORR, "efficient_lm_head": EAGLE4}
 
 
 def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
@@ -54,7 +63,10 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
     projector = (config.get("dflash_config") or {}).get("projector_type")
     if projector not in (None, "dflash"):
         return {"dspark": DSPARK, "domino": "Domino drafter"}.get(projector, f"DFlash relative ({projector})")
-    if (by_tensors := _by_tensors(names)) in (DFLASH2, XPRESS):
+    keys = [*config, *(config.get("dflash_config") or {})]
+    if (relative := next((kind for begin, kind in RELATIVES.items() for key in keys if key.startswith(begin)), None)) is not None:
+        return relative
+    if (by_tensors := _by_tensors(names)) in (DFLASH2, XPRESS, DSPINE, EAGLE4, ORTHRUS):
         return by_tensors
     if first in ARCHITECTURES:
         return DSPARK if ARCHITECTURES[first] == DFLASH and by_tensors == DSPARK else ARCHITECTURES[first]
@@ -71,6 +83,12 @@ def _by_tensors(names: list[str]) -> str | None:
     tops = {name.split(".")[0] for name in names}
     if "candidate_selector" in tops or any(".attention_conv." in name for name in names):
         return DFLASH2
+    if "injection" in tops:
+        return DSPINE
+    if any(top.startswith("efficient_lm_head") for top in tops):
+        return EAGLE4
+    if any(".q_proj_diff." in name for name in names):
+        return ORTHRUS
     if tops & {"xpress_head", "refiner_head"}:
         return XPRESS
     if tops & {"markov_head", "logit_head"}:

@@ -44,10 +44,12 @@ NO_DIFFERENCE = set(
     "attn_implementation _attn_implementation _attn_implementation_autoset tie_word_embeddings head_type torchscript "
     "use_bfloat16 tf_legacy_loss pruned_heads cross_attention_hidden_size add_cross_attention is_decoder tie_encoder_decoder "
     "finetuning_task tokenizer_class prefix sep_token_id task_specific_params per_layer_config model_type "
-    "speculators_model_type speculators_config transformer_layer_config parallel_drafting_mask draft_num_hidden_layers".split()
+    "speculators_model_type speculators_config transformer_layer_config parallel_drafting_mask draft_num_hidden_layers "
+    "ce_weight alignment_weight alignment_warmup_steps replacement_layers replacement_probability replacement_hold_ratio "
+    "replacement_end_ratio candidate_mass_threshold".split()
 )
 NO_DIFFERENCE |= PreTrainedConfig().to_dict().keys() | GenerationConfig().to_dict().keys()
-PARTS = ("dflash_config", "eagle_config")  # of configs, in addition to the one that describes layers
+PARTS = ("dflash_config", "eagle_config", "dspine_config")  # of configs, in addition to the one that describes layers
 KINDS_OF_LAYERS = {"full_attention", "sliding_attention"}  # which may turn heads differently
 ROPE_KEYS = set(
     "rope_theta rope_type type factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale "

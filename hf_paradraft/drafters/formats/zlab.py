@@ -36,6 +36,8 @@ def _causal(said: Said) -> tuple[str, ...]:
     values = said.only("", "is_causal"), said.only(PART, "causal", "causal_head")
     if (causal := next((value for value in values if value is not None), None)) is not None:
         return said.kinds if causal else ()
+    if said.has("injection."):  # DSpine's classes know no other
+        return said.kinds
     return () if _windowed(said.config) else tuple(kind for kind in said.kinds if kind == "sliding_attention")
 
 

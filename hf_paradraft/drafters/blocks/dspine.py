@@ -1,0 +1,152 @@
+"""DSpine: DFlash in which each row of a block is told, after each layer, what the row before predicts (arXiv 2609.36173).
+
+What a row predicts is a direction in a table of codes of all tokens, read from its state. The first guess is told the newest
+token's own code. After the last layer the token before is known, and its code takes the place of what was predicted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import LongTensor, Tensor, nn
+
+from ...names import with_cache
+from ...protocol import GuessedLogits
+from ...protocol.guess import Bias
+from ..formats.identify import DSPINE
+from ..layers import turns
+from .config import BlockConfig
+from .sequential import SequentialDrafter
+
+
+class Injection(nn.Module):
+    """Messages between neighbouring rows: `h + |h| / √d · W (σ(G u + P p + b) ⊙ M p)`, of a row's own code u and p before it.
+
+    Args:
+        num_layers: each with a readout and W of its own.
+        hidden_size: d.
+        rank: r, of codes.
+        message_size: of messages.
+    """
+
+    def __init__(self, num_layers: int, hidden_size: int, rank: int, message_size: int):
+        super().__init__()
+        self.readouts = nn.ModuleList(nn.Linear(hidden_size, rank, bias=False) for _ in range(num_layers))
+        self.writes = nn.ModuleList(nn.Linear(message_size, hidden_size, bias=False) for _ in range(num_layers))
+        self.message, self.receiver_gate, self.predecessor_gate = (nn.Linear(rank, message_size, bias=False) for _ in range(3))
+        self.bias = nn.Parameter(torch.zeros(message_size))
+
+    def predicted(self, layer: int, states: Tensor) -> Tensor:
+        """Compute the codes `(…, r)` that states `(…, d)` after a layer predict."""
+        return _code(self.readouts[layer](states))
+
+    def forward(self, layer: int, states: Tensor, codes: Tensor, before: Tensor) -> Tensor:
+        """Compute states `(…, d)` after a message.
+
+        Args:
+            layer: after which.
+            states: `(…, d)`.
+            codes: `(…, r)`, which they predict.
+            before: `(…, r)`, of the rows before them.
+        """
+        gate = torch.sigmoid(self.receiver_gate(codes) + self.predecessor_gate(before) + self.bias)
+        size = states.float().norm(dim=-1, keepdim=True).to(states) / states.shape[-1] ** 0.5
+        return states + size * self.writes[layer](gate * self.message(before))
+
+
+def _code(values: Tensor) -> Tensor:
+    """Scale rows `(…, r)` to a length of √r."""
+    return (F.normalize(values.float(), dim=-1, eps=1e-12) * values.shape[-1] ** 0.5).to(values)
+
+
+class DSpineDrafter(SequentialDrafter):
+    """A DSpine drafter as `assistant_model`; arguments as for `DFlashDrafter`.
+
+    Raises:
+        ValueError: it guesses fewer tokens than the target has, or its rows see those after them.
+    """
+
+    kind = "dspine"
+    title = "DSpine drafter"
+    known_as = (DSPINE,)
+    training_options = None
+
+    def __init__(
+        self, config: BlockConfig, vocabulary: LongTensor | None = None, own_embedding: bool = False, own_head: bool = False
+    ):
+        super().__init__(config, vocabulary, own_embedding, own_head)
+        if vocabulary is not None or not config.fill_in or set(config.causal) != set(self.windows):
+            raise ValueError("A DSpine drafter fills its block in causally, with all of its target's tokens; this one does not.")
+        sizes = (self.hidden_size, config.transfer_rank, config.message_size)
+        self.injection = Injection(len(self.stack.layers), *sizes)
+        self.register_buffer("transfer_codes", torch.zeros(config.vocab_size, config.transfer_rank))
+        self.eval()
+
+    def codes(self, tokens: LongTensor) -> Tensor:
+        """Look up the codes `(…, r)` of tokens, int64 `(…,)`."""
+        return self.transfer_codes[tokens.to(self.device)].to(self.dtype) * self.transfer_codes.shape[-1] ** 0.5
+
+    @classmethod
+    def mend(cls, weights: dict[str, Tensor]) -> None:
+        """Implement `FeatureDrafter.mend`: a mark says whether the codes were ever made.
+
+        Raises:
+            ValueError: they were not.
+        """
+        if not bool(weights.pop("transfer_ready", True)):
+            raise ValueError("This DSpine drafter's table of codes was never filled (transfer_ready): download it again.")
+
+    def forward_block(self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Any) -> Tensor:
+        """Implement `DFlashDrafter.forward_block`: states before the last layer's messages, and before the norm."""
+        states = self.embed(ids) * self.block.embedding_scale
+        turned, anchors = turns(self.stack, states, positions), self.codes(ids[:, :1])
+        for index, layer in enumerate(self.stack.layers):
+            seen = mask if isinstance(mask, Tensor) else mask[self.stack.config.layer_types[index]]
+            states = self.told(index - 1, states, anchors) if index else states
+            given = {"attention_mask": seen, "position_ids": positions, "position_embeddings": turned, **with_cache(layer, cache)}
+            states = layer(states, use_cache=True, **given)
+        return states
+
+    def told(self, layer: int, states: Tensor, anchors: Tensor) -> Tensor:
+        """Tell each row of blocks what the row before it predicts; the newest token's own row is told nothing.
+
+        Args:
+            layer: after which.
+            states: `(B, M, d)`.
+            anchors: `(B, 1, r)`, codes of the newest tokens.
+        """
+        codes = self.injection.predicted(layer, states[:, 1:])
+        before = torch.cat([anchors, codes[:, :-1]], dim=1)
+        return torch.cat([states[:, :1], self.injection(layer, states[:, 1:], codes, before)], dim=1)
+
+    def guess(self, states: Tensor, text: LongTensor, room: int) -> GuessedLogits:
+        """Make the guess of one row's block: the head that knows the token before gives all of its logits."""
+        told = self.told(len(self.stack.layers) - 1, states[None], self.codes(text[-1:])[None])[0]
+        logits = self.base_logits(self.guesses(self.stack.norm(told))[:room])
+        return GuessedLogits(torch.zeros_like(logits), bias=self.bias_behind(text, states, logits))
+
+    def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
+        """Implement `SequentialDrafter.bias_behind`: the last messages once more, from the tokens before themselves."""
+        last, states = len(self.stack.layers) - 1, self.guesses(states)
+        codes = self.injection.predicted(last, states)
+        candidates = logits.topk(min(self.block.selector_top_k, logits.shape[-1]), dim=-1).indices
+
+        @torch.no_grad()
+        def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
+            rows = depths.to(states.device)
+            told = self.injection(last, states[rows], codes[rows], self.codes(tokens))
+            scores = self.chosen_logits(self.stack.norm(told), candidates[rows])
+            nothing = scores.new_full((len(tokens), logits.shape[-1]), -torch.inf)
+            return nothing.scatter(-1, candidates[rows], scores), [None] * len(tokens)
+
+        return bias
+
+    def chosen_logits(self, states: Tensor, ids: LongTensor) -> Tensor:
+        """Compute logits `(n, c)` of some tokens each, int64 `(n, c)`, of normed states `(n, d)`."""
+        head = self.shared.head if self.head is None else self.head
+        if type(head) is not nn.Linear or head.bias is not None or head.weight.is_meta:
+            return self.base_logits(states).gather(-1, ids)
+        logits = torch.einsum("nd,ncd->nc", states, F.embedding(ids.to(head.weight.device), head.weight).to(states))
+        return self.shared.finished(logits, self.softcap, self.logit_scale, self.raw_target)
