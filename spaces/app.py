@@ -15,8 +15,8 @@ from starlette.middleware import Middleware
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paradraft import AutoDrafter, PpdDrafter, SpeculationConfig
+from hf_paradraft.bench.methods import variants_of
 from hf_paradraft.bench.questions import load_questions
-from hf_paradraft.bench.variants import variants_of
 from hf_paradraft.chat import encode_question
 from hf_paradraft.demo import FAMILY, GENERAL, PUBLIC, QUESTIONS
 from hf_paradraft.demo.differences import explain, first_difference

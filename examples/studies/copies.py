@@ -25,10 +25,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paradraft import AutoDrafter, Memory, NgramDrafter, SpeculationConfig
 from hf_paradraft.bench.measure import Settings, bench
-from hf_paradraft.bench.methods import drafted, plain, prompt_lookup
+from hf_paradraft.bench.methods import Variant, drafted, plain, prompt_lookup
 from hf_paradraft.bench.questions import Question, ask
 from hf_paradraft.bench.results import environment, records
-from hf_paradraft.bench.variants import Variant
 from hf_paradraft.hardware import fast_dtype
 from hf_paradraft.report.tables import table
 
