@@ -88,6 +88,15 @@ def measurements_with_tables(page: str) -> str:
     return page
 
 
+def published_drafters(page: str) -> str:
+    """The page of published drafters with its list."""
+    rows = [
+        [", ".join(name.split("/")[1] for name in row["targets"]), f"`{row['drafter']}`", row["layout"]]
+        for row in json.loads((HERE.parent / "hf_paradraft" / "published.json").read_text())
+    ]
+    return between(page, "by-target", table(["target", "drafter", "layout"], rows))
+
+
 def command_line() -> dict[str, str]:
     """Every command's help, a page for each, by its name; `command-line` lists them."""
     command = [sys.executable, "-m", "typer", "hf_paradraft.cli", "utils", "docs", "--name", "paradraft"]
@@ -127,5 +136,7 @@ if __name__ == "__main__":
         (HERE.parent / "docs" / "reference" / f"{name}.md").write_text(page)
     readme = HERE.parent / "README.md"
     readme.write_text(readme_with_speeds(readme.read_text()))
+    published = HERE.parent / "docs" / "reference" / "published-drafters.md"
+    published.write_text(published_drafters(published.read_text()))
     for file in MEASUREMENTS.glob("*.md"):
         file.write_text(measurements_with_tables(file.read_text()))

@@ -37,10 +37,10 @@ def test_errors_are_one_sentence(tmp_path, monkeypatch, capsys):
     assert "Traceback" not in shown
 
 
-def test_target_and_drafter_go_together():
-    result = run(app, ["demo", "--target", "somewhere"])
+def test_a_drafter_wants_its_target():
+    result = run(app, ["demo", "--drafter", "somewhere"])
     assert result.exit_code == 2
-    assert "go together" in result.output
+    assert "goes with --target" in " ".join(result.output.replace("│", " ").split())
 
 
 def test_temperatures_too_near_to_nothing():

@@ -17,6 +17,9 @@ from ..files import rows_of
 TEXT_COLUMNS = ("prompt", "question", "instruction", "text")  # HumanEval has a prompt, GSM8K a question
 
 
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in the place of what SPEED-Bench may not redistribute
+
+
 @dataclass(frozen=True)
 class Question:
     """A user's turns; the answers in between are the target's own."""
@@ -77,6 +80,10 @@ def _question(row: Any, name: str, source: str) -> Question:
     if not turns or not all(isinstance(turn, str) for turn in turns):
         wanted = ", ".join(("turns", "messages", *TEXT_COLUMNS))
         raise ValueError(f"{source}: no question in it, wanted one of {wanted}, but it has {', '.join(row)}.")
+    if any(turn.startswith(PLACEHOLDER) for turn in turns):
+        raise ValueError(
+            f"{source}: SPEED-Bench leaves this question to its publisher's script, which fetches it: give its file."
+        )
     try:
         return Question(whole_characters(category), tuple(map(whole_characters, turns)))
     except ValueError as error:

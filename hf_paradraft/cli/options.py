@@ -15,7 +15,7 @@ from peft import PeftModel
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..auto import AutoDrafter
+from ..auto import AutoDrafter, fitting
 from ..copies import Memory
 from ..demo import FAMILY
 from ..drafters.mtp.model import MtpDrafter
@@ -146,17 +146,17 @@ def load(
     """Load what a command names, or the embedded family where it names nothing.
 
     Args:
-        target, drafter, parent: folders or Hub ids.
+        target, drafter, parent: folders or Hub ids; a target's drafter is looked for where none is named.
         dtype: of all weights.
         others: more drafters for the target.
 
     Raises:
-        typer.BadParameter: a target without a drafter, or the other way round.
+        typer.BadParameter: a drafter without a target.
     """
     if target is None and parent is not None:
         raise typer.BadParameter("--parent goes with --target and --drafter; the embedded family has its own.")
-    if (target is None) != (drafter is None):
-        raise typer.BadParameter("--target and --drafter go together: name both, or neither for the embedded family.")
+    if target is None and drafter is not None:
+        raise typer.BadParameter("--drafter goes with --target: name both, the target alone, or neither for the embedded family.")
     embedded = target is None
     if embedded:
         target, drafter, parent = str(FAMILY / "target"), str(FAMILY / "pard"), str(FAMILY / "draft")
@@ -167,6 +167,9 @@ def load(
         draft = NgramDrafter()
     elif drafter == "mtp":
         draft = MtpDrafter.from_target(model)
+    elif drafter is None:
+        draft, why = fitting(model, **placement)
+        err_console.print(why)
     else:
         draft = AutoDrafter.from_pretrained(str(drafter), **placement)
     small = open_model(parent, **placement) if parent else None

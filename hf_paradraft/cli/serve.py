@@ -48,8 +48,6 @@ def serve(
         raise typer.BadParameter("--api-key is empty: give a key, or leave it out.")
     if api_key is None and not no_auth and not _is_loopback(host):
         raise typer.BadParameter(f"--host {host} lets others in: give an --api-key, or say --no-auth.")
-    if target is not None and drafter is None:
-        raise typer.BadParameter("--target wants a --drafter: a folder or Hub id, ngram, mtp, or none.")
     try:
         from ..serve.lessons import Lessons
         from ..serve.server import run

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..admission import check_drafter
+from ..auto import AutoDrafter
 from ..notes import notes_on
 from ..outer_names import innermost
 from ..protocol import Drafter
@@ -36,14 +38,16 @@ class set_drafter:
 
     Args:
         target: the model; or what is wrapped around it, by PEFT or `DistributedDataParallel`.
-        drafter: as for `assistant_model`; it takes the place of one that was set before. None: draft no more.
+        drafter: as for `assistant_model`; it takes the place of one that was set before. None: draft no more. "auto": the one
+            that `AutoDrafter.for_target` finds.
 
     Raises:
         ValueError: the drafter is none, or was made for another target.
     """
 
-    def __init__(self, target: nn.Module, drafter: Drafter | None):
+    def __init__(self, target: nn.Module, drafter: Drafter | Literal["auto"] | None = "auto"):
         self.target = innermost(target)
+        drafter = AutoDrafter.for_target(self.target) if isinstance(drafter, str) else drafter
         if drafter is not None:
             check_drafter(drafter)
             check_same_tokenizer(self.target, drafter)

@@ -19,6 +19,13 @@ def write(file, *rows):
     return file
 
 
+def test_placeholders_are_no_questions(tmp_path):
+    turn = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+    file = write(tmp_path / "speed.jsonl", {"category": "math", "turns": ["Is 7 prime?"]}, {"category": "math", "turns": [turn]})
+    with pytest.raises(ValueError, match="row 2: SPEED-Bench leaves this question"):
+        load_questions(file)
+
+
 def test_questions_of_every_format_are_read(tmp_path):
     file = write(
         tmp_path / "mine.jsonl",

@@ -30,6 +30,11 @@ def test_tables_of_measurements_are_fresh(page, render):
     assert text == render["measurements_with_tables"](text)
 
 
+def test_the_list_of_published_drafters_is_fresh(render):
+    text = (ROOT / "docs" / "reference" / "published-drafters.md").read_text()
+    assert text == render["published_drafters"](text)
+
+
 def test_every_table_is_shown(render):
     folder = ROOT / "docs" / "measurements"
     shown = "".join(page.read_text() for page in folder.glob("*.md"))

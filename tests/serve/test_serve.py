@@ -239,7 +239,7 @@ def test_the_model_is_listed(client):
     [
         (["--host", "0.0.0.0"], "lets others in"),
         (["--host", "0.0.0.0", "--api-key", ""], "--api-key is empty"),
-        (["--target", str(FAMILY / "target")], "wants a --drafter"),
+        (["--drafter", str(FAMILY / "pard")], "goes with --target"),
         (["--target", str(FAMILY / "target"), "--drafter", "mtp"], "MTP"),
     ],
 )
