@@ -62,3 +62,17 @@ def test_drafted_texts_are_the_packed_models(target, tree_size):
 def test_a_model_without_such_weights_is_refused():
     with pytest.raises(ValueError, match="no weights that can be packed"):
         pack(tiny_model())
+
+
+def test_costs_are_measured_anew(target, monkeypatch, tmp_path):
+    from hf_paradraft.decoding import latency
+
+    monkeypatch.setattr(latency, "FOLDER", tmp_path)
+    measured = []
+    monkeypatch.setattr(latency, "measure", lambda model: measured.append(model) or latency.RowLatency([1, 2], [1.0, 2.0]))
+    plain = tiny_model(dtype=torch.float32)
+    for model in (target, target, plain):
+        latency.row_latency(model)
+    pack(plain)
+    latency.row_latency(plain)
+    assert measured == [target, plain]  # the table of one that is packed was there

@@ -24,13 +24,14 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 BUDGET_SECONDS = 3.0
 SLOPE = 16
 CONTEXT = 128
+OVER = "_hf_hook", "forward"  # what wrappers put on a part, or over its forward
 FOLDER = Path(HF_HOME) / "paradraft" / "latency"
 
 
 def _file(model: PreTrainedModel) -> Path:
     """Choose the file of a model's latencies, named by all that they depend on: parts, shape, dtype, attention, device, threads.
 
-    Adapters, quantised and compiled parts are classes of their own, and so are hooks of offloaded ones.
+    Adapters, quantised and compiled parts are classes of their own, and so are hooks of offloaded ones, and packed products.
     """
     config = model.config.get_text_config()
     shape = {name: value for name, value in config.to_dict().items() if isinstance(value, int) and not name.endswith("_id")}
@@ -40,8 +41,7 @@ def _file(model: PreTrainedModel) -> Path:
         str(model.dtype),
         attention_of(model),
         str(getattr(model.config, "quantization_config", None)),
-        sorted({type(part).__name__ for module in model.modules() for part in (module, vars(module).get("_hf_hook"))}),
-        type(model.__dict__.get("forward")).__name__,
+        sorted({type(part).__name__ for module in model.modules() for part in (module, *map(vars(module).get, OVER))}),
         device_name(input_device(model)),
         torch.__version__,
         BUDGET_SECONDS,
@@ -86,8 +86,8 @@ def measure(model: PreTrainedModel) -> RowLatency:
 
 def row_latency(model: PreTrainedModel) -> RowLatency:
     """Look up the latencies of `model` on this machine: from disk, or measured now and written there, where that is possible."""
-    parts = sum(1 for _ in model.modules())  # adapters come and go
-    key = model.dtype, model.device, parts, torch.get_num_threads(), attention_of(model)
+    parts = [len(vars(part).keys() & OVER) for part in model.modules()]  # adapters and wrappers come and go
+    key = model.dtype, model.device, len(parts), sum(parts), torch.get_num_threads(), attention_of(model)
     tables = notes_on(model).setdefault("latencies", {})
     if key not in tables:
         file = _file(model)
