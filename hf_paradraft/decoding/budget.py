@@ -186,7 +186,7 @@ class Budget:
             if before or len(self.plain) < 2:  # drafted rounds were just before, while the machine was as busy
                 self.plain.append(seconds / float(self.cost(1)))
             else:
-                self.factor.append((seconds / self.plain() - self.overhead()) / table)
+                self.factor.append(max(0.0, seconds / self.plain() - self.overhead()) / table)
             if not record.asked:
                 return
         elif not before and not guessed:
