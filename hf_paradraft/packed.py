@@ -30,7 +30,7 @@ class PackedProduct:
 def pack(model: nn.Module) -> int:
     """Pack the weights of a model's ordinary linear layers, for decoding.
 
-    Forwards of several rows are 1.2 to 1.7 times as fast then, in bf16 those of one row too (docs/measurements/engine.md). Logits
+    Forwards of several rows are 1.2 to 1.8 times as fast then, in bf16 those of one row too (docs/measurements/engine.md). Logits
     differ by rounding, so drafted texts are those of plain decoding with the packed model. The weights are held twice.
 
     Args:

@@ -85,7 +85,7 @@ def test_an_error_takes_the_choice_back():
 @pytest.mark.parametrize("tree_size", [None, 7])
 def test_keys_of_grouped_heads_are_read_as_they_lie(tree_size):
     if torch.accelerator.is_available():
-        pytest.skip("kernels of GPUs take no mask then")
+        pytest.skip("on a machine with a GPU the switch stays off")
     target, seen = tiny_model(), []
     drafter = near_copy(target, 0.1)
     drafter.speculation_config = SpeculationConfig(3, tree_size, never_slower=False)

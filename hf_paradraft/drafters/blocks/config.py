@@ -68,8 +68,8 @@ class BlockConfig:
     selector_top_k: int = 16
     refiner_rank: int = 0
     refiner_size: int = 0
-    transfer_rank: int = 1024
-    message_size: int = 512
+    transfer_rank: int = 0
+    message_size: int = 0
     softcap: float | None = None
     embedding_scale: float = 1.0
     logit_scale: float | None = None
@@ -99,6 +99,9 @@ class BlockConfig:
         if self.selector_rank:
             pairs.append(("convolutions", f"{self.conv_kernel_size} taps, groups of {self.conv_group_size}"))
             pairs.append(("selector", f"rank {self.selector_rank}, among {self.selector_top_k} tokens"))
+        if self.transfer_rank:
+            sizes = f"rank {self.transfer_rank}, messages of {self.message_size}, among {self.selector_top_k} tokens"
+            pairs.append(("codes of tokens before", sizes))
         if self.refiner_rank:
             pairs.append(("refiner", f"rank {self.refiner_rank}, {self.refiner_size} wide inside"))
         return pairs

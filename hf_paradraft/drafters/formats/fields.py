@@ -77,6 +77,11 @@ def _refiner_size(said: Said) -> int:
     return wide or said("xpress_rank", default=0) * ratio
 
 
+def _dspine(name: str, default: int) -> Any:
+    """Make the field of one of DSpine's sizes; 0 for other drafters."""
+    return lambda said: (said.only(DSPINE, name) or default) if said.has("injection.") else 0
+
+
 def _with_markov(said: Said) -> bool:
     rank, wanted = said("markov_rank"), said("confidence_head_with_markov", default=True)
     return bool(rank and wanted)
@@ -101,8 +106,8 @@ BLOCKS = {
     "selector_top_k": lambda said: said("selector_top_k") or said.only(DSPINE, "top_k") or 16,
     "refiner_rank": _rank("xpress_rank", "refiner_head.", "xpress_head."),
     "refiner_size": _refiner_size,
-    "transfer_rank": lambda said: said.only(DSPINE, "transfer_rank") or 1024,
-    "message_size": lambda said: said.only(DSPINE, "message_size") or 512,
+    "transfer_rank": _dspine("transfer_rank", 1024),
+    "message_size": _dspine("message_size", 512),
 }
 
 
