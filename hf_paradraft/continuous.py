@@ -13,8 +13,10 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from .admission import admit
+from .copies import PromptLookup
 from .decoding.batch import Batch
 from .decoding.begin import begin_call
+from .decoding.cache import cache_of_call
 from .decoding.joining import join, leave
 from .decoding.loop import step
 from .decoding.sequence import Sequence
@@ -78,27 +80,61 @@ def can_join(target: PreTrainedModel, drafter: Drafter | None = None) -> bool:
     return takes_masks and options.num_beams in (None, 1) and dynamic
 
 
+@dataclass
+class Known:
+    """A prompt's beginning that was read before.
+
+    Attributes:
+        layers: of the target's cache, which hold nothing else.
+        read: tokens that they hold, fewer than the prompt has.
+        drafting: has read them too (`Drafting.fork`); None: it begins without.
+    """
+
+    layers: list[Any]
+    read: int
+    drafting: Drafting | None = None
+
+
 def begin(
     target: PreTrainedModel,
     input_ids: LongTensor,
     drafter: Drafter,
     generator: torch.Generator | None = None,
+    known: Known | None = None,
+    copies: PromptLookup | None = None,
     **options: Any,
 ) -> Batch:
-    """Prepare a call of `generate` up to its first round, with all that transformers prepares; `generator`: of its draws."""
+    """Prepare a call of `generate` up to its first round, with all that transformers prepares.
+
+    Args:
+        target: answers.
+        input_ids: int64 `(B, n)`, as for `generate`.
+        drafter: makes it faster.
+        generator: of the call's draws alone; None: torch's.
+        known: of the only prompt's beginning, from an earlier call; None: all of it is read.
+        copies: finds tokens to copy, instead of what the drafter wants to be copied.
+        options: for `generate`.
+    """
     batches: list[Batch] = []
 
     def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **model_kwargs):
         own = logits_processor, stopping_criteria, generation_config
-        terms = admit(model, input_ids, *own, drafter, None, synced_gpus)
-        batches.append(begin_call(model, input_ids, *own, drafter, None, model_kwargs, replace(terms, generator=generator)))
+        terms = replace(admit(model, input_ids, *own, drafter, None, synced_gpus), generator=generator)
+        if copies is not None:
+            terms = replace(terms, copies=copies)
+        if known is not None:
+            cache_of_call(model_kwargs).layers, terms = known.layers, replace(terms, read=known.read)
+        batches.append(begin_call(model, input_ids, *own, drafter, None, model_kwargs, terms))
         return input_ids
 
     if (tokenizer := options.pop("tokenizer", None)) is not None:  # which generate does not pass on to a loop of others
         stops = StopStringCriteria(tokenizer, target.generation_config.stop_strings)
         options |= {"stop_strings": None, "stopping_criteria": [stops]}
     target.generate(input_ids, custom_generate=keep, **options)
-    return batches[0]
+    [batch] = batches
+    if known is not None and known.drafting is not None:
+        batch.groups[0].drafting, batch.sequences[0].asked = known.drafting, known.read + 1
+    return batch
 
 
 @dataclass

@@ -88,10 +88,11 @@ def _begin(
             "This static cache holds windows alone, which drafts replace, and does not say how long it may become: leave cache "
             "(past_key_values) unset, or pass a DynamicCache."
         )
-    unread = begin if is_recurrent(cache) else begin - int(cache.get_seq_length())
-    check_lengths(model, begin, ends.limit, unread, generation_config, model_kwargs)
+    held = terms.read or (0 if is_recurrent(cache) else int(cache.get_seq_length()))
+    check_lengths(model, begin, ends.limit, begin - held, generation_config, model_kwargs)
     processors = processors_of_sequences(logits_processor, batch_size)
-    verifier = make_verifier(model, input_ids, ends.limit, used, model_kwargs, features)  # which may change the cache's layers
+    # Here the cache's layers may change.
+    verifier = make_verifier(model, input_ids, ends.limit, used, model_kwargs, features, held)
     hands_back = generation_config.return_dict_in_generate or asked.callers_cache
     if criteria and hands_back and batch_size > 1 and verifier.states is not None:
         raise Refused(
@@ -104,8 +105,8 @@ def _begin(
         Sequence(buffer[row : row + 1], processors[row], begin, padding[row], context=context) for row in range(batch_size)
     ]
     for sequence in sequences:  # what the cache held before has no features
-        sequence.observed = max(0, begin - verifier.unread - sequence.padding)
-    _tell(model, used, config, verifier, ends.limit - max(padding), bool(features.keys) and verifier.unread < begin)
+        sequence.observed = max(0, held - sequence.padding)
+    _tell(model, used, config, verifier, ends.limit - max(padding), bool(features.keys) and held > terms.read)
     deepest = 0 if copies is None else copies.deepest
     budget_for = partial(_budget, terms, drafter, config, deepest, verifier.branches, verifier.row_counts)
     budget = budget_for(batch_size)
@@ -222,6 +223,7 @@ def make_verifier(
     drafter: Drafter,
     model_kwargs: dict[str, Any],
     features: Features | None = None,
+    held: int = 0,
 ) -> Verifier:
     """Make the verifier that serves a call, with trees and batches where model, cache and inputs allow it.
 
@@ -232,6 +234,7 @@ def make_verifier(
         drafter: says how many query rows a round may have.
         model_kwargs: of this call, with the cache, which may be changed.
         features: what the drafter reads.
+        held: tokens that the cache holds.
 
     Raises:
         ValueError: the cache cannot roll back, or a batch is asked for where only one sequence can be served.
@@ -249,7 +252,7 @@ def make_verifier(
         and all(tensor.ndim == 2 for tensor in per_token.values())
     )
     explicit = explicit and not (recurrent and batch_size == 1)
-    if recurrent:
+    if recurrent and not held:
         check_roll_back(cache)
     if recurrent and not explicit and batch_size > 1:
         raise Refused(f"{type(model).__name__} is served one prompt at a time with a drafter, for its layers' sake.")
@@ -262,15 +265,15 @@ def make_verifier(
             "can be served one prompt at a time and with a dynamic cache only: call generate once per prompt, without "
             f"cache_implementation{or_sdpa(model)}."
         )
-    states, length = States(cache) if recurrent else None, 0 if recurrent else int(cache.get_seq_length())
+    states = States(cache) if recurrent else None
     if not explicit:
         record_windows(cache) if recurrent else cache.activate_past_recording()
-        rows = CroppedCache(cache, batch_size, length)
+        rows = CroppedCache(cache, batch_size, held)
         return Verifier(model, model_kwargs, per_token, rows, begin, states=states, features=features)
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
     positions = per_token["position_ids"][:, begin - 1] if "position_ids" in per_token else mask.long().sum(1) - 1
     attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
-    ragged = RaggedCache(cache, batch_size, length)
+    ragged = RaggedCache(cache, batch_size, held)
     row_counts = config.row_counts(most_rows) if cache.is_compileable else None
     return Verifier(model, model_kwargs, per_token, ragged, begin, attention, states, features, row_counts)

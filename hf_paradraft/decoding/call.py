@@ -43,6 +43,7 @@ class Terms:
         in_step: takes the tokens of a batch step by step (`hf_paradraft.rules.in_step`); None: each text goes at its own pace.
         budget_of: looks up what calls share of times and acceptance.
         generator: of the call's draws alone; None: torch's.
+        read: tokens that the cache holds of a call before, which the drafter has read too; 0: none are known to be.
     """
 
     rule: Rule = field(default_factory=Greedy)
@@ -50,6 +51,7 @@ class Terms:
     in_step: Any = None
     budget_of: Callable[..., Budget] = unshared_budget
     generator: torch.Generator | None = None
+    read: int = 0
 
 
 @dataclass(eq=False)

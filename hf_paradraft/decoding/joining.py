@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
+from transformers import Cache
 
-from ..names import CACHE_NAMES
+from ..names import CACHE_NAMES, DynamicLayer
 from .batch import Batch
 from .cache import RaggedCache
 from .call import Call
@@ -139,6 +142,25 @@ def select_cache(cache: RaggedCache, rows: list[int]) -> None:
     for layer in cache.layers():
         layer.keys, layer.values = layer.keys[rows], layer.values[rows]
     cache.shrink(written)
+
+
+def row_of(cache: RaggedCache, row: int, length: int) -> RaggedCache:
+    """Copy the first `length` entries of a dynamic cache's row, as a cache of its own."""
+    alone = copy.copy(cache.cache)
+    alone.layers = [copy.copy(layer) for layer in cache.cache.layers]
+    for index, layer in enumerate(alone.layers):
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            alone.layers[index] = plain = DynamicLayer()
+            plain.lazy_initialization(layer.keys, layer.values)
+            plain.keys, plain.values = (states[row : row + 1, :, :length].clone() for states in (layer.keys, layer.values))
+    return RaggedCache(alone, 1, length)
+
+
+def bytes_of(cache: Cache) -> int:
+    """Count the bytes of a cache's tensors."""
+    values = [value for layer in cache.layers for value in vars(layer).values()]
+    tensors = [tensor for value in values for tensor in (value.values() if isinstance(value, dict) else [value])]
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
 
 def crop_left(cache: RaggedCache, count: int) -> None:

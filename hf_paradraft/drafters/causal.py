@@ -206,6 +206,9 @@ class OneTextReader:
         """Tell that another one's texts cannot be read with its own."""
         return False
 
+    def fork(self, row: int, read: int) -> None:
+        """Keep nothing for later calls."""
+
 
 def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict) -> Any:
     """Load a model with exactly the weights that lie in a folder, of safetensors alone: pickles may lie next to them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..decoding.cache import RaggedCache
-from ..decoding.joining import join_caches, join_masks, select_cache, select_masks
+from ..decoding.joining import bytes_of, join_caches, join_masks, row_of, select_cache, select_masks
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix
 from .cache import compiled_method, fused_rows, make_room
 
@@ -61,6 +62,20 @@ class ContextDrafting(Drafting):
         select_cache(self.cache, rows)
         for mask in self.masks.values():
             select_masks(mask, rows)
+
+    def fork(self, row: int, read: int) -> Drafting | None:
+        """Implement `Drafting.fork`."""
+        if self.cache is None or self.begins[row] > read:
+            return None
+        forked, waiting = copy.copy(self), max(0, read - self.ends()[row])
+        forked.begins = [self.begins[row]]
+        forked.cache = row_of(self.cache, row, min(self.cache.lengths[row], read - self.begins[row]))
+        forked.waiting = [[torch.cat(self.waiting[row])[:waiting]] if waiting and self.waiting[row] else []]
+        forked.masks = {kind: copy.copy(mask) for kind, mask in self.masks.items()}
+        for mask in forked.masks.values():
+            select_masks(mask, [row])
+        forked.nbytes = bytes_of(forked.cache.cache)
+        return forked
 
     def where_read(self, prefixes: list[Prefix], guesses: Iterable[GuessedLogits] | None) -> list[GuessedLogits]:
         """Keep guesses after rows of which all but the newest token has been read; nothing after others, or without guesses."""

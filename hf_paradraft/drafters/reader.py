@@ -7,6 +7,7 @@ tokens, whose "feature" is the drafter's own state.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from transformers import Cache, PreTrainedModel
 
 from ..decoding.cache import RaggedCache
 from ..decoding.growing import width_on
-from ..decoding.joining import join_caches, join_masks, select_cache, select_masks
+from ..decoding.joining import join_caches, join_masks, row_of, select_cache, select_masks
 from ..decoding.tree_attention import attention_windows
 from ..protocol import Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
@@ -211,6 +212,19 @@ class Reader:
         if self.cache is not None:
             select_cache(self.cache, rows)
             select_masks(self.attention, rows)
+
+    def fork(self, row: int, read: int) -> Reader | None:
+        """Copy what was read of a row; as `Drafting.fork`."""
+        if self.cache is None or self.starts[row] > read:
+            return None
+        forked, length = copy.copy(self), self.lengths[row]
+        forked.starts, forked.nodes = [self.starts[row]], Nodes(1)
+        forked.cache = row_of(self.cache, row, min(length, read + 1) - self.starts[row])
+        forked.fused = [self.fused[row][: max(0, read + 1 - length)]]
+        forked.states = [self.states[row][:1]]
+        forked.attention = copy.copy(self.attention)
+        select_masks(forked.attention, [row])
+        return forked
 
     @property
     def lengths(self) -> list[int]:

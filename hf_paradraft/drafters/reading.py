@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
 
+from ..decoding.joining import bytes_of
 from ..decoding.trees import to_target
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
@@ -60,6 +62,15 @@ class ReadingDrafting(Drafting):
     def select(self, rows: list[int]) -> None:
         """Implement `Drafting.select`."""
         self.reader.select(rows)
+
+    def fork(self, row: int, read: int) -> Drafting | None:
+        """Implement `Drafting.fork`."""
+        reader = self.reader.fork(row, read)
+        if reader is None:
+            return None
+        forked = copy.copy(self)
+        forked.reader, forked.nbytes = reader, bytes_of(reader.cache.cache)
+        return forked
 
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
         """Read guessed tokens; as `Extend`."""

@@ -65,7 +65,13 @@ class Observation:
 
 
 class Drafting:
-    """One `generate` call's drafting: it owns the state, so a drafter serves many calls at once."""
+    """One `generate` call's drafting: it owns the state, so a drafter serves many calls at once.
+
+    Attributes:
+        nbytes: of what `fork` has copied.
+    """
+
+    nbytes: int = 0
 
     def propose(self, prefixes: list[Prefix]) -> Sequence[Guess]:
         """Guess what follows each prefix, at least where there is room. Logits for more than that are cut, tokens refused.
@@ -94,6 +100,18 @@ class Drafting:
     def select(self, rows: list[int]) -> None:
         """Go on with some of the sequences, in this order."""
         raise NotImplementedError(f"{type(self).__name__} has join(other), and no select(rows), which lets sequences go.")
+
+    def fork(self, row: int, read: int) -> "Drafting | None":
+        """Copy what it keeps of a sequence's beginning, for a later call whose text begins so; by default nothing, None.
+
+        The copy has read the first `read + 1` tokens at most, and their features but the last one's: the target reads that token
+        again.
+
+        Args:
+            row: of the sequence.
+            read: at least 1.
+        """
+        return None
 
 
 class Drafter:

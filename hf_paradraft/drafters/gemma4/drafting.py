@@ -43,6 +43,13 @@ class Gemma4Drafting(ContextDrafting):
         super().select(rows)
         self.last = [self.last[row] for row in rows]
 
+    def fork(self, row: int, read: int) -> Drafting | None:
+        """Implement `Drafting.fork`; the newest state comes with the token that the target reads again."""
+        forked: Any = super().fork(row, read)
+        if forked is not None:
+            forked.last = [None]
+        return forked
+
     @torch.no_grad()
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the token after each row; nothing after a row whose features are not there."""

@@ -63,6 +63,9 @@ class StepDrafting(ReadingDrafting):
         for reader in self.readers:
             reader.select(rows)
 
+    def fork(self, row: int, read: int) -> None:
+        """Keep nothing for later calls: a layer's last states went to the next one, which has read them."""
+
     @torch.no_grad()
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
         """Read guessed tokens; as `Extend`."""
