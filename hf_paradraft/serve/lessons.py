@@ -32,23 +32,25 @@ class Lessons:
         if drafter is None:
             raise ValueError("nothing drafts, so nothing can learn.")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"{folder} is there already: name a new one. What an earlier run saved can be this one's --drafter.")
+            saved = " What an earlier run saved can be this one's --drafter." if (folder / "config.json").is_file() else ""
+            raise ValueError(f"{folder} is there already: name a new one.{saved}")
         self.target, self.drafter, self.tokenizer, self.folder = target, drafter, tokenizer, folder
         self.follow, self.learned = FollowTarget(drafter), 0
 
-    def __call__(self, interrupted: Callable[[], bool]) -> None:
-        """Give a lesson, if there is enough that is new.
+    def __call__(self, interrupted: Callable[[], bool]) -> bool:
+        """Give a lesson, if there is enough that is new, and tell whether the drafter has other weights after it.
 
         Args:
-            interrupted: whether a request waits by now: then the lesson ends with its step.
+            interrupted: whether a request waits by now: then the lesson is given up, and given later.
         """
         if self.follow.num_texts - self.learned < LEAST:
-            return
-        self.learned = self.follow.num_texts
+            return False
+        before, self.learned = self.learned, self.follow.num_texts
         try:
             lesson = self.follow.learn(self.target, interrupted=interrupted)
             if lesson is None:
-                return
+                self.learned = before
+                return False
             if lesson.kept:
                 replace_model(self.folder, self._save)
             after = "no number" if lesson.after is None else f"{lesson.after:.3f}"
@@ -56,6 +58,8 @@ class Lessons:
             print(f"Lesson of {lesson.seconds:.0f} s: loss {lesson.before:.3f}, then {after}; {what}.", flush=True)
         except Exception:  # requests go on
             logger.exception("A lesson failed: the drafter stays as it is.")
+            return False
+        return lesson.kept
 
     def _save(self, folder: Path) -> None:
         self.drafter.save_pretrained(folder)

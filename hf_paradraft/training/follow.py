@@ -128,13 +128,13 @@ class FollowTarget(TrainerCallback):
         arguments: TrainingArguments | None = None,
         interrupted: Callable[[], bool] | None = None,
     ) -> Lesson | None:
-        """Give a lesson; the drafter has the better weights after it. None: there are too few texts yet.
+        """Give a lesson; the drafter has the better weights after it. None: there are too few texts yet, or it was given up.
 
         Args:
             target: the model that the texts are of, or what is wrapped around it.
             step: of its trainer.
             arguments: of its trainer, whose devices and number formats hold for the lesson too.
-            interrupted: asked after every step whether the lesson should end with it; default: never.
+            interrupted: asked after every text whether the lesson is to be given up, with nothing learned; default: never.
         """
         begun, model = time.perf_counter(), innermost(target)
         rows = len(model.get_input_embeddings().weight)
@@ -143,7 +143,7 @@ class FollowTarget(TrainerCallback):
         if not learned or not judged:
             return None
         with _untouched(model), tempfile.TemporaryDirectory() as folder:
-            trainer = self._trainer(model, (learned, judged), folder, arguments)
+            trainer = self._trainer(model, (learned, judged), folder, arguments, self.batch_size if interrupted is None else 1)
             if interrupted is not None:
                 trainer.add_callback(_Interruption(interrupted))
             old, kept = copy.deepcopy(self.pupil.state_dict()), False
@@ -157,6 +157,8 @@ class FollowTarget(TrainerCallback):
                 if kept := after is not None and after < before:
                     for mine, taught in zip(self.drafter.parameters(), self.pupil.parameters(), strict=True):
                         mine.data.copy_(taught.data)
+            except _GivenUp:
+                return None
             finally:
                 if not kept:  # an interrupt, too, leaves nothing half learned
                     self.pupil.load_state_dict(old)
@@ -170,6 +172,7 @@ class FollowTarget(TrainerCallback):
         texts: tuple[list[tuple[bool, list[int], int]], ...],
         folder: str,
         arguments: TrainingArguments | None,
+        at_once: int,
     ) -> Trainer:
         """Make the trainer of the kind's own run, with the options that the drafter was trained with."""
         from datasets import Dataset
@@ -195,8 +198,9 @@ class FollowTarget(TrainerCallback):
             max_steps=self.num_steps,
             learning_rate=self.learning_rate,
             lr_scheduler_type="constant",
-            per_device_train_batch_size=self.batch_size,
-            per_device_eval_batch_size=self.batch_size,
+            per_device_train_batch_size=at_once,
+            per_device_eval_batch_size=at_once,
+            gradient_accumulation_steps=self.batch_size // at_once,
             seed=len(self.lessons),  # other anchors every time
             report_to="none",
             save_strategy="no",
@@ -219,15 +223,22 @@ class FollowTarget(TrainerCallback):
         return trainer
 
 
+class _GivenUp(Exception):
+    """A signal that a lesson was interrupted."""
+
+
 class _Interruption(TrainerCallback):
-    """A callback that ends a lesson after the current step once `interrupted` says so."""
+    """A callback that gives a lesson up once `interrupted` says so."""
 
     def __init__(self, interrupted: Callable[[], bool]):
         self.interrupted = interrupted
 
-    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         """Ask."""
-        control.should_training_stop |= self.interrupted()
+        if self.interrupted():
+            raise _GivenUp
+
+    on_substep_end = on_step_end = on_prediction_step
 
 
 @contextmanager

@@ -41,12 +41,19 @@ def test_what_was_learned_is_saved_and_used(tmp_path, capsys):
     assert all(torch.equal(one, other) for one, other in zip(saved.parameters(), drafter.parameters(), strict=True))
 
 
-def test_a_lesson_ends_with_the_step_behind_which_somebody_waits(tmp_path):
+@pytest.mark.parametrize("patience", [1, 20, 60])
+def test_a_lesson_is_given_up_when_somebody_waits_and_given_later(patience, tmp_path):
+    """Before its first step, in it, after it: at most one text is read meanwhile, and the weights are as they were."""
     target, drafter = pair()
     lessons, asked = Lessons(target, drafter, make_tokenizer(), tmp_path / "taught"), []
+    lessons.follow.learning_rate = 5e-3
     write_texts(target, drafter, LEAST)
-    lessons(lambda: asked.append(True) or len(asked) == 2)
-    assert len(asked) == 2 < lessons.follow.num_steps
+    before = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
+    assert not lessons(lambda: asked.append(True) or len(asked) == patience)
+    assert len(asked) == patience
+    assert all(torch.equal(tensor, before[name]) for name, tensor in drafter.state_dict().items())
+    assert not lessons.follow.lessons
+    assert lessons(lambda: False)
 
 
 def test_a_lesson_that_fails_stops_nothing(tmp_path, monkeypatch, caplog):

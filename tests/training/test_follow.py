@@ -101,7 +101,7 @@ def test_prompts_are_not_learned_and_the_oldest_texts_go(tmp_path):
     assert sum(len(tokens) for _, tokens, _ in follow.texts) == follow.num_tokens <= 100
     assert all(prompt == 3 for _, _, prompt in follow.texts)
     learned, judged = [text for text in follow.texts if not text[0]], [text for text in follow.texts if text[0]] or follow.texts
-    trainer = follow._trainer(target, (learned, judged), str(tmp_path), None)
+    trainer = follow._trainer(target, (learned, judged), str(tmp_path), None, 8)
     rows = list(trainer.train_dataset)
     assert all(row["labels"][:3] == [-100] * 3 and row["labels"][3:] == row["input_ids"][3:] for row in rows)
     assert follow.num_texts == 16
