@@ -32,6 +32,9 @@ def serve(
     dtype: DtypeOption = Dtype.auto,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests that are answered together.")] = 8,
     max_queue: Annotated[int, typer.Option(min=1, help="Requests that wait; more are told to come back.")] = 64,
+    prefix_cache: Annotated[
+        float, typer.Option(min=0, help="GiB of texts' beginnings that are kept, which are not read again; 0: none.")
+    ] = 1.0,
     threads: Threads = None,
     packed: Annotated[bool, typer.Option("--packed", help="On a CPU: faster products; weights are held twice.")] = False,
     api_key: Annotated[str | None, typer.Option(envvar="PARADRAFT_API_KEY", help="Clients have to send it.")] = None,
@@ -49,7 +52,9 @@ def serve(
     if api_key is None and not no_auth and not _is_loopback(host):
         raise typer.BadParameter(f"--host {host} lets others in: give an --api-key, or say --no-auth.")
     try:
+        from ..serve.answer import Service
         from ..serve.lessons import Lessons
+        from ..serve.scheduler import Scheduler
         from ..serve.server import run
     except ImportError as error:
         raise typer.BadParameter(f"{error}: pip install 'hf-paradraft[serve]'.") from error
@@ -64,6 +69,10 @@ def serve(
     drafting = None if drafter == "none" else models.drafter
     if drafting is not None:
         check_reads(models.target, False)
+        try:
+            drafting.attach(models.target)
+        except ValueError as error:
+            raise typer.BadParameter(f"--drafter: {error}") from error
     if max_batch_size > 1 and not reads_padded(models.target):
         console.print(f"{type(models.target).__name__} does not read texts side by side: requests are answered one by one.")
         max_batch_size = 1
@@ -73,4 +82,5 @@ def serve(
             lesson = Lessons(models.target, drafting, models.tokenizer, follow)
         except (ValueError, ImportError) as error:
             raise typer.BadParameter(f"--follow: {error}") from error
-    run(models.target, drafting, models.tokenizer, name, host, port, max_batch_size, max_queue, api_key, seconds, grace, lesson)
+    scheduler = Scheduler(models.target, drafting, max_batch_size, max_queue, lesson, int(prefix_cache * 2**30))
+    run(Service(scheduler, models.tokenizer, name, api_key, seconds), host, port, grace)

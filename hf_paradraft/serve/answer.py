@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from sys import maxsize
 from typing import Any
 
 from fastapi import Request
-from openai.types import CompletionUsage
-from openai.types.completion_usage import CompletionTokensDetails
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.hf import from_tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from ..chat import end_tokens
+from ..decoding.begin import num_logits
 from .errors import FAILED, Refusal
-from .metrics import Metrics
-from .requests import Ask, ChatRequest
+from .grammar import Grammar, spaced
+from .metrics import Metrics, speculation
+from .requests import Ask, ChatRequest, CompletionRequest
 from .scheduler import Job, News, QueueFull, Scheduler, Stopped
 from .text import Writer
+from .tools import ToolForm, ToolReader
 
 MOST_NEW = 4096  # tokens of an answer whose request does not say how many
 # What a generation config may say of calls, and a request has its own word for.
@@ -34,8 +40,6 @@ class Service:
         scheduler: answers.
         tokenizer: the target's.
         name: of the model, for clients.
-        context: tokens of prompt and answer at most; None: any number.
-        stops: texts that end every answer, as the target's generation config has them.
         api_key: that clients have to send; None: none.
         seconds: for one request, at most.
     """
@@ -43,11 +47,74 @@ class Service:
     scheduler: Scheduler
     tokenizer: PreTrainedTokenizerBase
     name: str
-    context: int | None
-    stops: Sequence[str] = ()
     api_key: str | None = None
     seconds: float = 600.0
-    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def context(self) -> int | None:
+        """Tokens of prompt and answer at most; None: any number."""
+        return getattr(self.scheduler.target.config.get_text_config(), "max_position_embeddings", None)
+
+    @cached_property
+    def stops(self) -> list[str]:
+        """Texts that end every answer, as the target's generation config has them."""
+        stops = self.scheduler.target.generation_config.stop_strings or []
+        return [stops] if isinstance(stops, str) else stops
+
+    @cached_property
+    def longest(self) -> int:
+        """Characters of a token at most."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
+    @cached_property
+    def grammar_tokenizer(self) -> LLTokenizer:
+        """The tokenizer as grammars need it."""
+        target = self.scheduler.target
+        return from_tokenizer(self.tokenizer, num_logits(target), end_tokens(target) or None)
+
+    @cached_property
+    def tool_form(self) -> ToolForm:
+        """The form in which the model calls tools."""
+        return ToolForm.of_template(self.tokenizer)
+
+    def read(self, ask: ChatRequest | CompletionRequest) -> tuple[Job, ToolReader | None]:
+        """Read a request as the model does; the reader of its calls of tools, if there are any.
+
+        Raises:
+            Refusal: a part that cannot be read, a form of answers that cannot be kept to, or too long a prompt.
+        """
+        chat, reader, context = isinstance(ask, ChatRequest), None, self.context or maxsize
+        param = "messages" if chat else "prompt"
+        too_long = f"The prompt is longer than the model's context of {self.context} tokens: shorten it."
+        if len(ask.model_dump_json(include={"messages", "prompt", "tools"})) > context * self.longest:
+            raise Refusal(400, too_long, "context_length_exceeded", param)
+        try:
+            job = Job(ask.ids(self.tokenizer), ask.options(), seed=ask.seed, drafts=ask.speculation.enabled)
+            if (room := context - len(job.ids)) < 1:
+                raise Refusal(400, too_long, "context_length_exceeded", param)
+            if ask.prediction is not None:
+                param = "prediction"
+                job.prediction = ask.prediction.ids(self.tokenizer)[:context]  # an answer has no more
+            if isinstance(ask, ChatRequest) and ask.offered:
+                param = "tools"
+                reader = ToolReader(self.tool_form)
+                job.grammar = Grammar(self.grammar_tokenizer, self.tool_form.grammar(ask))
+            elif isinstance(ask, ChatRequest) and ask.answer_schema is not None:
+                param = "response_format"
+                job.grammar = Grammar(self.grammar_tokenizer, LLMatcher.grammar_from_json_schema(spaced(ask.answer_schema)))
+        except ValueError as error:
+            raise Refusal(400, str(error), param=param) from error
+        rows = self.scheduler.target.get_input_embeddings().weight.shape[0]
+        if (largest := max([*job.ids, *(job.prediction or [])])) >= rows:
+            raise Refusal(400, f"The text has the token {largest}, and the model knows {rows}: leave it out.")
+        job.options |= {
+            **ONE_TEXT,
+            "max_new_tokens": min(ask.limit or MOST_NEW, room),
+            "pad_token_id": self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0,
+        }
+        if job.grammar is not None:
+            job.options["logits_processor"] = [job.grammar]
+        return job, reader
 
 
 class Answer:
@@ -57,61 +124,48 @@ class Answer:
         service: answers it.
         metrics: count it.
         ask: the request.
-        ids: its prompt.
-        prediction: ids that the answer may repeat; None: not known.
+        job, reader: the same, as the model reads it.
         connection: the client's, which may be gone.
+
+    Raises:
+        Refusal: too many wait.
     """
 
-    def __init__(
-        self, service: Service, metrics: Metrics, ask: Ask, ids: list[int], prediction: list[int] | None, connection: Request
-    ):
-        self.service, self.metrics, self.connection = service, metrics, connection
-        self.begun = self.looked = time.monotonic()
-        self.prompt_tokens = len(ids)
+    def __init__(self, service: Service, metrics: Metrics, ask: Ask, job: Job, reader: ToolReader | None, connection: Request):
+        self.service, self.metrics, self.ask, self.job, self.reader = service, metrics, ask, job, reader
+        self.connection, self.begun = connection, time.monotonic()
+        self.looked = self.begun
         self.reason: Any = ""  # why it ended, in OpenAI's words
-        self.writer = Writer(service.tokenizer, [*ask.stops, *service.stops], ids)
+        self.writer = Writer(service.tokenizer, [*ask.stops, *service.stops], job.ids)
         self.news: asyncio.Queue[News] = asyncio.Queue()
         self.loop = asyncio.get_running_loop()
-        rows = service.scheduler.target.get_input_embeddings().weight.shape[0]
-        if (largest := max([*ids, *(prediction or [])])) >= rows:
-            raise Refusal(400, f"The text has the token {largest}, and the model knows {rows}: leave it out.")
-        room = MOST_NEW if service.context is None else service.context - len(ids)
-        if room < 1:
-            raise Refusal(
-                400,
-                f"The prompt has {len(ids)} tokens, and the model's context is {service.context}: shorten it.",
-                "context_length_exceeded",
-                "messages" if isinstance(ask, ChatRequest) else "prompt",
-            )
-        options = {
-            **ONE_TEXT,
-            "max_new_tokens": min(ask.limit or MOST_NEW, room),
-            "pad_token_id": service.tokenizer.pad_token_id or service.tokenizer.eos_token_id or 0,
-            **ask.options(),
-        }
-        self.job = Job(ids, options, self._tell, ask.seed, ask.speculation.enabled, prediction)
+        job.tell = self._tell
         try:
-            service.scheduler.submit(self.job)
+            service.scheduler.submit(job)
         except QueueFull as error:
             raise Refusal(429, str(error), "queue_full", headers={"Retry-After": "1"}) from error
 
-    async def texts(self) -> AsyncGenerator[str]:
-        """Yield what may be shown, round by round, and set `reason` after the last one.
+    async def begin(self) -> None:
+        """Wait for the first tokens, so that what cannot be served has a status of its own.
 
         Raises:
             Refusal: the request cannot be served, took too long, or it is not waited for any more.
         """
         try:
-            while not self.reason:
-                news = await self._next()
-                if news.error is not None:
-                    if isinstance(news.error, ValueError):
-                        raise Refusal(400, str(news.error))
-                    if isinstance(news.error, Stopped):
-                        raise Refusal(503, str(news.error), "server_stopping")
-                    raise Refusal(500, FAILED)
-                if news.tokens and not self.writer.count:
-                    self.metrics.first_token.observe(time.monotonic() - self.begun)
+            self.first = await self._next()
+        except BaseException:
+            self._close()
+            raise
+
+    async def deltas(self) -> AsyncGenerator[dict[str, Any]]:
+        """Yield what may be shown as OpenAI's deltas, as it comes, and set `reason` after the last one.
+
+        Raises:
+            Refusal: as `begin`.
+        """
+        news = self.first
+        try:
+            while True:
                 text = self.writer.push(news.tokens)
                 if self.writer.stopped:
                     self.reason = "stop"
@@ -120,10 +174,22 @@ class Answer:
                     limit = self.job.options["max_new_tokens"]
                     ended = self.writer.count < limit or news.tokens[-1] in self.job.ends
                     self.reason = "stop" if ended else "length"
-                yield text
+                if self.reader is not None:
+                    for delta in self.reader.push(text, bool(self.reason)):
+                        yield delta
+                    if self.reason == "stop" and self.reader.num_calls:
+                        self.reason = "tool_calls"
+                elif text:
+                    yield {"content": text}
+                if self.reason:
+                    return
+                news = await self._next()
         finally:
-            self.service.scheduler.cancel(self.job)
-            self.metrics.count(self.job.stats, self.reason or "abort", time.monotonic() - self.begun)
+            self._close()
+
+    def _close(self) -> None:
+        self.service.scheduler.cancel(self.job)
+        self.metrics.count(self.job, self.reason or "abort", time.monotonic() - self.begun)
 
     def _tell(self, news: News) -> None:
         with suppress(RuntimeError):  # the loop is closed: the client has gone
@@ -141,19 +207,31 @@ class Answer:
                 if await self.connection.is_disconnected():
                     raise Refusal(499, "The client has gone.", "client_closed_request")
             with suppress(TimeoutError):
-                return await asyncio.wait_for(self.news.get(), min(POLL, left))
+                news = await asyncio.wait_for(self.news.get(), min(POLL, left))
+                break
+        if isinstance(news.error, ValueError):
+            raise Refusal(400, str(news.error))
+        if isinstance(news.error, Stopped):
+            raise Refusal(503, str(news.error), "server_stopping")
+        if news.error is not None:
+            raise Refusal(500, FAILED)
+        if news.tokens and not self.writer.count:
+            self.metrics.first_token.observe(time.monotonic() - self.begun)
+        return news
 
     @property
-    def usage(self) -> CompletionUsage:
-        """Count the tokens of prompt and answer, and those that were drafted for it."""
-        stats, completion = self.job.stats, self.writer.count
-        accepted = sum(stats.successes)
-        details = CompletionTokensDetails(
-            accepted_prediction_tokens=accepted, rejected_prediction_tokens=stats.num_drafted - accepted
-        )
-        return CompletionUsage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=completion,
-            total_tokens=self.prompt_tokens + completion,
-            completion_tokens_details=details,
-        )
+    def end(self) -> dict[str, Any]:
+        """Say what the request has used: tokens, those that were known of the prompt, and those that were drafted."""
+        stats, given, made = self.job.stats, len(self.job.ids), self.writer.count
+        accepted = min(sum(stats.successes), made)  # more may have come after what ended the text
+        usage = {
+            "prompt_tokens": given,
+            "completion_tokens": made,
+            "total_tokens": given + made,
+            "prompt_tokens_details": {"cached_tokens": self.job.known},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": stats.num_drafted - accepted,
+            },
+        }
+        return {"usage": usage, "metrics": {"speculative_decoding": speculation(stats)}}

@@ -4,76 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import takewhile
 from typing import Any
 from uuid import uuid4
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from openai.types import Completion, CompletionChoice, CompletionUsage, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage
-from openai.types.chat.chat_completion import Choice
-from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
-from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from transformers.utils import logging
 
-from .answer import MOST_NEW, Answer, Service
-from .errors import FAILED, Bodies, Refusal, error_body
+from .answer import Answer, Service
+from .errors import FAILED, Door, Refusal
 from .metrics import Metrics
-from .requests import Ask, ChatRequest, CompletionRequest
+from .requests import ChatRequest, CompletionRequest
 
 logger = logging.get_logger(__name__)
-KINDS, SAID = ("str", "int"), 4  # what pydantic calls the kinds that a field may be of; of what is wrong, so much is said
+KINDS = "str", "int"  # that a field may be of, as pydantic calls them
+SHOWN = 80  # characters of a client's own words in an error
 
 
-def _events(answer: Answer, texts: AsyncGenerator[str], chunk: Callable[..., Any], with_usage: bool) -> AsyncIterator[str]:
-    """Make the lines of a stream: chunks of text, why it ended, its usage if that is wanted, and its end."""
+async def _events(answer: Answer, about: dict[str, Any], with_usage: bool) -> AsyncGenerator[str]:
+    """Make the lines of a stream: its deltas, why it ended, its usage if that is wanted, and its end."""
+    chat, deltas = isinstance(answer.ask, ChatRequest), answer.deltas()
 
-    async def lines() -> AsyncIterator[str]:
-        def line(made: Any) -> str:
-            if with_usage and made.usage is None:
-                made.usage = None  # said in every chunk
-            return f"data: {made.model_dump_json(exclude_unset=True)}\n\n"
+    def line(*choices: Any, **more: Any) -> str:
+        return f"data: {json.dumps({**about, 'choices': choices, **more})}\n\n"
 
-        try:
-            yield line(chunk("", None, first=True))
-            async for text in texts:
-                if text:
-                    yield line(chunk(text, None))
-            yield line(chunk("", answer.reason))
-            if with_usage:
-                yield line(chunk(None, None, usage=answer.usage))
-            yield "data: [DONE]\n\n"
-        except Exception as error:  # the status has been sent
-            if not isinstance(error, Refusal):
-                logger.exception("A request failed after its first chunk.")
-                error = Refusal(500, FAILED)
-            yield f"data: {json.dumps(error_body(error.status_code, error.detail, error.code))}\n\n"
-        finally:
-            await texts.aclose()
+    def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
+        part = {"delta": delta} if chat else {"text": delta.get("content", "")}
+        usage = {"usage": None} if with_usage else {}  # said in every chunk
+        return line({"index": 0, **part, "logprobs": None, "finish_reason": reason}, **usage)
 
-    return lines()
+    try:
+        yield chunk({"role": "assistant", "content": ""})
+        async for delta in deltas:
+            yield chunk(delta)
+        yield chunk({}, answer.reason)
+        if with_usage:
+            yield line(**answer.end)
+        yield "data: [DONE]\n\n"
+    except Exception as error:  # the status has been sent
+        if not isinstance(error, Refusal):
+            logger.exception("A request failed after its first chunk.")
+            error = Refusal(500, FAILED)
+        yield f"data: {json.dumps(error.body)}\n\n"
+    finally:
+        await deltas.aclose()
 
 
-async def _with_first(texts: AsyncGenerator[str]) -> AsyncGenerator[str]:
-    """Wait for the first text, so that what cannot be served has a status of its own; then give all of them."""
-    first = await anext(texts)
-
-    async def all_of_them() -> AsyncGenerator[str]:
-        try:
-            yield first
-            async for text in texts:
-                yield text
-        finally:
-            await texts.aclose()
-
-    return all_of_them()
+async def _whole(answer: Answer) -> dict[str, Any]:
+    """Make the choice of an answer in one piece."""
+    text, calls = "", []
+    async for delta in answer.deltas():
+        text += delta.get("content", "")
+        calls += [{name: value for name, value in call.items() if name != "index"} for call in delta.get("tool_calls", ())]
+    part: dict[str, Any] = {"text": text}
+    if isinstance(answer.ask, ChatRequest):
+        content = text if text or not calls else None
+        part = {"message": {"role": "assistant", "content": content, "refusal": None, **({"tool_calls": calls} if calls else {})}}
+    return {"index": 0, **part, "logprobs": None, "finish_reason": answer.reason}
 
 
 def make_app(service: Service) -> FastAPI:
@@ -83,6 +77,7 @@ def make_app(service: Service) -> FastAPI:
         service: what it serves; its scheduler is started and stopped with the app.
     """
     metrics = Metrics(service.scheduler)
+    one_reads = asyncio.Semaphore()  # prompts are tokenised one after the other
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -91,97 +86,54 @@ def make_app(service: Service) -> FastAPI:
         service.scheduler.stop()
 
     app = FastAPI(title="hf_paradraft", lifespan=lifespan)
-    app.add_middleware(Bodies)
+    app.add_middleware(Door, api_key=service.api_key)
 
-    def allowed(connection: Request) -> None:
-        """Look at the client's key."""
-        scheme, _, sent = connection.headers.get("authorization", "").partition(" ")
-        right = secrets.compare_digest(sent.strip().encode("latin-1"), (service.api_key or "").encode())  # as it was sent
-        if service.api_key is not None and not (right and scheme.lower() == "bearer"):
-            raise Refusal(401, "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.", "invalid_api_key")
-
-    async def begun(ask: Ask, connection: Request) -> Answer:
-        """Let a request wait for its place."""
+    async def answered(ask: ChatRequest | CompletionRequest, connection: Request) -> Response:
+        """Let a request wait for its place, and send its answer, as a stream or in one piece."""
+        chat = isinstance(ask, ChatRequest)
         if ask.model not in (None, service.name):
             raise Refusal(404, f"The model {ask.model!r} is not served here: {service.name} is.", "model_not_found", "model")
         if ask.stream_options is not None and not ask.stream:
             raise Refusal(400, "stream_options goes with stream.", param="stream_options")
-        field_name, prediction = "messages" if isinstance(ask, ChatRequest) else "prompt", None
-        try:  # in a thread: others go on meanwhile
-            ids = await asyncio.to_thread(ask.ids, service.tokenizer)  # type: ignore[attr-defined]
-            if ask.prediction is not None:
-                field_name = "prediction"
-                prediction = await asyncio.to_thread(ask.prediction.ids, service.tokenizer)
-                prediction = prediction[: service.context or MOST_NEW]  # an answer has no more
-        except ValueError as error:
-            raise Refusal(400, str(error), param=field_name) from error
-        return Answer(service, metrics, ask, ids, prediction, connection)
-
-    async def answered(answer: Answer, ask: Ask, chunk: Callable[..., Any], whole: Callable[[str], Any]) -> Response:
-        """Send an answer, as a stream or in one piece."""
-        texts = await _with_first(answer.texts())
-        if ask.stream:
-            usage = ask.stream_options is not None and ask.stream_options.include_usage
-            return StreamingResponse(_events(answer, texts, chunk, usage), media_type="text/event-stream")
-        text = "".join([piece async for piece in texts])
-        return JSONResponse(whole(text).model_dump(exclude_unset=True))
-
-    @app.post("/v1/chat/completions", dependencies=[Depends(allowed)])
-    async def chat(ask: ChatRequest, connection: Request) -> Response:
-        """Answer a conversation."""
-        answer = await begun(ask, connection)
-        about: dict[str, Any] = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": service.name}
-
-        def chunk(
-            text: str | None, reason: Any, first: bool = False, usage: CompletionUsage | None = None
-        ) -> ChatCompletionChunk:
-            parts: dict[str, Any] = {"role": "assistant", "content": ""} if first else {"content": text} if text else {}
-            choices = [] if text is None else [ChunkChoice(index=0, delta=ChoiceDelta(**parts), finish_reason=reason)]
-            more: dict[str, Any] = {} if usage is None else {"usage": usage}
-            return ChatCompletionChunk(object="chat.completion.chunk", choices=choices, **about, **more)
-
-        def whole(text: str) -> ChatCompletion:
-            message = ChatCompletionMessage(role="assistant", content=text, refusal=None)
-            choice = Choice(index=0, message=message, finish_reason=answer.reason, logprobs=None)
-            return ChatCompletion(object="chat.completion", choices=[choice], usage=answer.usage, **about)
-
-        return await answered(answer, ask, chunk, whole)
-
-    @app.post("/v1/completions", dependencies=[Depends(allowed)])
-    async def complete(ask: CompletionRequest, connection: Request) -> Response:
-        """Go on with a text."""
-        answer = await begun(ask, connection)
+        async with one_reads:  # in a thread: others go on meanwhile
+            job, reader = await asyncio.to_thread(service.read, ask)
+        answer = Answer(service, metrics, ask, job, reader, connection)
         about: dict[str, Any] = {
-            "id": f"cmpl-{uuid4().hex}",
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid4().hex}",
             "created": int(time.time()),
             "model": service.name,
-            "object": "text_completion",
+            "object": "chat.completion" if chat else "text_completion",
         }
+        await answer.begin()
+        if not ask.stream:
+            return JSONResponse({**about, "choices": [await _whole(answer)], **answer.end})
+        about["object"] += ".chunk" if chat else ""
+        usage = ask.stream_options is not None and ask.stream_options.include_usage
+        return StreamingResponse(_events(answer, about, usage), media_type="text/event-stream")
 
-        def chunk(text: str | None, reason: Any, first: bool = False, usage: CompletionUsage | None = None) -> Completion:
-            choices = [] if text is None else [CompletionChoice.model_construct(index=0, text=text, finish_reason=reason)]
-            more: dict[str, Any] = {} if usage is None else {"usage": usage}
-            return Completion.model_construct(None, choices=choices, **about, **more)
+    @app.post("/v1/chat/completions")
+    async def chat(ask: ChatRequest, connection: Request) -> Response:
+        """Answer a conversation."""
+        return await answered(ask, connection)
 
-        def whole(text: str) -> Completion:
-            choice = CompletionChoice(index=0, text=text, finish_reason=answer.reason, logprobs=None)
-            return Completion(choices=[choice], usage=answer.usage, **about)
+    @app.post("/v1/completions")
+    async def complete(ask: CompletionRequest, connection: Request) -> Response:
+        """Go on with a text."""
+        return await answered(ask, connection)
 
-        return await answered(answer, ask, chunk, whole)
+    about_model = {"id": service.name, "created": int(time.time()), "object": "model", "owned_by": "hf_paradraft"}
 
-    @app.api_route("/v1/models", methods=["GET", "HEAD"], dependencies=[Depends(allowed)])
+    @app.api_route("/v1/models", methods=["GET", "HEAD"])
     async def models() -> Response:
         """List the model."""
-        model = Model(id=service.name, created=service.created, object="model", owned_by="hf_paradraft")
-        return JSONResponse({"object": "list", "data": [model.model_dump()]})
+        return JSONResponse({"object": "list", "data": [about_model]})
 
-    @app.get("/v1/models/{name:path}", dependencies=[Depends(allowed)])
+    @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         """Describe the model."""
         if name != service.name:
             raise Refusal(404, f"The model {name!r} is not served here: {service.name} is.", "model_not_found", "model")
-        model = Model(id=service.name, created=service.created, object="model", owned_by="hf_paradraft")
-        return JSONResponse(model.model_dump())
+        return JSONResponse(about_model)
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
@@ -189,33 +141,31 @@ def make_app(service: Service) -> FastAPI:
         alive = service.scheduler.thread.is_alive()
         return PlainTextResponse("" if alive else "The scheduler has stopped.", 200 if alive else 503)
 
-    @app.get("/metrics", dependencies=[Depends(allowed)])
+    @app.get("/metrics")
     async def scrape() -> Response:
         """Give the counts to Prometheus."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(connection: Request, error: StarletteHTTPException) -> Response:
-        code, param = getattr(error, "code", None), getattr(error, "param", None)
-        return JSONResponse(error_body(error.status_code, str(error.detail), code, param), error.status_code, error.headers)
+        said = error if isinstance(error, Refusal) else Refusal(error.status_code, str(error.detail), headers=error.headers)
+        return said.response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(connection: Request, error: RequestValidationError) -> Response:
-        worst = error.errors()[0]
+        worst = min(error.errors(), key=lambda one: one["type"].endswith("_type"))  # of a union, what fits best
+        place = [str(part) for part in worst["loc"][1:]]
         if worst["type"] == "json_invalid":
-            return JSONResponse(error_body(400, f"The body is no JSON: {worst['ctx']['error']}."), 400)
-        if worst["loc"] == ("body",):
-            return JSONResponse(error_body(400, "The body has to be a JSON object, sent as application/json."), 400)
-        said: dict[str, None] = {}
-        for one in error.errors():
-            first, *inner = map(str, one["loc"][1:])
-            name = ".".join([first, *(part for part in inner if part not in KINDS and "[" not in part)])
-            message = "it is not served here" if one["type"] == "extra_forbidden" else one["msg"].removeprefix("Value error, ")
-            said[f"{name}: {message}"] = None
-        return JSONResponse(error_body(400, "; ".join([*said][:SAID]), None, next(iter(said)).partition(":")[0]), 400)
+            return Refusal(400, f"The body is no JSON: {worst['ctx']['error']}.").response()
+        if not place:
+            return Refusal(400, "The body has to be a JSON object, sent as application/json.").response()
+        inner = takewhile(lambda part: part.replace("_", "").isalnum() and part not in KINDS, place[1:])
+        param = ".".join([place[0], *inner])[:SHOWN]
+        message = "it is not served here" if worst["type"] == "extra_forbidden" else worst["msg"].removeprefix("Value error, ")
+        return Refusal(400, f"{param}: {message[: SHOWN * 2]}", param=param).response()
 
     @app.exception_handler(Exception)
     async def failed(connection: Request, error: Exception) -> Response:
-        return JSONResponse(error_body(500, FAILED), 500)
+        return Refusal(500, FAILED).response()
 
     return app

@@ -1,5 +1,7 @@
 """Refusals in OpenAI's words, of bodies that are too large before they are read."""
 
+import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import HTTPException
@@ -22,39 +24,53 @@ class Refusal(HTTPException):
     """
 
     def __init__(
-        self, status: int, message: str, code: str | None = None, param: str | None = None, headers: dict[str, str] | None = None
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ):
         super().__init__(status, message, headers)
         self.code, self.param = code, param
 
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as OpenAI writes it."""
+        kind = "invalid_request_error" if self.status_code < 500 else "server_error"
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status_code, kind)
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
-def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """Make the body of one of OpenAI's errors; arguments as for `Refusal`."""
-    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(
-        status, "invalid_request_error" if status < 500 else "server_error"
-    )
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    def response(self) -> JSONResponse:
+        """Make the answer."""
+        return JSONResponse(self.body, self.status_code, self.headers)
 
 
-class Bodies:
-    """An ASGI middleware that refuses bodies that are too large before they are read.
+class Door:
+    """An ASGI middleware that refuses requests without the key, and bodies that are too large, before they are read.
 
     Args:
         app: that it serves.
+        api_key: that clients have to send, but for `/health`; None: none.
     """
 
-    def __init__(self, app: ASGIApp):
-        self.app = app
+    def __init__(self, app: ASGIApp, api_key: str | None = None):
+        self.app, self.api_key = app, api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Implement ASGI."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        read = 0
+        headers, read = dict(scope["headers"]), 0
+        scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
+        right = secrets.compare_digest(sent.strip(), (self.api_key or "").encode()) and scheme.lower() == b"bearer"
+        length = headers.get(b"content-length", b"0")
+        if self.api_key is not None and not right and scope["path"] != "/health":
+            await NO_KEY.response()(scope, receive, send)
+            return
         if not length.isdigit() or int(length) > LARGEST:
-            await self._refuse(scope, receive, send)
+            await TOO_LARGE.response()(scope, receive, send)
             return
 
         async def counted() -> Message:
@@ -62,11 +78,14 @@ class Bodies:
             message = await receive()
             read += len(message.get("body", b""))
             if read > LARGEST:
-                raise Refusal(413, f"The body is larger than {LARGEST >> 20} MiB.", "body_too_large")
+                raise TOO_LARGE
             return message
 
         await self.app(scope, counted, send)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = error_body(413, f"The body is larger than {LARGEST >> 20} MiB.", "body_too_large")
-        await JSONResponse(body, 413, {"Connection": "close"})(scope, receive, send)
+
+CLOSE = {"Connection": "close"}  # what is left of the body is not read
+NO_KEY = Refusal(
+    401, "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.", "invalid_api_key", headers=CLOSE
+)
+TOO_LARGE = Refusal(413, f"The body is larger than {LARGEST >> 20} MiB.", "body_too_large", headers=CLOSE)

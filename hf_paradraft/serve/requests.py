@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from openai.types.chat import (
+    ChatCompletionFunctionToolParam,
+    ChatCompletionMessageFunctionToolCallParam,
+    ChatCompletionNamedToolChoiceParam,
+)
+from openai.types.shared_params import ResponseFormatJSONObject, ResponseFormatJSONSchema, ResponseFormatText
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from ..chat import encode_chat_prompt, whole_characters
 
 LEAST = 1e-3  # a temperature below it overflows logits
+Kind = TypeVar("Kind")
+Many = Annotated[list[Kind], Field(fail_fast=True)]  # whose first wrong item says enough
 
 
 class Strict(BaseModel):
     """Fields that are not listed are refused; null, and [] or {} in the place of no number or text, are as if not sent."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def _drop_empty(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        empty = {name for name, value in fields.items() if value in ([], {}) and name not in cls.model_fields.keys() - PARTS}
-        return {name: value for name, value in fields.items() if name in KEPT or (value is not None and name not in empty)}
+        known = cls.model_fields.keys()
+        empty = {name for name, value in fields.items() if value in ([], {}) and name not in known - PARTS}
+        left = {name: value for name, value in fields.items() if name in KEPT or (value is not None and name not in empty)}
+        unknown = next((name for name in left if name not in known), None)  # one says enough
+        return {name: value for name, value in left.items() if name in (*known, unknown)}
 
 
-KEPT = ("messages", "prompt", "content")  # empty ones are an error of their own
-PARTS = {"stop", "stream_options", "speculation", "prediction", "metadata", "response_format"}  # fields that may be empty
+KEPT = ("messages", "prompt")  # empty ones are an error of their own
+PARTS = {  # fields that may be empty
+    "stop", "stream_options", "speculation", "prediction", "metadata", "response_format", "tools", "tool_calls",
+}  # fmt: skip
+
+
+RULES = "temperature", "top_p", "top_k", "min_p"  # of sampling
 
 
 class TextPart(Strict):
@@ -37,30 +54,54 @@ class TextPart(Strict):
     text: str
 
 
-class Message(Strict):
-    """A turn of a conversation."""
+class Content(Strict):
+    """Text, in one piece or several."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-    reasoning_content: str | None = None
+    content: str | Many[TextPart]
 
     @property
     def text(self) -> str:
-        """Join the parts of its content."""
+        """Join the parts."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class Prediction(Strict):
+class Message(Content):
+    """A turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Many[TextPart] = ""
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Many[ChatCompletionMessageFunctionToolCallParam] = []
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if "content" not in self.model_fields_set and not self.tool_calls:
+            raise ValueError("it has no content")
+        return self
+
+    @property
+    def turn(self) -> dict[str, Any]:
+        """Write it as chat templates read it."""
+        turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        turn["content"] = whole_characters(self.text)
+        if self.reasoning_content is not None:
+            turn["reasoning_content"] = turn["thinking"] = whole_characters(self.reasoning_content)
+        if self.tool_calls:
+            turn["tool_calls"] = [
+                {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            turn["tool_call_id"] = self.tool_call_id
+        return turn
+
+
+class Prediction(Content):
     """A text that the answer may repeat."""
 
     type: Literal["content"] = "content"
-    content: str | list[TextPart]
-
-    @property
-    def text(self) -> str:
-        """Join the parts of its content."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
     def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Encode it."""
@@ -70,39 +111,37 @@ class Prediction(Strict):
 class StreamOptions(Strict):
     """Additions to a stream's text."""
 
-    include_usage: Annotated[bool, Field(strict=True)] = False
+    include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
 class Speculation(Strict):
     """The choice whether a request is drafted for."""
 
-    enabled: Annotated[bool, Field(strict=True)] = True
+    enabled: bool = True
 
 
-class ResponseFormat(Strict):
-    """The form of an answer: text."""
-
-    type: Literal["text"]
+One = Annotated[int, Field(ge=1, le=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class Ask(Strict):
     """Fields of both kinds of request."""
 
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1, strict=True)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, strict=True)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1, strict=True)] | None = None
-    top_k: Annotated[int, Field(ge=1, strict=True)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1, strict=True)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, strict=True)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63, strict=True)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    stream: Annotated[bool, Field(strict=True)] = False
+    max_tokens: PositiveInt | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: PositiveInt | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stop | Annotated[Many[Stop], Field(max_length=16)] | None = None
+    stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: Speculation = Speculation()
     prediction: Prediction | None = None
-    n: Literal[1] = 1
+    n: One = 1
     presence_penalty: Literal[0] = 0
     frequency_penalty: Literal[0] = 0
     user: str | None = None  # these make no difference to an answer
@@ -112,16 +151,9 @@ class Ask(Strict):
     @field_validator("temperature")
     @classmethod
     def _sane(cls, temperature: float | None) -> float | None:
-        if temperature is not None and 0 < temperature < LEAST:
+        if temperature and temperature < LEAST:
             raise ValueError(f"a temperature is 0, which is greedy, or at least {LEAST}")
         return temperature
-
-    @field_validator("stop")
-    @classmethod
-    def _says_something(cls, stop: Any) -> Any:
-        if "" in ([stop] if isinstance(stop, str) else stop or []):
-            raise ValueError("an empty text would stop every answer")
-        return stop
 
     @property
     def stops(self) -> list[str]:
@@ -135,26 +167,25 @@ class Ask(Strict):
 
     def options(self) -> dict[str, Any]:
         """Make the arguments of `generate`; what is not said is as the target's generation config has it."""
+        names = (*RULES, "repetition_penalty")
+        said = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.temperature == 0:
-            rules: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        else:
-            rules = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-            rules = {name: value for name, value in rules.items() if value is not None}
-            if rules:
-                rules["do_sample"] = True
-        if self.repetition_penalty is not None:
-            rules["repetition_penalty"] = self.repetition_penalty
-        return rules
+            return {**said, **dict.fromkeys(RULES), "do_sample": False}
+        return {**said, "do_sample": True} if said.keys() & {*RULES} else said
 
 
 class ChatRequest(Ask):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1, strict=True)] | None = None
+    messages: Annotated[Many[Message], Field(min_length=1)]
+    max_completion_tokens: PositiveInt | None = None
     logprobs: Literal[False] = False
-    response_format: ResponseFormat | None = None
-    tool_choice: Literal["none", "auto"] | None = None  # of no tools
+    response_format: (
+        Annotated[ResponseFormatText | ResponseFormatJSONObject | ResponseFormatJSONSchema, Field(discriminator="type")] | None
+    ) = None
+    tools: Annotated[Many[ChatCompletionFunctionToolParam], Field(max_length=128)] = []
+    tool_choice: Literal["none", "auto", "required"] | ChatCompletionNamedToolChoiceParam = "auto"
+    parallel_tool_calls: bool = True
 
     @property
     def limit(self) -> int | None:
@@ -167,28 +198,35 @@ class ChatRequest(Ask):
         Raises:
             ValueError: there is nothing in it.
         """
-        turns = []
-        for turn in self.messages:
-            turns.append({"role": "system" if turn.role == "developer" else turn.role, "content": whole_characters(turn.text)})
-            if turn.reasoning_content is not None:
-                turns[-1]["reasoning_content"] = turns[-1]["thinking"] = whole_characters(turn.reasoning_content)
-        if not (ids := encode_chat_prompt(tokenizer, turns)):
+        if not (ids := encode_chat_prompt(tokenizer, [message.turn for message in self.messages], self.offered or None)):
             raise ValueError("messages: the text is empty.")
         return ids
+
+    @property
+    def offered(self) -> list[Any]:
+        """List the tools that may be called."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def answer_schema(self) -> dict[str, Any] | None:
+        """The JSON schema of the answer; None: it is text."""
+        form: Any = self.response_format or {"type": "text"}
+        schema = form.get("json_schema", {"schema": {"type": "object"}}).get("schema", {})
+        return None if form["type"] == "text" else schema
 
 
 class CompletionRequest(Ask):
     """The body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Many[str] | Many[NonNegativeInt] | Many[Many[NonNegativeInt]]
     echo: Literal[False] = False
-    best_of: Literal[1] = 1
+    best_of: One = 1
 
     def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Encode the prompt.
 
         Raises:
-            ValueError: there are several, or none; or ids that the tokenizer does not have.
+            ValueError: there are several, or none.
         """
         prompt: Any = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
@@ -199,6 +237,4 @@ class CompletionRequest(Ask):
             prompt = tokenizer(whole_characters(prompt))["input_ids"]
         if not prompt:
             raise ValueError("prompt: the text is empty.")
-        if not all(0 <= token < len(tokenizer) for token in prompt):
-            raise ValueError(f"prompt: ids of the tokenizer are wanted, from 0 to {len(tokenizer) - 1}.")
         return prompt

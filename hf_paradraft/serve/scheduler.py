@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from sys import maxsize
 from threading import Condition, Thread
+from time import monotonic
 from typing import Any
 
 import torch
@@ -22,11 +23,14 @@ from ..decoding.loop import step
 from ..drafters.ngram import NgramDrafter
 from ..names import decodes
 from ..protocol import Drafter, SpeculationStats
+from .grammar import Forced, Grammar
+from .prefixes import PrefixCache, reads_in_pieces
 
 logger = logging.get_logger(__name__)
 PATIENCE = 2.0  # seconds without a request before a lesson
 GOODBYE = 5.0  # seconds that a round may take when the server ends
-PIECE = 512  # tokens of prompts that are read between two rounds of the others
+PIECE = 256  # tokens of a prompt that are read at once: others wait for them
+SHARE = 0.25  # seconds in which prompts are read between two rounds
 
 
 class QueueFull(Exception):
@@ -52,18 +56,21 @@ class News:
     error: Exception | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """A request that waits, or is answered.
 
     Attributes:
         ids: the prompt.
         options: for `generate`.
-        tell: gets the news, in the scheduler's thread.
+        tell: gets the news, in the scheduler's thread; set before it is submitted.
         seed: of its draws; None for one of its own.
         drafts: whether it is drafted for.
         prediction: tokens that the answer may repeat.
+        grammar: that the answer keeps to.
         cancelled: it is not waited for any more; set from any thread.
+        since: tokens of others' prompts that had been read when it came.
+        known: first tokens of its prompt that need not be read.
         batch: its call of `generate`, from the first piece of its prompt until it joins the others.
         call: the same, to its end.
         told: how many tokens of the sequence `tell` knows, the prompt's included.
@@ -73,16 +80,24 @@ class Job:
 
     ids: list[int]
     options: dict[str, Any]
-    tell: Callable[[News], None]
+    tell: Callable[[News], None] = print
     seed: int | None = None
     drafts: bool = True
     prediction: list[int] | None = None
+    grammar: Grammar | None = None
     cancelled: bool = False
+    since: int = 0
+    known: int = 0
     batch: Batch | None = None
     call: Call | None = None
     told: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     ends: set[int] = field(default_factory=set)
+
+    @property
+    def rest(self) -> int:
+        """Tokens of its prompt that are to be read."""
+        return len(self.ids) if self.call is None else self.call.verifier.unread
 
 
 class Scheduler:
@@ -94,6 +109,7 @@ class Scheduler:
         max_batch_size: requests that are answered together, at most.
         max_queue: requests that wait for a place, at most.
         lesson: called when no request has waited for a while, with what tells whether one does again.
+        prefix_bytes: of beginnings of texts that are kept, so that they need not be read again.
     """
 
     def __init__(
@@ -102,13 +118,17 @@ class Scheduler:
         drafter: Drafter | None,
         max_batch_size: int = 8,
         max_queue: int = 64,
-        lesson: Callable[[Callable[[], bool]], None] | None = None,
+        lesson: Callable[[Callable[[], bool]], bool] | None = None,
+        prefix_bytes: int = 0,
     ):
         self.target, self.drafter, self.max_queue, self.lesson = target, drafter, max_queue, lesson
         self.places = max_batch_size if can_join(target, drafter) else 1
-        self.waiting = deque[Job]()
-        self.reading: Job | None = None  # its prompt is read, piece after piece
+        in_pieces = reads_in_pieces(target, drafter)
+        self.piece = PIECE if in_pieces else maxsize
+        self.prefixes = PrefixCache(prefix_bytes * in_pieces)
+        self.entering = list[Job]()  # they wait, or their prompts are read, piece after piece
         self.running = list[Job]()
+        self.num_read = 0  # tokens of prompts so far
         self.batch: Batch | None = None
         self.changed = Condition()
         self.stopping = False
@@ -125,9 +145,10 @@ class Scheduler:
             QueueFull: too many wait already.
         """
         with self.changed:
-            if len(self.waiting) >= self.max_queue:
+            if len(self.entering) + len(self.running) >= self.places + self.max_queue:
                 raise QueueFull(f"{self.max_queue} requests are waiting already: try again in a moment.")
-            self.waiting.append(job)
+            job.since = self.num_read
+            self.entering.append(job)
             self.changed.notify()
 
     def cancel(self, job: Job) -> None:
@@ -152,58 +173,69 @@ class Scheduler:
             if self.stopping:
                 self._fail_all()
                 return
-            if not called and self.lesson is not None:
-                self.lesson(self._has_work)
+            if not called and self.lesson is not None and self.lesson(self._has_work):
+                self.prefixes.texts.clear()  # a drafter of other weights has read them
             self._drop_cancelled()
             self._read()
             self._decode()
 
     def _fail_all(self) -> None:
-        stopped, reading = Stopped("The server is stopping: ask again when it is back."), [self.reading] if self.reading else []
+        stopped = Stopped("The server is stopping: ask again when it is back.")
         self._lose(stopped)
-        self._fail([*reading, *self.waiting], stopped)
-        self.reading = None
-        self.waiting.clear()
+        self._fail(self.entering, stopped)
 
     def _has_work(self) -> bool:
-        return self.stopping or bool(self.waiting or self.reading or self.running)
+        return self.stopping or bool(self.entering or self.running)
 
     def _drop_cancelled(self) -> None:
-        with self.changed:
-            self.waiting = deque(job for job in self.waiting if not job.cancelled)
-        if self.reading is not None and self.reading.cancelled:
-            self._close(self.reading)
-            self.reading = None
+        for job in [job for job in self.entering if job.cancelled]:
+            self.entering.remove(job)
+            self._close(job)
         for job in self.running:
             if job.cancelled and job.call is not None:
                 job.call.sequences[0].finished = True
         self._leave()
 
     def _read(self) -> None:
-        """Read new requests' prompts, `PIECE` tokens at most; after its last piece each joins the batch."""
-        room = PIECE
-        while room > 0 and (job := self._next()) is not None:
-            room -= len(job.ids)
+        """Read pieces of new requests' prompts, for a while; after its last piece each joins the batch."""
+        begun = monotonic()
+        while (job := self._next()) is not None:
+            rest = job.rest
             try:
                 if job.batch is None:
                     self._open(job)
-                if job.batch.read_piece():
-                    return
-                step(job.batch)
-                self._tell(job)
-                self.batch, job.batch = together(self.batch, job.batch) if self.places > 1 else job.batch, None
-                self.running.append(job)
+                if not job.batch.read_piece():
+                    self._join(job)
             except Exception as error:  # the others go on
                 self._fail([job], error)
-            self.reading = None
+            self.num_read += rest - job.rest
+            if job.call is None or job.batch is None:  # it has failed, or joined
+                self.entering.remove(job)
             self._leave()
+            if monotonic() - begun > SHARE:
+                return
 
     def _next(self) -> Job | None:
-        """Pick the request whose prompt is read, if there is a place for it."""
-        with self.changed:
-            if self.reading is None and self.waiting and len(self.running) < self.places:
-                self.reading = self.waiting.popleft()
-        return self.reading
+        """Pick the request whose prompt is read, if there is a place for it: the one that has least left to read.
+
+        Nobody waits for more tokens of later ones than its own prompt has.
+        """
+        entering, begun = list(self.entering), sum(job.batch is not None for job in self.entering)
+        those = [job for job in entering if begun < self.places or job.batch is not None]
+        return min(those if len(self.running) < self.places else [], key=lambda job: job.since + job.rest, default=None)
+
+    def _join(self, job: Job) -> None:
+        """Let a request whose prompt is read but for the last piece join the others."""
+        step(job.batch)
+        self._keep(job)
+        self._tell(job)
+        self.batch, job.batch = together(self.batch, job.batch) if self.places > 1 else job.batch, None
+        self.running.append(job)
+
+    def _keep(self, job: Job) -> None:
+        """Keep what has been read of a request's text for later ones."""
+        if job.call.error is None:
+            self.prefixes.keep(job.batch or self.batch, job.call.sequences[0].place)
 
     def _decode(self) -> None:
         """Run a round of the requests that have read their prompts."""
@@ -222,15 +254,22 @@ class Scheduler:
     def _open(self, job: Job) -> None:
         """Begin a request's call of `generate`, with a generator of its own."""
         drafter: Drafter = self.drafter if self.drafter is not None and job.drafts else NoDrafter()
-        if job.prediction and job.drafts:
+        if job.drafts and (job.prediction or job.grammar):
             drafter = NgramDrafter() if self.drafter is None else copy.copy(self.drafter)
+        if job.drafts and job.prediction:
             drafter.memory = Memory(len(job.prediction) + 8)
             drafter.memory.add(job.prediction)
+        copies = None
+        if job.drafts and job.grammar:  # which reads the text alone, and some rules show processors others
+            copies = Forced(job.grammar, drafter.memory)
+            drafter.speculation_config = replace(drafter.speculation_config, acceptance="auto")
         ids = LongTensor([job.ids]).to(self.target.device)
-        options = {"prefill_chunk_size": PIECE, **job.options} if len(job.ids) > PIECE else job.options
+        known = self.prefixes.find(job.ids, job.drafts)
+        job.known = 0 if known is None else known.read
+        options = {"prefill_chunk_size": self.piece, **job.options} if len(job.ids) > job.known + self.piece else job.options
         generator = torch.Generator(ids.device)
         generator.seed() if job.seed is None else generator.manual_seed(job.seed)
-        job.batch = begin(self.target, ids, drafter, generator, attention_mask=torch.ones_like(ids), **options)
+        job.batch = begin(self.target, ids, drafter, generator, known, copies, attention_mask=torch.ones_like(ids), **options)
         [job.call] = job.batch.calls
         job.told, job.stats, job.ends = len(job.ids), job.call.stats, job.call.ends.tokens
 
@@ -251,6 +290,8 @@ class Scheduler:
             return
         self.running = [job for job in self.running if not job.call.finished]
         try:
+            for job in over:
+                self._keep(job)
             leave(self.batch)
         except Exception as error:
             self._lose(error)

@@ -6,13 +6,9 @@ from threading import Timer
 from types import FrameType
 
 import uvicorn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..protocol import Drafter
 from .answer import Service
 from .app import make_app
-from .lessons import Lessons
-from .scheduler import Scheduler
 
 FAREWELL = 2  # seconds in which who was cut off is told
 
@@ -37,28 +33,12 @@ class Server(uvicorn.Server):
             print(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
 
 
-def run(
-    target: PreTrainedModel,
-    drafter: Drafter | None,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    host: str,
-    port: int,
-    max_batch_size: int,
-    max_queue: int,
-    api_key: str | None,
-    seconds: float,
-    grace: int,
-    lesson: Lessons | None = None,
-) -> None:
-    """Serve until the process is told to stop; arguments as for `paradraft serve`."""
-    scheduler = Scheduler(target, drafter, max_batch_size, max_queue, lesson)
-    context = getattr(target.config.get_text_config(), "max_position_embeddings", None)
-    stops = target.generation_config.stop_strings or []
-    app = make_app(Service(scheduler, tokenizer, name, context, [stops] if isinstance(stops, str) else stops, api_key, seconds))
+def run(service: Service, host: str, port: int, grace: int) -> None:
+    """Serve until the process is told to stop; `grace`: seconds for running requests."""
+    app = make_app(service)
     # Full collections look at what requests leave alone: so they are fast and come often, and what is over holds no memory.
     gc.collect()
     gc.freeze()
     server = Server(uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=grace + FAREWELL))
-    server.last_call = Timer(grace, scheduler.stop)
+    server.last_call = Timer(grace, service.scheduler.stop)
     server.run()

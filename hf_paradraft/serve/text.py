@@ -7,6 +7,11 @@ from transformers import PreTrainedTokenizerBase
 from ..chat import Detokeniser
 
 
+def begun(text: str, stop: str) -> int:
+    """Count the characters at the end of a text that another one begins with, but for all of it."""
+    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
+
+
 class Writer:
     """A writer of text from tokens, which holds back what may be the beginning of a stop text.
 
@@ -35,7 +40,7 @@ class Writer:
             if found := [place for stop in self.stops if (place := self.held.find(stop)) >= 0]:
                 self.held, self.stopped = self.held[: min(found)], True
                 return self.rest()
-        keep = max((self._begun(stop) for stop in self.stops), default=0)
+        keep = max((begun(self.held, stop) for stop in self.stops), default=0)
         shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
         return shown
 
@@ -47,7 +52,3 @@ class Writer:
         """Give the text that was held back."""
         shown, self.held = self.held, ""
         return shown
-
-    def _begun(self, stop: str) -> int:
-        """Count the characters at the end that a stop text begins with."""
-        return next((size for size in range(len(stop) - 1, 0, -1) if self.held.endswith(stop[:size])), 0)

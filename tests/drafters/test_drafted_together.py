@@ -1,5 +1,6 @@
 """Calls that join others: their drafters read all texts in one forward, and guess what they guess behind each alone."""
 
+from contextlib import contextmanager
 from functools import cache
 
 import pytest
@@ -23,6 +24,7 @@ from hf_paradraft.continuous import begin, together
 from hf_paradraft.decoding.group import Group
 from hf_paradraft.decoding.joining import leave
 from hf_paradraft.decoding.loop import step
+from hf_paradraft.serve.prefixes import PrefixCache
 
 SOME = ("z-lab, sliding", "DeepSpec rnn", "SafeAI", "speculators P-EAGLE", "speculators EAGLE-3")
 
@@ -45,6 +47,30 @@ KINDS = {
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LAYOUTS and name not in SOME else name for name in KINDS]
 PROMPTS = [[3, 5, 7, 9, 2, 6], [11, 4], [8, 8, 1], [2, 9, 4, 7, 1, 3, 5], [6, 1], [5, 5, 2, 9], [1, 2, 3]]
 NEW = [12, 5, 9, 14, 3, 8, 11]
+
+
+@contextmanager
+def target_rows(target):
+    """How many tokens of a text each forward reads."""
+    rows = []
+    handle = target.get_input_embeddings().register_forward_hook(lambda module, args, out: rows.append(out.shape[1]))
+    yield rows
+    handle.remove()
+
+
+@contextmanager
+def asked_of(drafting, seen):
+    """Let `seen` get what a drafting is asked about a sequence, and what it guesses."""
+    propose = drafting.propose
+
+    def proposed(prefixes):
+        guesses = propose(prefixes)
+        seen.extend((prefix.ids.clone(), prefix.room, guess) for prefix, guess in zip(prefixes, guesses, strict=True))
+        return guesses
+
+    drafting.propose = proposed
+    yield
+    del drafting.propose
 
 
 @cache
@@ -101,3 +127,33 @@ def written(target, drafter):
             step(batch)
         leave(batch)
     return [call.sequences[0].ids[0, call.begin : call.sequences[0].length].tolist() for call in calls]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_beginning_that_was_read_is_guessed_behind_as_if_read_anew(name, load):
+    """A next turn, another branch, a beginning alone: the target reads what is new, and guesses are those of the whole text."""
+    target, drafter = KINDS[name](load)
+    drafter.speculation_config = SpeculationConfig(min(3, drafter.most_drafts or 3), None, never_slower=False)
+    prefixes, options = PrefixCache(1 << 30), {"eos_token_id": None, "pad_token_id": 0, "do_sample": False, "max_new_tokens": 9}
+    first = [3, 5, 7, 9, 2, 6, 4]
+    text = target.generate(torch.tensor([first]), **options)[0].tolist()
+    for prompt, most in ((first, 0), ([*text, 5, 8], len(text) - 1), ([*text[:11], 1, 2, 4], 10), ([*first[:5], 1], 4)):
+        ids = torch.tensor([prompt])
+        plain = target.generate(ids, **options)[0].tolist()
+        known = prefixes.find(prompt, True)
+        assert known is None or (most - 1 <= known.read <= most and (known.drafting is None) == (name == "mtp, two layers"))
+        assert (known is None) == (most == 0)
+        batch = begin(target, ids, drafter, None, known, attention_mask=torch.ones_like(ids), **options)
+        [group], [sequence], seen = batch.groups, batch.sequences, []
+        with target_rows(target) as rows:
+            step(batch)
+        assert sum(rows) <= len(prompt) - (known.read if known else 0) + 3
+        prefixes.keep(batch, 0)
+        while not sequence.finished:
+            with asked_of(group.drafting, seen):
+                step(batch)
+        prefixes.keep(batch, 0)
+        batch.close()
+        assert sequence.ids[0, : sequence.length].tolist() == plain
+        if name != "mtp, two layers":
+            assert check_guesses(drafter, target, seen) > 2

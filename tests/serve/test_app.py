@@ -1,6 +1,7 @@
 """The endpoint without a network: what no client of OpenAI's library would send, and what no server should say."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ def client():
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<extra>"]})
     assert len(tokenizer) == VOCAB + 1
-    service = Service(Scheduler(tiny_model(dtype=torch.float32), None), tokenizer, "tiny", 64)
+    service = Service(Scheduler(tiny_model(dtype=torch.float32), None), tokenizer, "tiny")
     with TestClient(make_app(service), raise_server_exceptions=False) as client:
         yield client
 
@@ -45,7 +46,7 @@ def test_a_chat_without_a_token_is_refused(client, monkeypatch):
 def test_thoughts_of_earlier_turns_reach_the_template(client, monkeypatch):
     """Under both names that templates ask for."""
     read = []
-    monkeypatch.setattr("hf_paradraft.serve.requests.encode_chat_prompt", lambda _, turns: read.append(turns) or [1, 2])
+    monkeypatch.setattr("hf_paradraft.serve.requests.encode_chat_prompt", lambda _, turns, tools: read.append(turns) or [1, 2])
     turns = [{"role": "assistant", "content": "a", "reasoning_content": "b"}, {"role": "user", "content": "c"}]
     answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": turns, "max_tokens": 1})
     assert answer.status_code == 200
@@ -98,6 +99,68 @@ def test_a_saved_config_without_a_cache_fails_no_request(config):
     target = tiny_model(dtype=torch.float32)
     dicts = any(name.startswith("output") for name in config)  # as it is made where there is no generation_config.json
     target.generation_config.update(**config, return_dict_in_generate=dicts)
-    service = Service(Scheduler(target, near_copy(target)), make_tokenizer(), "tiny", 64)
+    service = Service(Scheduler(target, near_copy(target)), make_tokenizer(), "tiny")
     with TestClient(make_app(service), raise_server_exceptions=False) as client:
         assert client.post("/v1/completions", json=ASKED).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"prompt": [{}] * 300_000}, "prompt"),
+        ({"messages": [1] * 1_000_000, "prompt": None}, "messages.0"),
+        ({"messages": [{"role": "user", "content": [{}] * 300_000}], "prompt": None}, "messages.0.content"),
+        ({f"x{number}": 1 for number in range(200_000)}, None),
+        ({"a" * 1_000_000: 1}, "a" * 80),
+        ({"stop": "a" * 200_000}, "stop"),
+        ({"stop": ["a"] * 100_000}, "stop"),
+        ({"prompt": "a " * 1_000_000}, "prompt"),
+        ({"n": True}, "n"),
+        ({"prompt": [True, False]}, "prompt"),
+        ({"prompt": [1] * 500_000}, "prompt"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_the_first_of_many_wrong_things_says_enough(client, wrong, param):
+    """They took seconds and gigabytes, in which nobody else was answered."""
+    body = json.dumps({name: value for name, value in {**ASKED, **wrong}.items() if value is not None})
+    begun = time.monotonic()
+    path = "/v1/chat/completions" if "messages" in wrong else "/v1/completions"
+    said = client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert time.monotonic() - begun < 2
+    assert said.status_code == 400
+    assert param in (None, said.json()["error"]["param"])
+    assert len(said.text) < 600
+
+
+def test_the_key_is_asked_for_first():
+    service = Service(Scheduler(tiny_model(), None), make_tokenizer(), "tiny", "sesame")
+    with TestClient(make_app(service)) as client:
+        for path in ("/v1/completions", "/v1/models", "/metrics", "/docs", "/openapi.json", "/nothing"):
+            assert client.post(path, content="{").status_code == 401
+        assert client.get("/health").status_code == 200
+        key = {"Authorization": "Bearer sesame"}
+        assert client.post("/v1/completions", content="{", headers=key).status_code == 400
+
+
+def test_usage_counts_no_token_after_a_stop():
+    """A round may bring more than what ended the text."""
+    target = tiny_model(dtype=torch.float32)
+    service = Service(Scheduler(target, near_copy(target)), make_tokenizer(), "tiny")
+    with TestClient(make_app(service)) as client:
+        text = client.post("/v1/completions", json={**ASKED, "max_tokens": 40}).json()["choices"][0]["text"]
+        asked = {**ASKED, "max_tokens": 40, "stop": text.split()[2]}
+        usage = client.post("/v1/completions", json=asked).json()["usage"]
+    assert usage["completion_tokens"] <= 4
+    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] <= usage["completion_tokens"]
+
+
+def test_a_long_stop_text_costs_no_time():
+    """Each of its beginnings was cut out in every round."""
+    tokenizer = make_tokenizer()
+    writer, token = Writer(tokenizer, ["a" * 100_000, "a " * 100_000]), tokenizer("a")["input_ids"][-1]
+    begun = time.monotonic()
+    for _ in range(200):
+        writer.push([token])
+    assert writer.end()
+    assert time.monotonic() - begun < 1

@@ -69,8 +69,9 @@ def serving():
         assert not scheduler.thread.is_alive()
 
 
+BEGINNING = st.sampled_from([[], [5, 3, 2, 9, 4], [5, 3, 2, 9, 4, 7, 7, 1], [5, 3, 8, 6, 2]])
 REQUEST = st.tuples(
-    st.lists(st.integers(1, EOS - 1), min_size=1, max_size=12),
+    st.builds(list.__add__, BEGINNING, st.lists(st.integers(1, EOS - 1), min_size=1, max_size=12)),
     st.fixed_dictionaries(
         {"max_new_tokens": st.integers(1, 30), "drafts": st.booleans(), "prefill_chunk_size": st.sampled_from([None, 3])},
         optional={"prediction": st.lists(st.integers(1, 6), min_size=1, max_size=30)},
@@ -81,12 +82,17 @@ REQUEST = st.tuples(
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
-@given(st.sampled_from(list(DRAFTERS)), st.integers(1, 3), st.lists(REQUEST, min_size=1, max_size=6))
-def test_each_request_has_the_text_that_it_has_alone(name, places, requests):
+@given(
+    st.sampled_from(list(DRAFTERS)),
+    st.integers(1, 3),
+    st.sampled_from([0, 20_000, 1 << 30]),
+    st.lists(REQUEST, min_size=1, max_size=6),
+)
+def test_each_request_has_the_text_that_it_has_alone(name, places, prefix_bytes, requests):
     drafter = DRAFTERS[name]
     if drafter is not None:
         drafter.speculation_config = SpeculationConfig(4, "auto")
-    scheduler = Scheduler(TARGET, drafter, places)
+    scheduler = Scheduler(TARGET, drafter, places, prefix_bytes=prefix_bytes)
     scheduler.start()
     try:
         asked = []
@@ -188,7 +194,7 @@ def test_targets_that_could_read_images_answer_together():
 
 def test_a_full_queue_says_so():
     scheduler = Scheduler(TARGET, None, max_batch_size=1, max_queue=2)  # not started: nobody is answered
-    for _ in range(2):
+    for _ in range(1 + 2):  # a place, and the queue
         scheduler.submit(job([5])[0])
     with pytest.raises(QueueFull, match="2 requests are waiting already"):
         scheduler.submit(job([5])[0])

@@ -1,0 +1,92 @@
+"""Answers that a grammar holds to a form, and tokens that it forces, which are drafts that nobody is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from torch import LongTensor, Tensor
+from transformers import LogitsProcessor
+
+from ..copies import PromptLookup
+from ..copies.lookup import Copy
+from ..protocol import Prefix
+
+
+def spaced(schema: dict[str, Any]) -> str:
+    """Write a schema whose JSON has spaces as chat templates write them, and no others."""
+    spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    return json.dumps({**schema, "x-guidance": spaces})
+
+
+class Grammar(LogitsProcessor):
+    """A processor that leaves the tokens that a grammar allows next; of one text, which only grows.
+
+    Args:
+        tokenizer: the target's, with as many ids as it has logits.
+        grammar: in llguidance's form.
+
+    Raises:
+        ValueError: it cannot be followed: a keyword or a pattern that is not known, say.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, grammar: str):
+        self.matcher = LLMatcher(tokenizer, grammar)
+        self.length: int | None = None  # tokens that were read, the prompt's included
+        self._check()
+
+    def _check(self) -> None:
+        if self.matcher.is_error():
+            raise ValueError(f"the schema cannot be followed: {self.matcher.get_error().splitlines()[0]}")
+
+    def _read(self, ids: LongTensor) -> None:
+        new = [] if self.length is None else ids[0, self.length :].tolist()
+        self.length = ids.shape[1]
+        if not self.matcher.is_stopped():
+            self.matcher.consume_tokens(new)
+        self._check()
+
+    def __call__(self, input_ids: LongTensor, scores: Tensor) -> Tensor:
+        """Mask what is not allowed after ids `(1, n)`."""
+        self._read(input_ids)
+        allowed = torch.frombuffer(bytearray(self.matcher.compute_logit_bias()), dtype=torch.uint8).to(scores.device)
+        return scores.masked_fill(allowed == 0, -torch.inf)
+
+    def forced(self, ids: LongTensor) -> list[int]:
+        """List the tokens that have to come after ids `(1, n)`, as far as nothing else may."""
+        self._read(ids)
+        return self.matcher.compute_ff_tokens()
+
+
+class Forced(PromptLookup):
+    """Copies of what a grammar forces, before others.
+
+    Args:
+        grammar: of the only sequence, so far.
+        memory: as for `PromptLookup`.
+    """
+
+    def __init__(self, grammar: Grammar, memory: Any = None):
+        super().__init__(memory=memory)
+        self.grammars = [grammar]
+
+    def find(self, prefixes: list[Prefix], spaces: list[int] | None, deep: bool) -> list[list[Copy]]:
+        """Implement `PromptLookup.find`."""
+        copied = super().find(prefixes, spaces, deep)
+        for grammar, prefix, copies in zip(self.grammars, prefixes, copied, strict=True):
+            if prefix.room and (tokens := grammar.forced(prefix.ids)[: prefix.room]):
+                copies.insert(0, (tokens, [1.0] * len(tokens)))
+        return copied
+
+    def join(self, other: Any, count: int, joining: int) -> None:
+        """Implement `PromptLookup.join`."""
+        super().join(other, count, joining)
+        self.grammars += other.grammars
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Implement `PromptLookup.select`."""
+        super().select(list(rows))
+        self.grammars = [self.grammars[row] for row in rows]

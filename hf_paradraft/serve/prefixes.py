@@ -1,0 +1,102 @@
+"""Beginnings of texts that were read: a request that begins so reads only what is new (RadixAttention, SGLang, 2024)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy
+from transformers import PreTrainedModel
+
+from ..continuous import Known, can_join
+from ..decoding.batch import Batch
+from ..decoding.cache import CroppedCache, RaggedCache, empty_cache
+from ..decoding.checks import Refused, changes_its_scale
+from ..decoding.joining import bytes_of, row_of
+from ..decoding.recurrent import is_recurrent
+from ..integration.look import check_reads
+from ..protocol import Drafter, Drafting
+
+
+@dataclass(eq=False)
+class Text:
+    """A text of which the target has read all but the last tokens.
+
+    Attributes:
+        ids: int64 `(n,)`.
+        cache: of one row; of keys and values any beginning can be taken, and of states all or nothing.
+        drafting: has read it too; None: nothing is kept of it.
+        nbytes: of both.
+    """
+
+    ids: numpy.ndarray
+    cache: RaggedCache | CroppedCache
+    drafting: Drafting | None
+    nbytes: int
+
+    def common(self, ids: numpy.ndarray) -> int:
+        """Count the first tokens that another text has too."""
+        size = min(len(ids), len(self.ids))
+        return int((self.ids[:size] == ids[:size]).cumprod().sum())
+
+    def known(self, ids: numpy.ndarray) -> int:
+        """Count the first tokens of a prompt that need not be read again: not all, and not the last one of a beginning."""
+        common, [read] = self.common(ids), self.cache.lengths
+        if isinstance(self.cache, RaggedCache):
+            return min(read, common - 1)
+        return read if read <= common and read < len(ids) else 0
+
+
+def reads_in_pieces(target: PreTrainedModel, drafter: Drafter | None) -> bool:
+    """Tell whether a target goes on from what it has read as if it read all at once."""
+    if drafter is not None and drafter.speculation_config.compile:
+        return False
+    try:
+        check_reads(target, False)
+    except Refused:
+        return False
+    return (can_join(target) or is_recurrent(empty_cache(target))) and changes_its_scale(target) is None
+
+
+class PrefixCache:
+    """The texts that were read last, of a target and its drafter.
+
+    Args:
+        limit: bytes at most.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.texts: list[Text] = []  # the one that was used last stands last
+
+    def find(self, prompt: list[int], drafts: bool) -> Known | None:
+        """Look up the longest beginning of a prompt that was read before; for `drafts` also what the drafter has read."""
+        ids = numpy.array(prompt)
+        best = max(self.texts, key=lambda text: text.known(ids), default=None)
+        if best is None or (read := best.known(ids)) < 1:
+            return None
+        self.texts.remove(best)
+        self.texts.append(best)
+        forks = drafts and best.drafting is not None and read < best.common(ids)
+        return Known(_copy(best.cache, 0, read).cache.layers, read, best.drafting.fork(0, read) if forks else None)
+
+    def keep(self, batch: Batch, number: int) -> None:
+        """Keep one of a batch's sequences as it is now, in the place of its own beginnings."""
+        sequence, whole = batch.sequences[number], batch.verifier.cache
+        read, ids = whole.lengths[number], sequence.ids[0, : sequence.length].cpu().numpy()
+        if read < 1 or not self.limit:
+            return
+        ragged = isinstance(whole, RaggedCache)
+        stays = [text for text in self.texts if text.common(ids) < len(text.ids) + (not ragged and len(text.ids) < len(ids))]
+        group = next(group for group in batch.groups if sequence.call in group.calls)
+        row = next(row for row, one in enumerate(group.sequences) if one is sequence)
+        cache, drafting = _copy(whole, number, read), group.drafting.fork(row, read)
+        nbytes = bytes_of(cache.cache) + (0 if drafting is None else drafting.nbytes)
+        self.texts = [*stays, Text(ids, cache, drafting, nbytes)]
+        while sum(text.nbytes for text in self.texts) > self.limit:
+            self.texts.pop(0)
+
+
+def _copy(cache: RaggedCache | CroppedCache, row: int, length: int) -> RaggedCache | CroppedCache:
+    """Copy the beginning of a row; of states, all."""
+    return row_of(cache, row, length) if isinstance(cache, RaggedCache) else copy.deepcopy(cache)

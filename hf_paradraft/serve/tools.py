@@ -1,0 +1,151 @@
+"""Calls of tools: the form in which a chat template writes them, a grammar of it, and calls read from text as it comes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+from uuid import uuid4
+
+from llguidance import LLMatcher
+from transformers import PreTrainedTokenizerBase
+
+from ..chat import render_chat
+from .grammar import spaced
+from .requests import ChatRequest
+from .text import begun
+
+PROBES = "paradraft_one", "paradraft_two"
+CALL = re.compile(rf'\{{"(\w+)": "(?:{"|".join(PROBES)})", "(\w+)": \{{\}}\}}')
+CONTENT = "paradraft says"
+
+
+@dataclass(frozen=True)
+class ToolForm:
+    """The form in which a template writes calls, and so its model: objects of a name and arguments, in a frame.
+
+    Attributes:
+        begin: before the first call.
+        between: from a call to the next one; None: an answer has one call.
+        end: after the last one.
+        name, arguments: what the two fields are called.
+    """
+
+    begin: str
+    between: str | None
+    end: str
+    name: str
+    arguments: str
+
+    @classmethod
+    def of_template(cls, tokenizer: PreTrainedTokenizerBase) -> ToolForm:
+        """Learn it from calls that the template writes.
+
+        Raises:
+            ValueError: it has no tools, or writes calls in another form.
+        """
+        tool = {"type": "function", "function": {"name": PROBES[0], "description": "", "parameters": {"type": "object"}}}
+        user = {"role": "user", "content": "a"}
+        if tokenizer.chat_template is None or PROBES[0] not in render_chat(tokenizer, [user], True, [tool]):
+            raise ValueError("the model's chat template has no tools: leave tools out, or set a template that has some.")
+        special = tokenizer.all_special_tokens
+        for names in (PROBES, PROBES[:1]):
+            calls = [{"type": "function", "id": name, "function": {"name": name, "arguments": {}}} for name in names]
+            turn = {"role": "assistant", "content": CONTENT, "tool_calls": calls}
+            try:
+                opened, whole = render_chat(tokenizer, [user], True), render_chat(tokenizer, [user, turn], False)
+            except ValueError:  # of several calls at once, which some templates refuse
+                continue
+            _, shown, written = whole.rpartition(CONTENT)
+            same = [*takewhile(lambda pair: pair[0] == pair[1], zip(opened, whole, strict=False))]
+            written = written if shown else whole[len(same) :]
+            if len(found := [*CALL.finditer(written)]) < len(names):
+                continue
+            end = written[found[-1].end() :]
+            end = end[: min((place for token in special if (place := end.find(token)) >= 0), default=None)].rstrip()
+            between = written[found[0].end() : found[1].start()] if len(names) > 1 else None
+            begin = written[: found[0].start()].lstrip()
+            if not any(token in f"{begin}{between}" for token in special):
+                return cls(begin, between, end, *found[0].groups())
+        raise ValueError("the model's chat template writes calls in a form that is not known here: leave tools out.")
+
+    @property
+    def marker(self) -> str:
+        """The text that tells that calls begin: anywhere, or as the first of an answer where they have no frame."""
+        return self.begin.rstrip() or "{"
+
+    def grammar(self, ask: ChatRequest) -> str:
+        """Write the grammar of an answer to a request: text and then calls, or calls alone where one has to be made.
+
+        Raises:
+            ValueError: a tool has to be called that is not offered.
+        """
+        tools: list[Any] = [tool["function"] for tool in ask.tools]
+        wanted: Any = ask.tool_choice
+        named = not isinstance(wanted, str)
+        if named:
+            tools = [tool for tool in tools if tool["name"] == wanted["function"]["name"]]
+        if not tools:
+            raise ValueError("tool_choice: the tool that has to be called is none of tools.")
+        several = self.between is not None and ask.parallel_tool_calls and not named
+        more = f" ({json.dumps(self.between)} call)*" if several else ""
+        calls, rules = f"call{more} {_quoted(self.end)}", []
+        if wanted != "auto":
+            rules.append(f"start: {_quoted(self.begin)} {calls}")
+        elif self.begin:
+            rules += [f"start: TEXT | begin {calls}", f"begin: marker {_quoted(self.begin[len(self.marker) :])}"]
+            rules += [f"marker[lazy]: TEXT {_quoted(self.marker)}", r"TEXT: /(.|\n)*/"]
+        else:
+            rules += [f"start: TEXT | {calls}", r"TEXT: /([^{](.|\n)*)?/"]
+        rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
+        for number, tool in enumerate(tools):
+            head = f'{{"{self.name}": {json.dumps(tool["name"])}, "{self.arguments}": '
+            schema = spaced(tool.get("parameters") or {"type": "object"})
+            rules.append(f'call_{number}: {_quoted(head)} args_{number} "}}"\nargs_{number}: %json {schema}')
+        return LLMatcher.grammar_from_lark("%llguidance {}\n" + "\n".join(rules) + "\n")
+
+
+def _quoted(text: str) -> str:
+    """Write a text as a string of a grammar, which has no empty ones."""
+    return json.dumps(text) if text else ""
+
+
+class ToolReader:
+    """A reader of text with calls in it, as it comes; what may be the beginning of a call is held back.
+
+    Args:
+        form: of the calls.
+    """
+
+    def __init__(self, form: ToolForm):
+        self.form, self.held, self.num_calls = form, "", 0
+        self.begun = self.shown = False  # a call; text before
+
+    def push(self, text: str, over: bool = False) -> Iterator[dict[str, Any]]:
+        """Read more text, and yield what is known by now, as OpenAI's deltas of a message.
+
+        Args:
+            text: the new.
+            over: whether nothing comes after it.
+        """
+        self.held += text
+        if not self.begun:
+            place, keep = self.held.find(self.form.marker), 0 if over else begun(self.held, self.form.marker)
+            self.begun = place >= 0 if self.form.begin else place == 0 and not self.shown
+            shown = self.held[: place if self.begun else len(self.held) - keep]
+            self.held, self.shown = self.held[len(shown) :], self.shown or bool(shown)
+            if shown:
+                yield {"content": shown}
+        while self.begun and (start := self.held.find("{")) >= 0:
+            try:
+                call, end = json.JSONDecoder().raw_decode(self.held, start)
+            except ValueError:  # not all of it is there yet
+                return
+            arguments = json.dumps(call[self.form.arguments], ensure_ascii=False)
+            function = {"name": call[self.form.name], "arguments": arguments}
+            made = {"index": self.num_calls, "id": f"call_{uuid4().hex}", "type": "function", "function": function}
+            self.held, self.num_calls = self.held[end:], self.num_calls + 1
+            yield {"tool_calls": [made]}
