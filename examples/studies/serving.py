@@ -1,9 +1,11 @@
-"""Thirty-two clients at `paradraft serve`: ragged prompts, cancellations, bad and huge requests; every text is compared.
+"""Forty clients at `paradraft serve`: ragged prompts, conversations, schemas, cancellations, bad, huge and hostile requests.
 
-Then twelve requests at once, one after the other, and so without drafts: tokens per second, and the time to the first one.
+Every text is compared. Then twelve requests at once, one after the other, and so without drafts: tokens per second, and the time
+to the first one. Then ten turns of a conversation, with and without kept prefixes: the time to the first token of each.
 
 python -m examples.studies.serving clients OUT.json [SECONDS]
 python -m examples.studies.serving together OUT.json PICTURE.png
+python -m examples.studies.serving turns OUT.json PICTURE.png
 """
 
 import json
@@ -26,11 +28,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paradraft import AutoDrafter
 from hf_paradraft.chat import encode_question
-from hf_paradraft.demo import FAMILY, QUESTIONS
+from hf_paradraft.demo import FAMILY, PUBLIC, QUESTIONS
+from hf_paradraft.demo.public_model import get_public
 from hf_paradraft.report import GREEN
 from hf_paradraft.serve.scheduler import Job, News, Scheduler
 
-CLIENTS, MODEL, NEW = 32, "paradraft-family", 64
+CLIENTS, MODEL, NEW = 40, "paradraft-family", 64
 BAD: list[dict[str, Any]] = [
     {"n": 2},
     {"model": "another"},
@@ -40,24 +43,52 @@ BAD: list[dict[str, Any]] = [
     {"tools": [{"type": "function", "function": {"name": "f"}}]},
     {"messages": [{"role": "user", "content": "word " * 5000}]},
     {"extra_body": {"unknown": 1}},
+    {"stop": "a" * 200_000},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "king"}}}},
 ]
+HOSTILE: list[tuple[str, dict[str, Any]]] = [
+    ("completions", {"prompt": [{}] * 300_000}),
+    ("completions", {"prompt": "word " * 800_000}),
+    ("chat/completions", {"messages": [1] * 1_000_000}),
+    ("chat/completions", {"messages": [{"role": "user", "content": "x"}], **{f"field {number}": 1 for number in range(200_000)}}),
+]
+FORM = {
+    "type": "json_schema",
+    "json_schema": {"name": "date", "schema": {"type": "object", "properties": {
+        "day": {"type": "integer", "minimum": 1, "maximum": 31}, "month": {"enum": ["May", "June", "July", "August"]}},
+        "required": ["day", "month"], "additionalProperties": False}},
+}  # fmt: skip
 
 
-def texts_of(questions: list[str]) -> dict[tuple[str, int | None], str]:
-    """Write every answer with plain `generate`: greedy (None), and with two seeds."""
+Texts = dict[tuple[tuple[str, ...], int | None], str]  # by the turns before and the seed; None: greedy
+
+
+def texts_of(questions: list[str]) -> Texts:
+    """Write every answer with plain `generate`: greedy (None), and with two seeds; and to a second question after a first one."""
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32)
-    texts = {}
-    for question in questions:
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+    texts: Texts = {}
+
+    def write(turns: tuple[str, ...], seed: int | None) -> None:
+        ids = tokenizer.apply_chat_template(messages_of(turns), add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        torch.manual_seed(seed or 0)
+        rules = {"do_sample": False} if seed is None else {"do_sample": True, "temperature": 0.8}
+        out = target.generate(**ids, **rules, max_new_tokens=NEW)
+        texts[turns, seed] = tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+
+    for question, second in zip(questions, [*questions[1:], questions[0]], strict=True):
         for seed in (None, 1, 2):
-            torch.manual_seed(seed or 0)
-            rules = {"do_sample": False} if seed is None else {"do_sample": True, "temperature": 0.8}
-            out = target.generate(**ids, **rules, max_new_tokens=NEW)
-            texts[question, seed] = tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+            write((question,), seed)
+        write((question, texts[(question,), None], second), None)
     return texts
+
+
+def messages_of(turns: tuple[str, ...]) -> list[dict[str, str]]:
+    """Write turns as messages."""
+    return [{"role": "assistant" if index % 2 else "user", "content": turn} for index, turn in enumerate(turns)]
+
+
+RUDE = "cancelled", "abandoned", "bad", "huge", "hostile"
 
 
 class Client(Thread):
@@ -70,7 +101,7 @@ class Client(Thread):
         end: when it stops, by `time.monotonic`.
     """
 
-    def __init__(self, address: str, texts: dict[tuple[str, int | None], str], seed: int, end: float):
+    def __init__(self, address: str, texts: Texts, seed: int, end: float):
         super().__init__()
         self.client = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=120)
         self.address, self.texts, self.luck, self.end = address, texts, random.Random(seed), end
@@ -80,7 +111,7 @@ class Client(Thread):
     def run(self) -> None:
         """Go on until the end."""
         while time.monotonic() < self.end:
-            what = self.luck.choice(("whole", "stream", "stream", "cancelled", "abandoned", "bad", "huge"))
+            what = self.luck.choice((*["whole"] * 3, *["stream"] * 5, "schema", "schema", *RUDE))
             try:
                 self.counts[getattr(self, what)()] += 1
             except openai.RateLimitError:
@@ -89,15 +120,14 @@ class Client(Thread):
 
     def asked(self, **more: Any) -> tuple[Any, str]:
         """Ask something; gives the answer and the text that it should be."""
-        question, seed = self.luck.choice(list(self.texts))
+        turns, seed = self.luck.choice(list(self.texts))
         body: dict[str, Any] = {"temperature": 0} if seed is None else {"temperature": 0.8, "seed": seed}
         if self.luck.random() < 0.2:
             body["extra_body"] = {"speculation": {"enabled": False}}
         elif self.luck.random() < 0.2:
-            body["prediction"] = {"type": "content", "content": self.texts[question, None]}
-        messages = [{"role": "user", "content": question}]
-        made = self.client.chat.completions.create(model=MODEL, messages=messages, max_tokens=NEW, **body, **more)
-        return made, self.texts[question, seed]
+            body["prediction"] = {"type": "content", "content": self.texts[turns, None]}
+        made = self.client.chat.completions.create(model=MODEL, messages=messages_of(turns), max_tokens=NEW, **body, **more)
+        return made, self.texts[turns, seed]
 
     def judged(self, name: str, text: str, true: str) -> str:
         """Compare a text."""
@@ -114,6 +144,22 @@ class Client(Thread):
         """Read it as it comes."""
         chunks, true = self.asked(stream=True)
         return self.judged("stream", "".join(chunk.choices[0].delta.content or "" for chunk in chunks), true)
+
+    def schema(self) -> str:
+        """Ask for JSON."""
+        [*_, (turns, _)] = self.luck.sample(list(self.texts), 1)
+        made = self.client.chat.completions.create(model=MODEL, messages=messages_of(turns), max_tokens=NEW, response_format=FORM)
+        if set(json.loads(made.choices[0].message.content)) != {"day", "month"}:
+            self.wrong.append((made.choices[0].message.content, "a date"))
+        return "schema"
+
+    def hostile(self) -> str:
+        """Send a body that costs the server more than the client."""
+        path, body = self.luck.choice(HOSTILE)
+        said = httpx.post(f"{self.address}/{path}", json=body, timeout=120)
+        if said.status_code != 400 or len(said.text) > 1000:
+            self.wrong.append((said.text[:200], "refused in a few words"))
+        return "hostile"
 
     def cancelled(self) -> str:
         """Hang up after some chunks."""
@@ -162,12 +208,15 @@ def clients(output: str, seconds: str = "300") -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         address = server.stdout.readline().strip()
-        end, memory = time.monotonic() + float(seconds), []
+        end, memory, health = time.monotonic() + float(seconds), list[float](), list[float]()
         asking = [Client(address, texts, seed, end) for seed in range(CLIENTS)]
         for client in asking:
             client.start()
         while any(client.is_alive() for client in asking):
-            time.sleep(5)
+            time.sleep(1)
+            begun = time.monotonic()
+            assert httpx.get(address.replace("/v1", "/health"), timeout=60).status_code == 200
+            health.append(time.monotonic() - begun)
             memory.append(resident(server.pid))
         time.sleep(1)
         metrics = httpx.get(address.replace("/v1", "/metrics")).text
@@ -178,11 +227,12 @@ def clients(output: str, seconds: str = "300") -> None:
         "counts": dict(counts),
         "wrong": [wrong for client in asking for wrong in client.wrong],
         "MiB": memory,
+        "health, seconds": {"median": median(health), "most": max(health)},
         "left": left,
         "exit": server.returncode,
     }
     Path(output).write_text(json.dumps(said))
-    print({**said, "MiB": [round(size) for size in memory], "wrong": len(said["wrong"])})
+    print({**said, "MiB": [round(size) for size in memory[::30]], "wrong": len(said["wrong"])})
 
 
 def together(output: str, picture: str, repeats: int = 3) -> None:
@@ -244,6 +294,55 @@ def together(output: str, picture: str, repeats: int = 3) -> None:
     print(rows)
 
 
+def turns(output: str, picture: str, count: int = 10) -> None:
+    """Ask ten turns behind a beginning of 2,000 tokens, with and without kept prefixes, and draw when first tokens came."""
+    torch.set_num_threads(1)
+    tokenizer = AutoTokenizer.from_pretrained(get_public())
+    target = AutoModelForCausalLM.from_pretrained(get_public(), dtype=torch.float32)
+    drafter = AutoDrafter.from_pretrained(PUBLIC / "eagle3", dtype=torch.float32)
+    pages = sorted(Path("docs").glob("*.md"))
+    ids = tokenizer("".join(page.read_text() for page in pages))["input_ids"]
+    seconds, texts, taus = {}, {}, {}
+    for name, kept in (("read anew", 0), ("kept", 2**30)):
+        scheduler = Scheduler(target, drafter, prefix_bytes=kept)
+        scheduler.start()
+        prompt = ids[:2000]
+        seconds[name], texts[name], taus[name] = list[float](), list[list[int]](), list[float]()
+        for turn in range(count):
+            tokens, over, times = list[int](), Event(), list[float]()
+
+            def tell(news: News, tokens: list[int] = tokens, over: Event = over, times: list[float] = times) -> None:
+                times.append(time.perf_counter())
+                tokens.extend(news.tokens)
+                if news.over:
+                    over.set()
+
+            job, begun = (
+                Job(list(prompt), {"max_new_tokens": 48, "do_sample": False, "pad_token_id": 0}, tell),
+                time.perf_counter(),
+            )
+            scheduler.submit(job)
+            over.wait()
+            seconds[name].append(times[0] - begun)
+            texts[name].append(tokens)
+            taus[name].append(job.stats.mean_emitted)
+            prompt = [*prompt, *tokens, *ids[2000 + 40 * turn : 2040 + 40 * turn]]
+        scheduler.stop()
+    same = texts["kept"] == texts["read anew"]
+    Path(output).write_text(json.dumps({"seconds": seconds, "tokens a round": taus, "same texts": same}))
+    print(seconds, taus, same)
+    figure, axis = pyplot.subplots(figsize=(7, 3.2))
+    for (name, values), colour in zip(seconds.items(), ("0.6", GREEN), strict=True):
+        axis.plot(range(1, count + 1), values, marker="o", color=colour, label=name)
+    axis.set_xlabel("turn of a conversation that begins with 2,000 tokens")
+    axis.set_ylabel("seconds to the first token")
+    axis.set_yscale("log")
+    axis.set_xticks(range(1, count + 1))
+    axis.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=110)
+
+
 def _draw(came: list[list[tuple[float, int]]], picture: str) -> None:
     """A line for each request; a mark for each round, as large as the tokens that it brought."""
     figure, axis = pyplot.subplots(figsize=(9, 3.2))
@@ -260,4 +359,4 @@ def _draw(came: list[list[tuple[float, int]]], picture: str) -> None:
 
 
 if __name__ == "__main__":
-    {"clients": clients, "together": together}[sys.argv[1]](*sys.argv[2:])
+    {"clients": clients, "together": together, "turns": turns}[sys.argv[1]](*sys.argv[2:])
