@@ -151,12 +151,14 @@ def load(
         others: more drafters for the target.
 
     Raises:
-        typer.BadParameter: a drafter without a target.
+        typer.BadParameter: a drafter without a target, or a file as a target.
     """
     if target is None and parent is not None:
         raise typer.BadParameter("--parent goes with --target and --drafter; the embedded family has its own.")
     if target is None and drafter is not None:
         raise typer.BadParameter("--drafter goes with --target: name both, the target alone, or neither for the embedded family.")
+    if target is not None and Path(target).is_file() and not target.endswith(".gguf"):
+        raise typer.BadParameter(f"--target {target} is a file: name the folder that it lies in, or a .gguf file.")
     embedded = target is None
     if embedded:
         target, drafter, parent = str(FAMILY / "target"), str(FAMILY / "pard"), str(FAMILY / "draft")

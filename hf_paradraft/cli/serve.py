@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..integration.look import check_reads, reads_padded
+from ..integration.pairing import check_same_tokenizer
 from ..packed import pack
 from .options import Dtype, DtypeOption, Target, Threads, console, load, use_threads
 
@@ -70,6 +71,7 @@ def serve(
     if drafting is not None:
         check_reads(models.target, False)
         try:
+            check_same_tokenizer(models.target, drafting)
             drafting.attach(models.target)
         except ValueError as error:
             raise typer.BadParameter(f"--drafter: {error}") from error

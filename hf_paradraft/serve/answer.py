@@ -12,14 +12,14 @@ from sys import maxsize
 from typing import Any
 
 from fastapi import Request
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 from llguidance.hf import from_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ..chat import end_tokens
 from ..decoding.begin import num_logits
 from .errors import FAILED, Refusal
-from .grammar import Grammar, spaced
+from .grammar import Grammar, json_grammar
 from .metrics import Metrics, speculation
 from .requests import Ask, ChatRequest, CompletionRequest
 from .scheduler import Job, News, QueueFull, Scheduler, Stopped
@@ -77,32 +77,37 @@ class Service:
         """The form in which the model calls tools."""
         return ToolForm.of_template(self.tokenizer)
 
-    def read(self, ask: ChatRequest | CompletionRequest) -> tuple[Job, ToolReader | None]:
-        """Read a request as the model does; the reader of its calls of tools, if there are any.
+    def grammar(self, ask: ChatRequest) -> Grammar:
+        """Make the grammar of an answer.
 
         Raises:
-            Refusal: a part that cannot be read, a form of answers that cannot be kept to, or too long a prompt.
+            Refusal: it cannot be followed.
         """
-        chat, reader, context = isinstance(ask, ChatRequest), None, self.context or maxsize
-        param = "messages" if chat else "prompt"
-        too_long = f"The prompt is longer than the model's context of {self.context} tokens: shorten it."
-        if len(ask.model_dump_json(include={"messages", "prompt", "tools"})) > context * self.longest:
-            raise Refusal(400, too_long, "context_length_exceeded", param)
+        param = "tools" if ask.wants_tools else "response_format"
         try:
+            grammar = self.tool_form.grammar(ask) if ask.wants_tools else json_grammar(ask.answer_schema or {})
+            return Grammar(self.grammar_tokenizer, grammar)
+        except ValueError as error:
+            raise Refusal(400, str(error), param=param) from error
+
+    def read(self, ask: ChatRequest | CompletionRequest) -> Job:
+        """Read a request as the model does.
+
+        Raises:
+            Refusal: a part that cannot be read, or too long a prompt.
+        """
+        context, param = self.context or maxsize, "messages" if isinstance(ask, ChatRequest) else "prompt"
+        too_long = f"The prompt is longer than the model's context of {self.context} tokens: shorten it."
+        try:
+            if len(ask.model_dump_json(include={"messages", "prompt", "tools"})) > context * self.longest:
+                raise Refusal(400, too_long, "context_length_exceeded", param)
             job = Job(ask.ids(self.tokenizer), ask.options(), seed=ask.seed, drafts=ask.speculation.enabled)
             if (room := context - len(job.ids)) < 1:
                 raise Refusal(400, too_long, "context_length_exceeded", param)
             if ask.prediction is not None:
                 param = "prediction"
                 job.prediction = ask.prediction.ids(self.tokenizer)[:context]  # an answer has no more
-            if isinstance(ask, ChatRequest) and ask.offered:
-                param = "tools"
-                reader = ToolReader(self.tool_form)
-                job.grammar = Grammar(self.grammar_tokenizer, self.tool_form.grammar(ask))
-            elif isinstance(ask, ChatRequest) and ask.answer_schema is not None:
-                param = "response_format"
-                job.grammar = Grammar(self.grammar_tokenizer, LLMatcher.grammar_from_json_schema(spaced(ask.answer_schema)))
-        except ValueError as error:
+        except (TypeError, ValueError) as error:  # half a character is either
             raise Refusal(400, str(error), param=param) from error
         rows = self.scheduler.target.get_input_embeddings().weight.shape[0]
         if (largest := max([*job.ids, *(job.prediction or [])])) >= rows:
@@ -112,9 +117,7 @@ class Service:
             "max_new_tokens": min(ask.limit or MOST_NEW, room),
             "pad_token_id": self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0,
         }
-        if job.grammar is not None:
-            job.options["logits_processor"] = [job.grammar]
-        return job, reader
+        return job
 
 
 class Answer:
@@ -124,15 +127,18 @@ class Answer:
         service: answers it.
         metrics: count it.
         ask: the request.
-        job, reader: the same, as the model reads it.
+        job: the same, as the model reads it.
         connection: the client's, which may be gone.
 
     Raises:
-        Refusal: too many wait.
+        Refusal: too many wait, or the server ends.
     """
 
-    def __init__(self, service: Service, metrics: Metrics, ask: Ask, job: Job, reader: ToolReader | None, connection: Request):
-        self.service, self.metrics, self.ask, self.job, self.reader = service, metrics, ask, job, reader
+    def __init__(self, service: Service, metrics: Metrics, ask: Ask, job: Job, connection: Request):
+        self.service, self.metrics, self.ask, self.job = service, metrics, ask, job
+        self.reader = ToolReader(service.tool_form) if isinstance(ask, ChatRequest) and ask.wants_tools else None
+        if job.grammar is not None:
+            job.options["logits_processor"] = [job.grammar]
         self.connection, self.begun = connection, time.monotonic()
         self.looked = self.begun
         self.reason: Any = ""  # why it ended, in OpenAI's words
@@ -144,6 +150,8 @@ class Answer:
             service.scheduler.submit(job)
         except QueueFull as error:
             raise Refusal(429, str(error), "queue_full", headers={"Retry-After": "1"}) from error
+        except Stopped as error:
+            raise Refusal(503, str(error), "server_stopping") from error
 
     async def begin(self) -> None:
         """Wait for the first tokens, so that what cannot be served has a status of its own.

@@ -15,11 +15,25 @@ from ..copies import PromptLookup
 from ..copies.lookup import Copy
 from ..protocol import Prefix
 
+PATTERNS = 4
+
 
 def spaced(schema: dict[str, Any]) -> str:
-    """Write a schema whose JSON has spaces as chat templates write them, and no others."""
+    """Write a schema whose JSON has spaces as chat templates write them, and no others.
+
+    Raises:
+        ValueError: patterns that have to fit at once, which take exponential time.
+    """
     spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return json.dumps({**schema, "x-guidance": spaces})
+    text = json.dumps({**schema, "x-guidance": spaces})
+    if '"allOf"' in text and text.count('"pattern"') > PATTERNS:
+        raise ValueError(f"the schema cannot be followed: it has allOf and more than {PATTERNS} patterns.")
+    return text
+
+
+def json_grammar(schema: dict[str, Any]) -> str:
+    """Write the grammar of the JSON texts that fit a schema; errors as for `spaced`."""
+    return LLMatcher.grammar_from_json_schema(spaced(schema))
 
 
 class Grammar(LogitsProcessor):

@@ -72,7 +72,7 @@ class PrefixCache:
     def find(self, prompt: list[int], drafts: bool) -> Known | None:
         """Look up the longest beginning of a prompt that was read before; for `drafts` also what the drafter has read."""
         ids = numpy.array(prompt)
-        best = max(self.texts, key=lambda text: text.known(ids), default=None)
+        best = max(self.texts, key=lambda text: (text.known(ids), text.drafting is not None), default=None)
         if best is None or (read := best.known(ids)) < 1:
             return None
         self.texts.remove(best)
@@ -92,6 +92,8 @@ class PrefixCache:
         row = next(row for row, one in enumerate(group.sequences) if one is sequence)
         cache, drafting = _copy(whole, number, read), group.drafting.fork(row, read)
         nbytes = bytes_of(cache.cache) + (0 if drafting is None else drafting.nbytes)
+        if nbytes > self.limit:
+            return
         self.texts = [*stays, Text(ids, cache, drafting, nbytes)]
         while sum(text.nbytes for text in self.texts) > self.limit:
             self.texts.pop(0)

@@ -11,7 +11,7 @@ from openai.types.chat import (
     ChatCompletionNamedToolChoiceParam,
 )
 from openai.types.shared_params import ResponseFormatJSONObject, ResponseFormatJSONSchema, ResponseFormatText
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from ..chat import encode_chat_prompt, whole_characters
@@ -19,6 +19,19 @@ from ..chat import encode_chat_prompt, whole_characters
 LEAST = 1e-3  # a temperature below it overflows logits
 Kind = TypeVar("Kind")
 Many = Annotated[list[Kind], Field(fail_fast=True)]  # whose first wrong item says enough
+
+
+def _present(part: Any) -> Any:
+    """Leave out null, and places in a list, of a part and the parts in it: some clients send them."""
+    if isinstance(part, list):
+        return [_present(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    inner = {name: value for name, value in part.items() if value is not None and name != "index"}
+    return {
+        name: {key: kept for key, kept in value.items() if kept is not None} if isinstance(value, dict) else value
+        for name, value in inner.items()
+    }
 
 
 class Strict(BaseModel):
@@ -54,10 +67,13 @@ class TextPart(Strict):
     text: str
 
 
+Parts = Annotated[Many[TextPart], Field(max_length=1024)]
+
+
 class Content(Strict):
     """Text, in one piece or several."""
 
-    content: str | Many[TextPart]
+    content: str | Parts
 
     @property
     def text(self) -> str:
@@ -69,10 +85,10 @@ class Message(Content):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Many[TextPart] = ""
+    content: str | Parts = ""
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Many[ChatCompletionMessageFunctionToolCallParam] = []
+    tool_calls: Annotated[Many[ChatCompletionMessageFunctionToolCallParam], BeforeValidator(_present)] = []
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -90,7 +106,7 @@ class Message(Content):
             turn["reasoning_content"] = turn["thinking"] = whole_characters(self.reasoning_content)
         if self.tool_calls:
             turn["tool_calls"] = [
-                {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+                {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"] or "{}")}}
                 for call in self.tool_calls
             ]
         if self.tool_call_id is not None:
@@ -174,16 +190,17 @@ class Ask(Strict):
         return {**said, "do_sample": True} if said.keys() & {*RULES} else said
 
 
+AnswerForm = ResponseFormatText | ResponseFormatJSONObject | ResponseFormatJSONSchema
+
+
 class ChatRequest(Ask):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[Many[Message], Field(min_length=1)]
+    messages: Annotated[Many[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: PositiveInt | None = None
     logprobs: Literal[False] = False
-    response_format: (
-        Annotated[ResponseFormatText | ResponseFormatJSONObject | ResponseFormatJSONSchema, Field(discriminator="type")] | None
-    ) = None
-    tools: Annotated[Many[ChatCompletionFunctionToolParam], Field(max_length=128)] = []
+    response_format: Annotated[AnswerForm, Field(discriminator="type"), BeforeValidator(_present)] = {"type": "text"}
+    tools: Annotated[Many[ChatCompletionFunctionToolParam], Field(max_length=128), BeforeValidator(_present)] = []
     tool_choice: Literal["none", "auto", "required"] | ChatCompletionNamedToolChoiceParam = "auto"
     parallel_tool_calls: bool = True
 
@@ -208,9 +225,14 @@ class ChatRequest(Ask):
         return [] if self.tool_choice == "none" else self.tools
 
     @property
+    def wants_tools(self) -> bool:
+        """Whether calls are read, and may be wanted of no tools."""
+        return bool(self.offered) or self.tool_choice not in ("none", "auto")
+
+    @property
     def answer_schema(self) -> dict[str, Any] | None:
         """The JSON schema of the answer; None: it is text."""
-        form: Any = self.response_format or {"type": "text"}
+        form: Any = self.response_format
         schema = form.get("json_schema", {"schema": {"type": "object"}}).get("schema", {})
         return None if form["type"] == "text" else schema
 

@@ -30,6 +30,7 @@ logger = logging.get_logger(__name__)
 PATIENCE = 2.0  # seconds without a request before a lesson
 GOODBYE = 5.0  # seconds that a round may take when the server ends
 PIECE = 256  # tokens of a prompt that are read at once: others wait for them
+STOPPED = "The server is stopping: ask again when it is back."
 SHARE = 0.25  # seconds in which prompts are read between two rounds
 
 
@@ -97,7 +98,7 @@ class Job:
     @property
     def rest(self) -> int:
         """Tokens of its prompt that are to be read."""
-        return len(self.ids) if self.call is None else self.call.verifier.unread
+        return len(self.ids) if self.batch is None else self.batch.verifier.unread
 
 
 class Scheduler:
@@ -143,8 +144,11 @@ class Scheduler:
 
         Raises:
             QueueFull: too many wait already.
+            Stopped: nobody answers any more.
         """
         with self.changed:
+            if self.stopping:
+                raise Stopped(STOPPED)
             if len(self.entering) + len(self.running) >= self.places + self.max_queue:
                 raise QueueFull(f"{self.max_queue} requests are waiting already: try again in a moment.")
             job.since = self.num_read
@@ -180,7 +184,7 @@ class Scheduler:
             self._decode()
 
     def _fail_all(self) -> None:
-        stopped = Stopped("The server is stopping: ask again when it is back.")
+        stopped = Stopped(STOPPED)
         self._lose(stopped)
         self._fail(self.entering, stopped)
 
@@ -200,16 +204,17 @@ class Scheduler:
         """Read pieces of new requests' prompts, for a while; after its last piece each joins the batch."""
         begun = monotonic()
         while (job := self._next()) is not None:
-            rest = job.rest
             try:
                 if job.batch is None:
                     self._open(job)
-                if not job.batch.read_piece():
+                rest = job.rest
+                goes_on = job.batch.read_piece()
+                self.num_read += rest - (job.rest if goes_on else 0)
+                if not goes_on:
                     self._join(job)
             except Exception as error:  # the others go on
                 self._fail([job], error)
-            self.num_read += rest - job.rest
-            if job.call is None or job.batch is None:  # it has failed, or joined
+            if job.batch is None:  # it has joined, or failed
                 self.entering.remove(job)
             self._leave()
             if monotonic() - begun > SHARE:
@@ -233,9 +238,14 @@ class Scheduler:
         self.running.append(job)
 
     def _keep(self, job: Job) -> None:
-        """Keep what has been read of a request's text for later ones."""
-        if job.call.error is None:
+        """Keep what has been read of a request's text for later ones, which a drafter wants to have read too."""
+        if job.call.error is not None or (self.drafter is not None and not job.drafts):
+            return
+        try:
             self.prefixes.keep(job.batch or self.batch, job.call.sequences[0].place)
+        except Exception:  # there is no memory for it, say
+            logger.exception("Nothing is kept of what was read.")
+            self.prefixes.texts.clear()
 
     def _decode(self) -> None:
         """Run a round of the requests that have read their prompts."""

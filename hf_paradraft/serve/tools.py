@@ -77,6 +77,10 @@ class ToolForm:
         """The text that tells that calls begin: anywhere, or as the first of an answer where they have no frame."""
         return self.begin.rstrip() or "{"
 
+    def head(self, name: str) -> str:
+        """Write a call of a tool up to its arguments."""
+        return f'{{"{self.name}": {json.dumps(name)}, "{self.arguments}": '
+
     def grammar(self, ask: ChatRequest) -> str:
         """Write the grammar of an answer to a request: text and then calls, or calls alone where one has to be made.
 
@@ -92,19 +96,19 @@ class ToolForm:
             raise ValueError("tool_choice: the tool that has to be called is none of tools.")
         several = self.between is not None and ask.parallel_tool_calls and not named
         more = f" ({json.dumps(self.between)} call)*" if several else ""
-        calls, rules = f"call{more} {_quoted(self.end)}", []
-        if wanted != "auto":
-            rules.append(f"start: {_quoted(self.begin)} {calls}")
-        elif self.begin:
-            rules += [f"start: TEXT | begin {calls}", f"begin: marker {_quoted(self.begin[len(self.marker) :])}"]
+        calls = f"call{more} {_quoted(self.end)}"
+        rules = [f"start: {_quoted(self.begin)} {calls}"]
+        if wanted == "auto" and ask.answer_schema is not None:
+            rules = [f"{rules[0]} | answer", f"answer: %json {spaced(ask.answer_schema)}"]
+        elif wanted == "auto" and self.begin:
+            rules = [f"start: TEXT | begin {calls}", f"begin: marker {_quoted(self.begin[len(self.marker) :])}"]
             rules += [f"marker[lazy]: TEXT {_quoted(self.marker)}", r"TEXT: /(.|\n)*/"]
-        else:
-            rules += [f"start: TEXT | {calls}", r"TEXT: /([^{](.|\n)*)?/"]
+        elif wanted == "auto":
+            rules = [f"start: TEXT | {calls}", r"TEXT: /([^{](.|\n)*)?/"]
         rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
         for number, tool in enumerate(tools):
-            head = f'{{"{self.name}": {json.dumps(tool["name"])}, "{self.arguments}": '
-            schema = spaced(tool.get("parameters") or {"type": "object"})
-            rules.append(f'call_{number}: {_quoted(head)} args_{number} "}}"\nargs_{number}: %json {schema}')
+            rules.append(f'call_{number}: {_quoted(self.head(tool["name"]))} args_{number} "}}"')
+            rules.append(f"args_{number}: %json {spaced(tool.get('parameters') or {'type': 'object'})}")
         return LLMatcher.grammar_from_lark("%llguidance {}\n" + "\n".join(rules) + "\n")
 
 
@@ -142,10 +146,13 @@ class ToolReader:
         while self.begun and (start := self.held.find("{")) >= 0:
             try:
                 call, end = json.JSONDecoder().raw_decode(self.held, start)
-            except ValueError:  # not all of it is there yet
+            except (ValueError, RecursionError):  # not all of it is there yet
                 return
-            arguments = json.dumps(call[self.form.arguments], ensure_ascii=False)
-            function = {"name": call[self.form.name], "arguments": arguments}
+            written, self.held = self.held[:end], self.held[end:]
+            if (name := call.get(self.form.name)) is None or not written[start:].startswith(self.form.head(name)):
+                yield {"content": written}  # an answer in JSON
+                continue
+            function = {"name": name, "arguments": written[start + len(self.form.head(name)) : -1]}
             made = {"index": self.num_calls, "id": f"call_{uuid4().hex}", "type": "function", "function": function}
-            self.held, self.num_calls = self.held[end:], self.num_calls + 1
+            self.num_calls += 1
             yield {"tool_calls": [made]}

@@ -164,3 +164,18 @@ def test_a_long_stop_text_costs_no_time():
         writer.push([token])
     assert writer.end()
     assert time.monotonic() - begun < 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [{"type": "function", "function": {"name": "\ud800"}}]},
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+        {"messages": [{"role": "assistant", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}]}]},
+    ],
+)  # fmt: skip
+def test_half_a_character_is_the_clients_fault(client, more):
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **more}
+    sent = {"content": json.dumps(body), "headers": {"Content-Type": "application/json"}}  # in ASCII
+    assert client.post("/v1/chat/completions", **sent).status_code < 500

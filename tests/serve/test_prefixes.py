@@ -45,15 +45,15 @@ class Client:
         self.scheduler.stop()
         self.scheduler.thread.join(60)
 
-    def begin(self, ids, seed=None, **options):
+    def begin(self, ids, seed=None, drafts=True, **options):
         news = Queue()
-        job = Job(ids, {**GREEDY, **({} if seed is None else {"do_sample": True}), **options}, news.put, seed)
+        job = Job(ids, {**GREEDY, **({} if seed is None else {"do_sample": True}), **options}, news.put, seed, drafts)
         self.scheduler.submit(job)
         return job, news
 
-    def ask(self, ids, seed=None, **options):
+    def ask(self, ids, seed=None, drafts=True, **options):
         """The answer, and how many tokens of the prompt were known."""
-        return self.end(*self.begin(ids, seed, **options), seed, **options)
+        return self.end(*self.begin(ids, seed, drafts, **options), seed, **options)
 
     def end(self, job, news, seed=None, **options):
         tokens = []
@@ -116,6 +116,10 @@ def test_the_least_recently_used_go_first():
             assert sum(text.nbytes for text in client.scheduler.prefixes.texts) <= 2.5 * size
         assert client.ask([1] * 30)[1] == 29
         assert client.ask([2] * 30)[1] == 0
+    with Client(target, None, prefix_bytes=2 * size) as client:  # what has no place puts nobody out
+        client.ask([1] * 30)
+        client.ask([2] * 200)
+        assert client.ask([1] * 30)[1] == 29
     with Client(target, None, prefix_bytes=10) as client:
         client.ask([1] * 30)
         assert client.scheduler.prefixes.texts == []
@@ -135,3 +139,12 @@ def test_what_rereads_its_prompt_keeps_nothing():
     assert reads_in_pieces(tiny_model(), near_copy(tiny_model()))
     forgets = AutoModelForCausalLM.from_config(JambaConfig(**COMMON, num_experts=2, attn_layer_period=2, attn_layer_offset=1))
     assert not reads_in_pieces(forgets.eval(), None)
+
+
+def test_what_a_drafter_has_not_read_is_not_kept_for_it():
+    target = tiny_model()
+    with Client(target, ParallelSpecDrafter.from_target(target, "eagle", 3)) as client:
+        client.ask([1] * 30, drafts=False)
+        assert client.ask([1] * 30)[1] == 0
+        assert client.ask([1] * 30)[1] == 29
+        assert all(text.drafting is not None for text in client.scheduler.prefixes.texts)

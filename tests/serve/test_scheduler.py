@@ -264,3 +264,48 @@ def test_a_listener_that_fails_stops_nothing(serving):
         request, news = job([1, 2, 3])
         scheduler.submit(request)
         assert answer(news) == alone([1, 2, 3])
+
+
+def test_nobody_waits_for_more_tokens_than_its_own_prompt_has():
+    """What others have read is counted, whoever has left meanwhile; a long prompt is not overtaken by ever new short ones."""
+    scheduler = Scheduler(TARGET, None, max_batch_size=2)  # not started: its rounds are run here
+    scheduler.piece = 8
+
+    def rounds(count):
+        for _ in range(count):
+            scheduler._drop_cancelled()
+            scheduler._read()
+            scheduler._decode()
+
+    first, _ = job([3] * 150, max_new_tokens=2, eos_token_id=None)
+    scheduler.submit(first)
+    rounds(30)
+    assert scheduler.num_read == 150
+    running, _ = job([4] * 5, max_new_tokens=400, eos_token_id=None)
+    scheduler.submit(running)
+    long, heard = job([5] * 50, max_new_tokens=3, eos_token_id=None)
+    scheduler.submit(long)
+    passed = 0
+    while heard.empty():
+        short, _ = job([6] * 10, max_new_tokens=1, eos_token_id=None)
+        scheduler.submit(short)
+        rounds(1)
+        passed += 10
+        assert passed < 200
+    assert scheduler.num_read <= 150 + 5 + 50 + passed
+    scheduler.cancel(running)
+
+
+def test_a_beginning_that_cannot_be_kept_fails_nobody(monkeypatch):
+    """There is no memory for it, say, just when there is none."""
+    scheduler = Scheduler(TARGET, DRAFTERS["pard"], prefix_bytes=1 << 20)
+    monkeypatch.setattr(scheduler.prefixes, "keep", lambda *_: 1 / 0)
+    scheduler.start()
+    asked = [job([5, 3, number], max_new_tokens=10 + 20 * number) for number in (1, 2)]
+    for one, _ in asked:
+        scheduler.submit(one)
+    for number, (_, news) in zip((1, 2), asked, strict=True):
+        assert answer(news) == alone([5, 3, number], max_new_tokens=10 + 20 * number)
+    scheduler.stop()
+    with pytest.raises(Stopped):
+        scheduler.submit(job([5])[0])

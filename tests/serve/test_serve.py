@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
-from hf_paradraft.demo import FAMILY
+from hf_paradraft.demo import FAMILY, PUBLIC
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("serve")]
 QUESTION = "1. Write 6 euros and 70 cents in cents.\n2. The exam is 2 days after 31 July. Which date is the exam?"
@@ -241,6 +241,8 @@ def test_the_model_is_listed(client):
         (["--host", "0.0.0.0", "--api-key", ""], "--api-key is empty"),
         (["--drafter", str(FAMILY / "pard")], "goes with --target"),
         (["--target", str(FAMILY / "target"), "--drafter", "mtp"], "MTP"),
+        (["--target", str(FAMILY / "target" / "config.json")], "is a file"),
+        (["--target", str(FAMILY / "target"), "--drafter", str(PUBLIC / "eagle3")], "made for another target"),
     ],
 )
 def test_what_cannot_be_served_is_said_before_anything_starts(line, message):

@@ -6,7 +6,6 @@ import openai
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from llguidance import LLMatcher
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paradraft import PardDrafter
@@ -14,7 +13,7 @@ from hf_paradraft.chat import encode_chat_prompt
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.serve.answer import Service
 from hf_paradraft.serve.app import make_app
-from hf_paradraft.serve.grammar import Grammar, spaced
+from hf_paradraft.serve.grammar import Grammar, json_grammar
 from hf_paradraft.serve.scheduler import Scheduler
 from hf_paradraft.serve.tools import ToolForm, ToolReader
 
@@ -103,7 +102,7 @@ def test_answers_fit_their_schema(client, service, seed):
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
     options = {"response_format": form, "temperature": 0 if seed is None else 1.0, "seed": seed}
     said = client.chat.completions.create(**{**ASKED, **options})
-    assert said.choices[0].message.content == alone(service, LLMatcher.grammar_from_json_schema(spaced(schema)), seed=seed)
+    assert said.choices[0].message.content == alone(service, json_grammar(schema), seed=seed)
     assert set(json.loads(said.choices[0].message.content)) == {"a_long_name_of_a_field", "more"}
     off = client.chat.completions.create(**{**ASKED, **options}, extra_body={"speculation": {"enabled": False}})
     assert off.choices[0].message.content == said.choices[0].message.content
@@ -175,6 +174,10 @@ def test_calls_are_read_as_they_come(name):
         ({"tools": TOOLS}, "tools", "chat template has no tools"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "king"}}}},
          "response_format", "Invalid type: king"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {
+            "allOf": [{"type": "string", "pattern": f".*a.{{{number}}}b.*"} for number in range(24)]}}}},
+         "response_format", "more than 4 patterns"),
+        ({"tool_choice": "required"}, "tools", "chat template has no tools"),
         ({"response_format": {"type": "xml"}}, "response_format", "'json_schema'"),
         ({"messages": [{"role": "assistant", "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]}, "messages", "Expecting"),
@@ -192,6 +195,42 @@ def test_a_tool_that_is_not_offered_cannot_be_chosen(client, template):
     chosen = {"type": "function", "function": {"name": "other"}}
     with pytest.raises(openai.BadRequestError, match="none of tools"):
         client.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=chosen)
+    with pytest.raises(openai.BadRequestError, match="none of tools"):
+        client.chat.completions.create(**ASKED, tool_choice="required")
     wrong = {"type": "function", "function": {"name": "f", "parameters": {"type": "king"}}}
     with pytest.raises(openai.BadRequestError, match="cannot be followed"):
         client.chat.completions.create(**ASKED, tools=[wrong])
+
+
+@pytest.mark.parametrize("template", TEMPLATES, indirect=True)
+def test_schemas_and_tools_go_together(client, template):
+    """As agents ask on every turn: calls, or an answer that fits."""
+    form = {"type": "json_schema", "json_schema": {"name": "a", "description": None, "schema": CITY}}
+    said = client.chat.completions.create(**ASKED, tools=TOOLS, response_format=form).choices[0].message
+    assert said.tool_calls or json.loads(said.content)["city"] in ("Rome", "Oslo")
+
+
+@pytest.mark.parametrize("template", ["framed"], indirect=True)
+def test_messages_come_as_clients_send_them(client, template):
+    """Null for what is not there, places in lists, and no arguments."""
+    function = {"name": "now", "description": None, "parameters": None, "strict": None}
+    call = {"id": "a", "type": "function", "index": 0, "function": {"name": "now", "arguments": ""}}
+    turns = [
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "noon"}]},
+    ]
+    options = {"tools": [{"type": "function", "function": function}], "tool_choice": None, "parallel_tool_calls": None}
+    assert client.chat.completions.create(**{**ASKED, **options, "messages": [*MESSAGES, *turns]}).choices[0].finish_reason
+
+
+def test_arguments_are_as_they_were_written():
+    """Written anew they may be no JSON any more; and what never ends is waited for."""
+    form = FORMS["framed"]
+    reader = ToolReader(form)
+    written = '{"a": 1e400, "b": 1.10, "c": "\\u00e4"}'
+    [delta] = reader.push(f"{form.begin}{form.head('f')}{written}}}{form.end}")
+    assert delta["tool_calls"][0]["function"] == {"name": "f", "arguments": written}
+    reader = ToolReader(form)
+    assert not [*reader.push(f'{form.begin}{form.head("f")}{{"a": ' + "[" * 5000)]
+    reader = ToolReader(FORMS["bare"])
+    assert [*reader.push('{"city": "Rome"}')] == [{"content": '{"city": "Rome"}'}]
