@@ -22,16 +22,13 @@ Many = Annotated[list[Kind], Field(fail_fast=True)]  # whose first wrong item sa
 
 
 def _present(part: Any) -> Any:
-    """Leave out null, and places in a list, of a part and the parts in it: some clients send them."""
+    """Leave out null, but in a schema, and places in lists: some clients send them."""
     if isinstance(part, list):
         return [_present(one) for one in part]
     if not isinstance(part, dict):
         return part
-    inner = {name: value for name, value in part.items() if value is not None and name != "index"}
-    return {
-        name: {key: kept for key, kept in value.items() if kept is not None} if isinstance(value, dict) else value
-        for name, value in inner.items()
-    }
+    kept = {name: value for name, value in part.items() if value is not None and name != "index"}
+    return {name: value if name in ("parameters", "schema") else _present(value) for name, value in kept.items()}
 
 
 class Strict(BaseModel):
