@@ -47,7 +47,10 @@ class ToolForm:
         Raises:
             ValueError: it has no tools, or writes calls in another form.
         """
-        tool = {"type": "function", "function": {"name": PROBES[0], "description": "", "parameters": {"type": "object"}}}
+        tool = {
+            "type": "function",
+            "function": {"name": PROBES[0], "description": "", "parameters": {"type": "object", "properties": {}}},
+        }
         user = {"role": "user", "content": "a"}
         if tokenizer.chat_template is None or PROBES[0] not in render_chat(tokenizer, [user], True, [tool]):
             raise ValueError("the model's chat template has no tools: leave tools out, or set a template that has some.")
