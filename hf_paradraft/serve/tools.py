@@ -54,7 +54,7 @@ class ToolForm:
         user = {"role": "user", "content": "a"}
         if tokenizer.chat_template is None or PROBES[0] not in render_chat(tokenizer, [user], True, [tool]):
             raise ValueError("the model's chat template has no tools: leave tools out, or set a template that has some.")
-        special = tokenizer.all_special_tokens
+        special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         for names in (PROBES, PROBES[:1]):
             calls = [{"type": "function", "id": name, "function": {"name": name, "arguments": {}}} for name in names]
             turn = {"role": "assistant", "content": CONTENT, "tool_calls": calls}

@@ -6,7 +6,7 @@ import openai
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer
 
 from hf_paradraft import PardDrafter
 from hf_paradraft.chat import encode_chat_prompt
@@ -234,3 +234,11 @@ def test_arguments_are_as_they_were_written():
     assert not [*reader.push(f'{form.begin}{form.head("f")}{{"a": ' + "[" * 5000)]
     reader = ToolReader(FORMS["bare"])
     assert [*reader.push('{"city": "Rome"}')] == [{"content": '{"city": "Rome"}'}]
+
+
+def test_a_frame_that_no_text_shows_is_refused():
+    tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
+    tokenizer.chat_template = TEMPLATES["framed"]
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=True)])
+    with pytest.raises(ValueError, match="in a form that is not known here"):
+        ToolForm.of_template(tokenizer)
