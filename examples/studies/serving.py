@@ -147,7 +147,7 @@ class Client(Thread):
 
     def schema(self) -> str:
         """Ask for JSON."""
-        [*_, (turns, _)] = self.luck.sample(list(self.texts), 1)
+        turns, _ = self.luck.choice(list(self.texts))
         made = self.client.chat.completions.create(model=MODEL, messages=messages_of(turns), max_tokens=NEW, response_format=FORM)
         if set(json.loads(made.choices[0].message.content)) != {"day", "month"}:
             self.wrong.append((made.choices[0].message.content, "a date"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from ..copies import PromptLookup
 from ..copies.lookup import Copy
 from ..protocol import Prefix
 
-PATTERNS = 4
+PATTERNS = 4  # of a schema with allOf, at most: what has to fit all of them takes exponential time to understand
 
 
 def spaced(schema: dict[str, Any]) -> str:
@@ -100,7 +99,7 @@ class Forced(PromptLookup):
         super().join(other, count, joining)
         self.grammars += other.grammars
 
-    def select(self, rows: Sequence[int]) -> None:
+    def select(self, rows: list[int]) -> None:
         """Implement `PromptLookup.select`."""
-        super().select(list(rows))
+        super().select(rows)
         self.grammars = [self.grammars[row] for row in rows]

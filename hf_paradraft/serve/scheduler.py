@@ -81,7 +81,7 @@ class Job:
 
     ids: list[int]
     options: dict[str, Any]
-    tell: Callable[[News], None] = print
+    tell: Callable[[News], None] = lambda news: None
     seed: int | None = None
     drafts: bool = True
     prediction: list[int] | None = None
