@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from itertools import takewhile
 from typing import Any
@@ -26,7 +25,6 @@ from .requests import ChatRequest, CompletionRequest
 
 logger = logging.get_logger(__name__)
 KINDS = "str", "int"  # that a field may be of, as pydantic calls them
-COMPILES = 5  # seconds that a schema may take
 SHOWN = 80  # characters of a client's own words in an error
 
 
@@ -80,7 +78,7 @@ def make_app(service: Service) -> FastAPI:
     """
     metrics = Metrics(service.scheduler)
     one_reads = asyncio.Semaphore()  # prompts are tokenised one after the other
-    compiling = ThreadPoolExecutor(1)  # and schemas
+    one_compiles = asyncio.Semaphore()  # and schemas
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -101,12 +99,8 @@ def make_app(service: Service) -> FastAPI:
         async with one_reads:  # in a thread: others go on meanwhile
             job = await asyncio.to_thread(service.read, ask)
         if isinstance(ask, ChatRequest) and (ask.wants_tools or ask.answer_schema is not None):
-            # What takes too long cannot be ended: others with a schema wait for it, and are refused too.
-            made = asyncio.wrap_future(compiling.submit(service.grammar, ask))
-            try:
-                job.grammar = await asyncio.wait_for(asyncio.shield(made), COMPILES)
-            except TimeoutError:
-                raise Refusal(503, f"The schema was not understood within {COMPILES} seconds.", "schema_timeout") from None
+            async with one_compiles:
+                job.grammar = await asyncio.to_thread(service.grammar, ask)
         answer = Answer(service, metrics, ask, job, connection)
         about: dict[str, Any] = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid4().hex}",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,25 +17,33 @@ from ..copies import PromptLookup
 from ..copies.lookup import Copy
 from ..protocol import Prefix
 
-PATTERNS = 4  # of a schema with allOf, at most: what has to fit all of them takes exponential time to understand
+SECONDS = 5  # that a grammar may take to be understood
+READ = "import sys; from llguidance import LLMatcher; LLMatcher.validate_grammar(sys.stdin.read(), None)"
 
 
 def spaced(schema: dict[str, Any]) -> str:
-    """Write a schema whose JSON has spaces as chat templates write them, and no others.
-
-    Raises:
-        ValueError: patterns that have to fit at once, which take exponential time.
-    """
-    spaces = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    text = json.dumps({**schema, "x-guidance": spaces})
-    if '"allOf"' in text and text.count('"pattern"') > PATTERNS:
-        raise ValueError(f"the schema cannot be followed: it has allOf and more than {PATTERNS} patterns.")
-    return text
+    """Write a schema whose JSON has spaces as chat templates write them, and no others."""
+    return json.dumps({**schema, "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}})
 
 
 def json_grammar(schema: dict[str, Any]) -> str:
-    """Write the grammar of the JSON texts that fit a schema; errors as for `spaced`."""
+    """Write the grammar of the JSON texts that fit a schema."""
     return LLMatcher.grammar_from_json_schema(spaced(schema))
+
+
+@lru_cache(32)
+def check_ends(grammar: str) -> None:
+    """Read a grammar in a process that can be ended: patterns that have to fit at once take exponential time, say.
+
+    Raises:
+        ValueError: it takes too long, or ends the process itself.
+    """
+    try:
+        subprocess.run(
+            [sys.executable, "-P", "-c", READ], input=grammar, text=True, check=True, timeout=SECONDS, stderr=subprocess.DEVNULL
+        )
+    except subprocess.SubprocessError as error:
+        raise ValueError(f"the schema cannot be followed: it is not understood within {SECONDS} seconds.") from error
 
 
 class Grammar(LogitsProcessor):
@@ -47,6 +58,7 @@ class Grammar(LogitsProcessor):
     """
 
     def __init__(self, tokenizer: LLTokenizer, grammar: str):
+        check_ends(grammar)
         self.matcher = LLMatcher(tokenizer, grammar)
         self.length: int | None = None  # tokens that were read, the prompt's included
         self._check()

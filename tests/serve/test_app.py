@@ -110,6 +110,8 @@ def test_a_saved_config_without_a_cache_fails_no_request(config):
         ({"prompt": [{}] * 300_000}, "prompt"),
         ({"messages": [1] * 1_000_000, "prompt": None}, "messages.0"),
         ({"messages": [{"role": "user", "content": [{}] * 300_000}], "prompt": None}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "a"}] * 4097, "prompt": None}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1025}], "prompt": None}, "messages.0.content"),
         ({f"x{number}": 1 for number in range(200_000)}, None),
         ({"a" * 1_000_000: 1}, "a" * 80),
         ({"stop": "a" * 200_000}, "stop"),
