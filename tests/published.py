@@ -26,12 +26,12 @@ def features_of(drafter, length=LENGTH - 1):
 
 
 @torch.no_grad()
-def features_behind(drafter, target, ids):
+def features_behind(drafter, target, ids, **images):
     features = Features(target, drafter.needs(target))
     cached = any(isinstance(key, KeyValues) for key in features.keys)
     cache = with_cache(target, DynamicCache(config=target.config.get_text_config())) if cached else {}
     with features:
-        target(ids, use_cache=cached, **cache)
+        target(ids, use_cache=cached, **cache, **images)
         return {key: states[:, :-1] for key, states in features.rows.items()}
 
 
@@ -52,7 +52,7 @@ def guesses_of_a_call(drafter, target, ids, answers=None, **options):
     return [(question.ids, question.room, question.guess) for question in heard]
 
 
-def check_guesses(drafter, target, seen, tolerance=1e-3):
+def check_guesses(drafter, target, seen, tolerance=1e-3, **images):
     """What `guesses_of_a_call` gave is what `draft_logits` gives behind the whole prefixes; how many guesses that were."""
     checked = 0
     for ids, room, guess in seen:
@@ -60,7 +60,7 @@ def check_guesses(drafter, target, seen, tolerance=1e-3):
             continue
         count = 1 if guess.extend is not None else room
         with torch.no_grad():
-            features = features_behind(drafter, target, ids) or None
+            features = features_behind(drafter, target, ids, **images) or None
             expected = drafter.draft_logits(ids, features, count)[0]
         given = guess.logits[:count]
         if guess.bias is not None:  # draft_logits goes along the most probable tokens

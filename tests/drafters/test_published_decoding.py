@@ -12,7 +12,7 @@ from layouts.parts import DRAFTED, KV, LAYERS, D, V
 from lossless import assert_lossless
 from published import TARGET, check_guesses, guesses_of_a_call
 from tiny import EOS, tiny_model
-from transformers import Lfm2Config, Lfm2ForCausalLM
+from transformers import Lfm2Config, Lfm2ForCausalLM, Lfm2VlConfig, Lfm2VlForConditionalGeneration, Siglip2VisionConfig
 
 import hf_paradraft
 from hf_paradraft.decoding import drafts, loop
@@ -95,6 +95,26 @@ def test_lfm2_drafts_in_chains_and_batches(rows, load):
     ids, seen = PROMPTS[list(rows)], SEEN[list(rows)]
     assert_lossless(lfm2(), drafter, ids, attention_mask=seen, max_new_tokens=20, pad_token_id=0)
     assert drafter.last_stats.num_drafted > 10
+
+
+def test_lfm2_vl_drafts_after_an_image(load):
+    """Its positions are ordinary: the target's states at an image's tokens are read as those of words are."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = Siglip2VisionConfig(**sizes, patch_size=2, num_patches=16)
+    config = {"text_config": lfm2().config, "image_token_id": V - 2, "projector_hidden_size": 32}
+    target = Lfm2VlForConditionalGeneration(Lfm2VlConfig(vision_config=vision, **config)).eval().double()
+    ids = torch.tensor([[3, 4, *[V - 2] * 4, 5, 6, 7]])
+    pixels = {"pixel_values": torch.randn(1, 16, 12).double(), "pixel_attention_mask": torch.ones(1, 16, dtype=torch.long)}
+    image = {**pixels, "spatial_shapes": torch.tensor([[4, 4]])}
+    drafter = load("LFM2 DSpark", attach=False).double()
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False)
+    written = {**image, "suppress_tokens": [V - 2]}
+    assert_lossless(target, drafter, ids, **written, max_new_tokens=20)
+    guesses = guesses_of_a_call(drafter, target, ids, **written)
+    assert check_guesses(drafter, target, guesses, **image) > 5
+    with pytest.raises(AssertionError):  # not those of the placeholders' own embeddings
+        check_guesses(drafter, target, guesses)
 
 
 @pytest.mark.slow
